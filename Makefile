@@ -1,0 +1,34 @@
+# Each target works as the only command after a clone: what it needs is installed into .venv first.
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+VENV_PYTHON := .venv/bin/python
+
+.DEFAULT_GOAL := help
+.PHONY: help setup run test test-slow check bench clean
+
+help:  ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup:  ## install into .venv, once (PYTHON and TORCH can be set)
+	@PYTHON="$(PYTHON)" TORCH="$(TORCH)" sh dev/setup.sh
+
+run: setup  ## show the shipped model answering, then do the main job: coa speedrun
+	@.venv/bin/coa speedrun
+
+test: setup  ## the default tests: no GPU, no network
+	@$(VENV_PYTHON) -m pytest
+
+test-slow: setup  ## the tests that take minutes or the real model
+	@$(VENV_PYTHON) -m pytest -m slow
+
+check: setup  ## format, lint and types
+	@$(VENV_PYTHON) -m ruff format --check .
+	@$(VENV_PYTHON) -m ruff check .
+	@$(VENV_PYTHON) -m mypy
+
+bench: setup  ## measure against peers
+	@.venv/bin/coa bench parse
+
+clean:  ## remove .venv, caches and built files; runs/ stays
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis dist build
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

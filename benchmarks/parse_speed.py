@@ -1,0 +1,16 @@
+"""How fast whole trajectories are parsed, beside common means: `coa bench parse` as a script."""
+
+from __future__ import annotations
+
+import json
+
+from coa.evaluate.bench import bench_parse
+from coa.runs import Json
+
+
+def measure() -> Json:
+    return bench_parse()
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure()))

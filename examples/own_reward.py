@@ -1,0 +1,18 @@
+"""A reward of your own: `coa eval --reward own_reward:short_and_right ...` in this folder."""
+
+from coa import Task, Trajectory, exact
+
+
+def short_and_right(task: Task, trajectory: Trajectory) -> float | None:
+    """Right answers count less the more tools they needed; None means that it cannot judge."""
+    right = exact(task, trajectory)
+    if right is None:
+        return None
+    return right / max(1, trajectory.usage.tool_calls)
+
+
+if __name__ == "__main__":
+    task = Task("What is the capital of Peru?", answers=("Lima",))
+    done = Trajectory(task.id, task.question, "mhqa", answer="Lima")
+    done.usage.tool_calls = 2
+    print(short_and_right(task, done))

@@ -1,0 +1,109 @@
+"""coa: turn a multi-agent system into one model.
+
+The public names, loaded when they are first used, so that `import coa` is quick and needs no torch:
+
+    from coa import Task, Toolbox, load_engine, load_grammar, run, tool
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # for type checkers and editors; a test holds it equal to _HOMES
+    from coa.engines import Completion, Engine, Sampling, load_engine
+    from coa.engines.scripted import ScriptedEngine
+    from coa.errors import CoaError
+    from coa.evaluate.stage import EvalSettings, run_eval
+    from coa.protocol import (
+        Block,
+        Fault,
+        Grammar,
+        Role,
+        Splitter,
+        grammar_from_toml,
+        load_grammar,
+        parse,
+        system_prompt,
+    )
+    from coa.rewards import exact, f1
+    from coa.runtime import Budget, Decoding, rollout, run
+    from coa.tasks import Task, TaskSet, make_tasks
+    from coa.teachers.episode import Episode
+    from coa.tools import Observation, Tool, Toolbox, ToolCall, ToolMistake, tool
+    from coa.tools.search import atlas_toolbox
+    from coa.trajectory import Author, Segment, Step, StopReason, Trajectory, load_trajectories
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "coa.errors": "CoaError",
+    "coa.trajectory": "Author Segment Step StopReason Trajectory load_trajectories",
+    "coa.protocol": "Block Fault Grammar Role Splitter grammar_from_toml load_grammar parse "
+    "system_prompt",
+    "coa.tasks": "Task TaskSet make_tasks",
+    "coa.engines": "Completion Engine Sampling load_engine",
+    "coa.engines.scripted": "ScriptedEngine",
+    "coa.tools": "Observation Tool ToolCall ToolMistake Toolbox tool",
+    "coa.tools.search": "atlas_toolbox",
+    "coa.runtime": "Budget Decoding rollout run",
+    "coa.rewards": "exact f1",
+    "coa.teachers.episode": "Episode",
+    "coa.evaluate.stage": "EvalSettings run_eval",
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names.split()}
+
+__all__ = [
+    "Author",
+    "Block",
+    "Budget",
+    "CoaError",
+    "Completion",
+    "Decoding",
+    "Engine",
+    "Episode",
+    "EvalSettings",
+    "Fault",
+    "Grammar",
+    "Observation",
+    "Role",
+    "Sampling",
+    "ScriptedEngine",
+    "Segment",
+    "Splitter",
+    "Step",
+    "StopReason",
+    "Task",
+    "TaskSet",
+    "Tool",
+    "ToolCall",
+    "ToolMistake",
+    "Toolbox",
+    "Trajectory",
+    "atlas_toolbox",
+    "exact",
+    "f1",
+    "grammar_from_toml",
+    "load_engine",
+    "load_grammar",
+    "load_trajectories",
+    "make_tasks",
+    "parse",
+    "rollout",
+    "run",
+    "run_eval",
+    "system_prompt",
+    "tool",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'coa' has no attribute {name!r}")
+    value = getattr(import_module(_HOME_OF[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -1,0 +1,5 @@
+"""python -m coa"""
+
+from coa.cli import main
+
+main()

@@ -1,0 +1,67 @@
+"""collect(): many independent pieces of work into one JSONL file, resumable and ordered.
+
+Each result is appended as soon as it is there, so `kill -9` loses at most what is in flight; the
+same call again does only what is missing. When everything is there the file is put into the order
+that was asked for, so it does not depend on which piece finished first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Hashable, Mapping
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from coa.runs import Appender, Json, dumps, read_records, write_atomic
+
+
+class Record(Protocol):
+    def to_json(self) -> Json: ...
+
+
+R = TypeVar("R", bound=Record)
+K = TypeVar("K", bound=Hashable)
+OnDone = Callable[[int, int], None]
+
+
+async def collect(
+    path: Path,
+    work: Mapping[K, Callable[[], Awaitable[R]]],
+    *,
+    parse: Callable[[Json], R],
+    key: Callable[[R], K],
+    redo: Callable[[R], bool] = lambda record: False,
+    concurrency: int = 32,
+    on_record: Callable[[R], None] | None = None,
+    on_done: OnDone | None = None,
+) -> list[R]:
+    """Results for every key of `work`, in its order. `redo` says which stored ones do not count."""
+    Appender(path).close()  # drops a line torn by a kill before anything is read
+    have = {key(r): r for r in read_records(path, parse) if not redo(r)}
+    have = {k: r for k, r in have.items() if k in work}
+    missing = [k for k in work if k not in have]
+    gate = asyncio.Semaphore(concurrency)
+    if on_done and have:
+        on_done(len(have), len(work))
+
+    async def one(name: K, file: Appender) -> None:
+        async with gate:
+            record = await work[name]()
+        have[name] = record
+        file.write(record.to_json())
+        if on_record:
+            on_record(record)
+        if on_done:
+            on_done(len(have), len(work))
+
+    if missing:
+        with Appender(path) as file:
+            try:
+                async with asyncio.TaskGroup() as group:
+                    for name in missing:
+                        group.create_task(one(name, file))
+            except ExceptionGroup as failed:
+                raise failed.exceptions[0] from None  # the first one cancelled the others
+    ordered = [have[name] for name in work]
+    write_atomic(path, "".join(dumps(record.to_json()) + "\n" for record in ordered))
+    return ordered

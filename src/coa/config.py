@@ -1,0 +1,338 @@
+"""Recipes: a TOML file and `a.b=value` overrides become one validated, frozen dataclass.
+
+The settings of a stage are a frozen dataclass beside that stage; its fields, types and defaults are
+the schema, and the comments in the TOML are the documentation. There is no flag per field and no
+registry. Overrides are written as TOML values (`sft.epochs=2`, `rl.clip=[0.2, 0.28]`); what is not
+one is taken as plain text, so `model=hf:some/name` needs no quotes, and `none` unsets an optional.
+
+Types are checked strictly (no `"3"` for 3, no `true` for 1; an int is fine where a float is
+expected), and a key nobody reads is an error, because a misspelt setting that is ignored costs a
+training run. `load_object` finds users' own tasks, rewards, tools, teachers and engines.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import importlib
+import json
+import re
+import sys
+import tomllib
+import types
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from coa.errors import ConfigError, did_you_mean
+from coa.runs import Json
+
+S = TypeVar("S")
+Key = tuple[str, ...]
+
+_TYPE_NAMES = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}
+
+
+def load_recipe(
+    path: Path | None,
+    overrides: Sequence[str],
+    schema: type[S],
+    defaults: Mapping[str, Any] | None = None,
+) -> S:
+    """Settings from `defaults`, then the recipe at `path`, then `overrides`: the last one wins."""
+    merged: Json = {}
+    _merge(merged, defaults or {})
+    if path is not None:
+        _merge(merged, read_toml(path))
+    origins: dict[Key, str] = {}
+    for override in overrides:
+        key, text = _split(override)
+        value = _parse_value(text, _annotation(schema, key))
+        nested: Json = {key[-1]: value}
+        for name in reversed(key[:-1]):
+            nested = {name: nested}
+        _merge(merged, nested)
+        origins[key] = override
+
+    def where(key: Key) -> str:
+        for depth in range(len(key), 0, -1):
+            if key[:depth] in origins:
+                return f"override {origins[key[:depth]]!r}"
+        return str(path) if path is not None else "settings"
+
+    for key, known in _unknown(merged, schema):
+        raise ConfigError(
+            f"{where(key)}: {'.'.join(key)} is not a setting.{did_you_mean(key[-1], known)}"
+        )
+    return _validate(merged, schema, where)
+
+
+def read_toml(path: Path) -> Json:
+    """Read a TOML file; what is wrong with it is one line with the path and the line number."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such recipe file.") from None
+    except UnicodeDecodeError as exc:
+        raise ConfigError(f"{path}: not a text file in UTF-8 ({exc.reason}).") from None
+    except OSError as exc:
+        raise ConfigError(f"{path}: cannot be read: {exc.strerror}.") from None
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as exc:
+        found = re.search(r" \(at line (\d+), column \d+\)$", str(exc))
+        line = int(found[1]) if found else text.count("\n") + 1
+        message = re.sub(r" \(at [^)]*\)$", "", str(exc))
+        raise ConfigError(f"{path}:{line}: not TOML: {message}.") from None
+
+
+def to_json(settings: object) -> Json:
+    """The resolved settings as plain JSON values, for a manifest."""
+    assert dataclasses.is_dataclass(settings), settings
+    plain = _plain(settings)
+    assert isinstance(plain, dict)
+    return plain
+
+
+def to_toml(settings: object) -> str:
+    """The resolved settings as a recipe; an unset optional is left out, as TOML has no null."""
+    return "\n".join(_tables((), to_json(settings))).lstrip("\n") + "\n"
+
+
+def load_object(reference: str, what: str = "plug-in") -> Any:
+    """Import `module:attribute`; modules in the current directory are found too."""
+    name, colon, attribute = reference.partition(":")
+    if not (colon and name and attribute):
+        raise ConfigError(
+            f"{what} {reference!r}: expected module:attribute, such as 'my_tasks:load'."
+        )
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        found: Any = importlib.import_module(name)
+    except ModuleNotFoundError as exc:
+        missing = exc.name or name
+        if name == missing or name.startswith(missing + "."):
+            advice = "Looked in the current directory and in what is installed."
+        else:
+            advice = f"Module {name!r} was found; install what it needs."
+        raise ConfigError(f"{what} {reference!r}: no module named {missing!r}. {advice}") from exc
+    except Exception as exc:
+        raise ConfigError(
+            f"{what} {reference!r}: importing {name!r} failed: {type(exc).__name__}: {exc}"
+        ) from exc
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            public = [known for known in dir(found) if not known.startswith("_")]
+            raise ConfigError(
+                f"{what} {reference!r}: {name} has no {part!r}.{did_you_mean(part, public)}"
+            )
+        found = getattr(found, part)
+    return found
+
+
+def _merge(into: Json, other: Mapping[str, Any]) -> None:
+    for name, value in other.items():
+        if isinstance(value, Mapping):
+            held = into.get(name)
+            table = into[name] = held if isinstance(held, dict) else {}
+            _merge(table, value)
+        else:
+            into[name] = value
+
+
+def _split(override: str) -> tuple[Key, str]:
+    name, equals, text = override.partition("=")
+    key = tuple(part.strip() for part in name.split("."))
+    if not equals or not all(key):
+        raise ConfigError(f"override {override!r}: expected key=value, such as sft.epochs=2.")
+    return key, text.strip()
+
+
+def _parse_value(text: str, annotation: Any) -> Any:
+    options = _options(annotation)
+    if type(None) in options and text.lower() == "none":
+        return None
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return text
+    value = parsed["value"]
+    wants_text = set(options) - {type(None)} in ({str}, {Path})
+    if len(parsed) > 1 or (wants_text and not isinstance(value, str)):
+        return text
+    return value
+
+
+def _options(annotation: Any) -> tuple[Any, ...]:
+    """The members of a union, or the annotation alone, without `Annotated`."""
+    if typing.get_origin(annotation) is typing.Annotated:
+        return _options(typing.get_args(annotation)[0])
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return tuple(o for a in typing.get_args(annotation) for o in _options(a))
+    return (annotation,)
+
+
+def _schema_of(annotation: Any) -> Any:
+    """The dataclass among the options of an annotation, or None."""
+    return next((o for o in _options(annotation) if dataclasses.is_dataclass(o)), None)
+
+
+def _fields(schema: Any) -> dict[str, Any]:
+    hints = typing.get_type_hints(schema, include_extras=True)
+    return {field.name: hints[field.name] for field in dataclasses.fields(schema) if field.init}
+
+
+def _annotation(schema: Any, key: Key) -> Any:
+    """The annotation of the setting at `key`, or None where the schema does not say."""
+    annotation = schema
+    for name in key:
+        schema = _schema_of(annotation)
+        annotation = _fields(schema).get(name) if schema is not None else None
+    return annotation
+
+
+def _unknown(values: Mapping[str, Any], schema: Any, at: Key = ()) -> Iterator[tuple[Key, Key]]:
+    """Keys that no field of the schema reads, each with the names known in its place."""
+    fields = _fields(schema)
+    for name, value in values.items():
+        if name not in fields:
+            yield (*at, name), tuple(fields)
+            continue
+        for item, inner in _nested(value, fields[name]):
+            yield from _unknown(item, inner, (*at, name))
+
+
+def _nested(value: Any, annotation: Any) -> Iterator[tuple[Mapping[str, Any], Any]]:
+    """Tables within `value` that a dataclass reads: itself, or the items of a list or a table."""
+    schema = _schema_of(annotation)
+    if schema is not None:
+        if isinstance(value, Mapping):
+            yield value, schema
+        return
+    for option in _options(annotation):
+        inner = next((s for s in map(_schema_of, typing.get_args(option)) if s), None)
+        if inner is not None:
+            items = value.values() if isinstance(value, Mapping) else value
+            if isinstance(items, str) or not hasattr(items, "__iter__"):
+                return
+            yield from ((item, inner) for item in items if isinstance(item, Mapping))
+
+
+def _validate(values: Json, schema: type[S], where: typing.Callable[[Key], str]) -> S:
+    from pydantic import TypeAdapter, ValidationError
+
+    # JSON, not Python objects: strict validation then still reads a list as a tuple, a string as
+    # a Path or an Enum, and a table as a dataclass.
+    text = json.dumps(values, default=str)
+    try:
+        return TypeAdapter(schema).validate_json(text, strict=True)
+    except ValidationError as exc:
+        error = exc.errors(include_url=False)[0]
+    key = _named(schema, error["loc"])
+    name = ".".join(key)
+    expected = _expected(_annotation(schema, key)) if key else "a table"
+    if error["type"] == "missing" and isinstance(error["loc"][-1], str):
+        full = ".".join(str(part) for part in error["loc"])
+        wanted = f"; expected {expected}" if full == name else ""
+        raise ConfigError(f"{where(key)}: {full} is not set, and has no default{wanted}.")
+    if error["type"] in ("value_error", "assertion_error"):
+        reason = str(error["ctx"]["error"]).rstrip(".")
+        raise ConfigError(f"{where(key)}: {name + ': ' if name else ''}{reason}.")
+    found = _lookup(values, key)
+    reason = ""
+    if _bounded(error["type"]):
+        reason = f" ({error['msg'][0].lower()}{error['msg'][1:]})"
+    raise ConfigError(f"{where(key)}: {name} is {found!r}, expected {expected}{reason}.")
+
+
+def _bounded(kind: str) -> bool:
+    return kind.startswith(("greater_than", "less_than", "too_", "string_too", "string_pattern"))
+
+
+def _named(schema: Any, location: Sequence[str | int]) -> Key:
+    """The part of an error's location that names settings, not union members or list items."""
+    key: Key = ()
+    for part in location:
+        if schema is None:
+            break
+        fields = _fields(schema)
+        if part in fields:
+            key = (*key, str(part))
+            schema = _schema_of(fields[str(part)])
+    return key
+
+
+def _lookup(values: Any, key: Key) -> Any:
+    for name in key:
+        if not isinstance(values, Mapping):
+            break
+        values = values.get(name)
+    return values
+
+
+def _expected(annotation: Any) -> str:
+    """An annotation in words: 'an integer', "one of 'a', 'b'", 'a list of strings'."""
+    return " or ".join(dict.fromkeys(_in_words(option) for option in _options(annotation)))
+
+
+def _in_words(option: Any) -> str:
+    origin, args = typing.get_origin(option), typing.get_args(option)
+    if option is type(None):
+        return "nothing"
+    if origin is typing.Literal:
+        return "one of " + ", ".join(repr(arg) for arg in args)
+    if isinstance(option, type) and issubclass(option, enum.Enum):
+        return "one of " + ", ".join(repr(member.value) for member in option)
+    if option is Path:
+        return "a path in quotes"
+    if dataclasses.is_dataclass(option) or (origin or option) in (dict, Mapping):
+        return "a table"
+    if origin is tuple and Ellipsis not in args:
+        return f"a list of {len(args)} ({', '.join(_expected(arg) for arg in args)})"
+    if (origin or option) in (list, tuple, set, frozenset, Sequence):
+        return f"a list ({_expected(args[0])} each)" if args else "a list"
+    return _TYPE_NAMES.get(option, str(getattr(option, "__name__", option)))
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, enum.Enum):
+        return _plain(value.value)
+    if isinstance(value, Mapping):
+        return {str(name): _plain(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, (set, frozenset)):
+        return sorted(_plain(item) for item in value)
+    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
+
+
+def _tables(at: Key, table: Json) -> Iterator[str]:
+    values = {name: value for name, value in table.items() if not isinstance(value, dict)}
+    if at and (any(value is not None for value in values.values()) or not table):
+        yield f"\n[{'.'.join(_toml_key(name) for name in at)}]"
+    for name, value in values.items():
+        if value is not None:
+            yield f"{_toml_key(name)} = {_toml(value)}"
+    for name, value in table.items():
+        if isinstance(value, dict):
+            yield from _tables((*at, name), value)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, list):
+        return "[" + ", ".join(_toml(item) for item in value if item is not None) + "]"
+    if isinstance(value, dict):
+        pairs = (f"{_toml_key(k)} = {_toml(v)}" for k, v in value.items() if v is not None)
+        return "{ " + ", ".join(pairs) + " }"
+    return str(value).lower() if isinstance(value, bool) else repr(value)
+
+
+def _toml_key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _toml(name)

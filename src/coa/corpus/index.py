@@ -1,0 +1,167 @@
+"""SearchIndex: full-text search over passages, on tantivy.
+
+The order of hits depends on the passages and the query only: the index has one segment, written by
+one thread, so equal scores keep the order in which the passages were given. A query is a bag of
+words and never query syntax, so any string is safe.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import tantivy
+
+from coa.corpus.atlas import atlas_passages
+from coa.corpus.page import Passage
+from coa.errors import UsageError
+
+MAX_QUERY_LETTERS = 20_000
+MAX_QUERY_WORDS = 48
+MAX_TITLE_WORDS = 6
+TITLE_BOOST = 2.0
+NAME_BONUS = 10.0
+_WRITER_BYTES = 64_000_000
+_STOP_WORDS = frozenset(
+    "a an and are as at by for from in is it of on or the to was were with".split()
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    title: str
+    url: str
+    text: str
+    score: float
+
+
+class SearchIndex:
+    """Passages that can be searched. Make one with `build` or `open`."""
+
+    def __init__(self, index: tantivy.Index) -> None:
+        self._index = index
+        self._searcher = index.searcher()
+
+    @classmethod
+    def build(cls, passages: Iterable[Passage], directory: Path | None = None) -> SearchIndex:
+        """Index the passages in memory, or in a directory when one is given."""
+        if directory is not None:
+            directory.mkdir(parents=True, exist_ok=True)
+        index = tantivy.Index(_schema(), path=None if directory is None else str(directory))
+        _register_analyzers(index)
+        writer = index.writer(_WRITER_BYTES, num_threads=1)
+        writer.delete_all_documents()
+        for passage in passages:
+            document = tantivy.Document()
+            document.add_text("title", passage.title)
+            document.add_text("name", " ".join(_words(passage.title)))
+            document.add_text("words", _without(passage.title, passage.text))
+            document.add_text("text", passage.text)
+            document.add_text("url", passage.url)
+            writer.add_document(document)
+        writer.commit()
+        writer.wait_merging_threads()
+        index.reload()
+        return cls(index)
+
+    @classmethod
+    def open(cls, directory: Path) -> SearchIndex:
+        """Open an index that `build` wrote to a directory."""
+        if not directory.is_dir() or not tantivy.Index.exists(str(directory)):
+            raise UsageError(
+                f"{directory}: holds no search index. Build one with: coa corpus build"
+            )
+        index = tantivy.Index.open(str(directory))
+        _register_analyzers(index)
+        return cls(index)
+
+    def __len__(self) -> int:
+        return int(self._searcher.num_docs)
+
+    def search(self, query: str, k: int) -> list[Hit]:
+        """The k best passages for the words of the query, best first; none for no words."""
+        words = _words(query[:MAX_QUERY_LETTERS])
+        if not words or k < 1:
+            return []
+        telling = [word for word in dict.fromkeys(words) if word not in _STOP_WORDS] or words
+        bag = self._index.parse_query(
+            " ".join(telling), ["title", "words"], field_boosts={"title": TITLE_BOOST}
+        )
+        parsed = tantivy.Query.boolean_query(
+            [(tantivy.Occur.Should, query) for query in (bag, *self._named_by(words))]
+        )
+        hits = []
+        for score, address in self._searcher.search(parsed, limit=k).hits:
+            found = self._searcher.doc(address)
+            title, url, text = (str(found.get_first(name)) for name in ("title", "url", "text"))
+            hits.append(Hit(title, url, text, round(float(score), 6)))
+        return hits
+
+    def _named_by(self, words: list[str]) -> Iterator[tantivy.Query]:
+        """A bonus for pages whose whole title occurs in the query; the longer, the larger."""
+        for start in range(len(words)):
+            for end in range(start + 1, min(start + MAX_TITLE_WORDS, len(words)) + 1):
+                name = " ".join(words[start:end])
+                exact = tantivy.Query.term_query(self._index.schema, "name", name)
+                yield tantivy.Query.const_score_query(exact, NAME_BONUS * (end - start))
+
+
+@cache
+def atlas_index(seed: int = 0) -> SearchIndex:
+    """The index of the Atlas of this world, built once in a process."""
+    return SearchIndex.build(atlas_passages(seed))
+
+
+def _words(text: str, limit: int | None = MAX_QUERY_WORDS) -> list[str]:
+    folded = unicodedata.normalize("NFKD", text)
+    plain = "".join(letter for letter in folded if not unicodedata.combining(letter)).lower()
+    return re.findall(r"[^\W_]+", plain)[:limit]
+
+
+def _without(title: str, text: str) -> str:
+    """The text less the words of its title and their derivatives ('Korea', 'Korean').
+
+    The title has its own field, and how often a passage repeats its subject says nothing about
+    which of the subject's passages answers a query.
+    """
+    names = tuple(_words(title))
+    stems = tuple(name[:5] for name in names if len(name) > 3)
+    kept = (
+        word
+        for word in _words(text, limit=None)
+        if word not in names and not word.startswith(stems)
+    )
+    return " ".join(kept)
+
+
+def _schema() -> tantivy.Schema:
+    builder = tantivy.SchemaBuilder()
+    builder.add_text_field("title", stored=True, tokenizer_name="names")
+    builder.add_text_field("name", tokenizer_name="raw")
+    builder.add_text_field("words", tokenizer_name="english")
+    builder.add_text_field("text", stored=True, tokenizer_name="raw")
+    builder.add_text_field("url", stored=True, tokenizer_name="raw")
+    return builder.build()
+
+
+def _register_analyzers(index: tantivy.Index) -> None:
+    """Names are folded but not stemmed, so that two names never become one."""
+    names = (
+        tantivy.TextAnalyzerBuilder(tantivy.Tokenizer.simple())
+        .filter(tantivy.Filter.remove_long(60))
+        .filter(tantivy.Filter.lowercase())
+        .filter(tantivy.Filter.ascii_fold())
+    )
+    index.register_tokenizer("names", names.build())
+    english = (
+        tantivy.TextAnalyzerBuilder(tantivy.Tokenizer.simple())
+        .filter(tantivy.Filter.remove_long(60))
+        .filter(tantivy.Filter.lowercase())
+        .filter(tantivy.Filter.ascii_fold())
+        .filter(tantivy.Filter.stemmer("english"))
+    )
+    index.register_tokenizer("english", english.build())

@@ -1,0 +1,35 @@
+"""Engines: the protocol, and one module per kind of model behind it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from coa.engines.base import Completion, Engine, Finish, Sampling, sampling_key
+from coa.errors import MissingExtra, ModelError
+
+__all__ = ["Completion", "Engine", "Finish", "Sampling", "load_engine", "sampling_key"]
+
+
+def load_engine(ref: str, **options: Any) -> Engine:
+    """The engine for a model reference; what it needs is imported only now.
+
+    Options of a local model: dtype ('auto', 'bfloat16', 'float32'), deterministic, slots, context,
+    threads, note (gets a line when a slower path is taken).
+    """
+    from coa.engines.store import resolve
+
+    source = resolve(ref)
+    if source.kind == "scripted":
+        from coa.engines.scripted import ScriptedEngine
+
+        assert source.path is not None
+        return ScriptedEngine.from_file(source.path)
+    if source.kind == "openai":
+        raise ModelError(f"{ref!r}: servers are not supported by this version yet.")
+    try:
+        import torch  # noqa: F401
+    except ImportError as exc:
+        raise MissingExtra(f"Model {ref!r}", "train") from exc
+    from coa.engines.local import LocalEngine
+
+    return LocalEngine(ref, **options)

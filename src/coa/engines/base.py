@@ -1,0 +1,84 @@
+"""Engine: anything that completes token ids. Token ids in, token ids and logprobs out.
+
+The rollout keeps the ids the engine returned; sampled text is never encoded again. Text that
+somebody else wrote (a question, an observation) is encoded by `encode`, which never produces a
+special token, so that a page cannot close the model's turn.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol, runtime_checkable
+
+Finish = Literal["stop", "eos", "length"]
+OnText = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How to sample one turn."""
+
+    temperature: float = 0.0
+    """0 takes the most likely token."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 keeps all tokens."""
+    max_tokens: int = 512
+    """Most tokens to sample in one turn."""
+    stop: tuple[str, ...] = ()
+    """Generation ends with the token that completes any of these; that token is kept whole."""
+    key: int = 0
+    """Seeds this turn's randomness; see `sampling_key`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What an engine returned for one turn."""
+
+    ids: list[int]
+    """Sampled ids, the stop token included, an end-of-sequence token left out."""
+    logprobs: list[float]
+    """One per id, under the distribution sampled from (after temperature; greedy: untempered)."""
+    finish: Finish
+
+
+def sampling_key(seed: int, task_id: str, sample: int, position: int) -> int:
+    """A 63-bit key from what identifies a draw, never from when it happens to be made."""
+    text = f"{seed}|{task_id}|{sample}|{position}"
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """The protocol. Engines are safe to call from many coroutines at once."""
+
+    @property
+    def name(self) -> str:
+        """The model reference, for records."""
+
+    @property
+    def weights(self) -> str:
+        """Version of the weights; changes whenever they do."""
+
+    @property
+    def context(self) -> int:
+        """Most tokens of prompt and completion together."""
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of plain text; never a special token, whatever the text says."""
+
+    def encode_prompt(self, system: str, user: str) -> list[int]:
+        """Ids of a chat prompt that ends where the assistant's text begins."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids, special tokens left out."""
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, on_text: OnText | None = None
+    ) -> Completion:
+        """Sample one turn. `on_text` gets text as it appears, in order, for display only."""
+
+    async def close(self) -> None:
+        """Free what the engine holds."""

@@ -1,0 +1,320 @@
+"""LocalEngine: a model in this process, computed in a thread of its own.
+
+Coroutines put requests in a queue and wait on a future; the thread steps the batch and answers
+through the coroutine's own event loop. A slow tool never stalls the others' decoding, because only
+the thread computes. Whatever fails in the thread reaches every waiting caller as an `EngineError`.
+
+bfloat16 where the CPU multiplies it natively, float32 elsewhere or on request.
+`deterministic=True` means float32 and fixed shapes: results do not depend on who shares the batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import json
+import os
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from coa.engines.base import Completion, OnText, Sampling
+from coa.engines.batch import Batch, Forward, Request
+from coa.engines.codec import Codec, Offsets
+from coa.engines.llama import LlamaForward, read_config, unsupported
+from coa.engines.lora import Adapter, read_adapter
+from coa.engines.plain import PlainForward
+from coa.engines.store import base_hash, model_folder, resolve
+from coa.errors import CoaError, ConfigError, EngineError, ModelError
+
+Dtype = Literal["auto", "bfloat16", "float32"]
+DEFAULT_CONTEXT = 4096
+DEFAULT_SLOTS = 64
+
+
+def native_bfloat16() -> bool:
+    """Whether this CPU multiplies bfloat16 in hardware (elsewhere it is slower than float32)."""
+    capability = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
+    return any(capability.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16", "arm_bf16"))
+
+
+def choose_dtype(dtype: str, deterministic: bool) -> torch.dtype:
+    if deterministic:
+        if dtype == "bfloat16":
+            raise ConfigError("deterministic needs float32, found dtype 'bfloat16'.")
+        return torch.float32
+    if dtype == "auto":
+        return torch.bfloat16 if native_bfloat16() else torch.float32
+    if dtype not in ("bfloat16", "float32"):
+        raise ConfigError(f"Found dtype {dtype!r}, expected 'auto', 'bfloat16' or 'float32'.")
+    return torch.bfloat16 if dtype == "bfloat16" else torch.float32
+
+
+class LocalEngine:
+    """The Engine protocol over a model folder, with an optional LoRA adapter merged in."""
+
+    def __init__(
+        self,
+        ref: str,
+        *,
+        dtype: str = "auto",
+        deterministic: bool = False,
+        slots: int = DEFAULT_SLOTS,
+        context: int | None = None,
+        threads: int | None = None,
+        note: Callable[[str], None] | None = None,
+    ) -> None:
+        source = resolve(ref)
+        if source.kind != "local":
+            raise ModelError(f"{ref!r} is not a model that runs in this process.")
+        self._folder = model_folder(source)
+        config = read_config(self._folder)
+        self._name, self._config = ref, config
+        self._dtype = choose_dtype(dtype, deterministic)
+        self.codec = Codec.from_folder(self._folder)
+        longest = config.get("max_position_embeddings") or config.get("n_positions")
+        self._context = min(context or DEFAULT_CONTEXT, longest or DEFAULT_CONTEXT)
+        torch.set_num_threads(threads or _cores())
+        self._forward = self._make_forward(slots, deterministic, note or _say)
+        self._eos = _eos_ids(self._folder, config, self.codec)
+        self._batch = Batch(self._forward, self.codec, self._eos, deterministic)
+        self._weights = "base"
+        self._wake = threading.Condition()
+        self._queue: deque[_Ticket] = deque()
+        self._closing = False
+        if source.adapter is not None:
+            self._forward.load(read_adapter(source.adapter, self.base_sha256))
+            self._weights = source.adapter.name
+        self._thread = threading.Thread(target=self._serve, name="coa-engine", daemon=True)
+        self._thread.start()
+
+    def _make_forward(self, slots: int, exact: bool, note: Callable[[str], None]) -> Forward:
+        reason = unsupported(self._config)
+        if reason is None:
+            return LlamaForward(self._folder, self._dtype, slots, self._context, exact)
+        note(f"{self._name}: {reason} has no fast path here; using transformers, one row at a time")
+        return PlainForward(self._folder, self._dtype, slots, self._context)
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def weights(self) -> str:
+        return self._weights
+
+    @property
+    def context(self) -> int:
+        return self._context
+
+    @property
+    def dtype(self) -> str:
+        return str(self._dtype).removeprefix("torch.")
+
+    @property
+    def base_sha256(self) -> str:
+        """Hash of the base weights, as stored in adapters."""
+        return base_hash(self._folder)
+
+    def encode(self, text: str) -> list[int]:
+        return self.codec.encode(text)
+
+    def encode_with_offsets(self, text: str) -> tuple[list[int], Offsets]:
+        return self.codec.encode_with_offsets(text)
+
+    def encode_prompt(self, system: str, user: str) -> list[int]:
+        return self.codec.encode_prompt(system, user)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self.codec.decode(ids)
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, on_text: OnText | None = None
+    ) -> Completion:
+        request = self._request(prompt_ids, sampling)
+        ticket = _Ticket(request)
+        if on_text is not None:
+            loop = asyncio.get_running_loop()
+            request.on_text = lambda text: _post(loop, on_text, text)
+        try:
+            completion: Completion = await self._submit(ticket)
+            return completion
+        except asyncio.CancelledError:
+            request.cancelled = True
+            raise
+
+    def _request(self, prompt_ids: Sequence[int], sampling: Sampling) -> Request:
+        prompt = list(prompt_ids)
+        room = self._context - len(prompt)
+        if not prompt:
+            raise EngineError("The prompt has no tokens.")
+        if room <= 0:
+            raise EngineError(
+                f"The prompt has {len(prompt)} tokens and the context holds {self._context}. "
+                "Shorten it or load the engine with a larger context."
+            )
+        if sampling.max_tokens < 1:
+            raise EngineError(f"Found max_tokens {sampling.max_tokens}, expected at least 1.")
+        return Request(prompt, sampling, min(sampling.max_tokens, room))
+
+    async def load(self, adapter: Path | Adapter | None, version: str) -> None:
+        """Merge another adapter (None: the base) once running requests have finished."""
+        if isinstance(adapter, Path):
+            adapter = read_adapter(adapter, self.base_sha256)
+        await self._submit(_Ticket(None, adapter, version))
+
+    async def _submit(self, ticket: _Ticket) -> Any:
+        with self._wake:
+            if self._closing:
+                raise EngineError("The engine is closed.")
+            self._queue.append(ticket)
+            self._wake.notify()
+        return await asyncio.wrap_future(ticket.answer)
+
+    async def close(self) -> None:
+        with self._wake:
+            self._closing = True
+            self._wake.notify()
+        await asyncio.to_thread(self._thread.join)
+
+    def _serve(self) -> None:
+        tickets: dict[int, _Ticket] = {}
+        with torch.inference_mode():
+            while self._admit(tickets):
+                try:
+                    if self._batch.running:
+                        done = self._batch.step()
+                        _show_text(self.codec, [*self._batch.running, *done])
+                        for request in done:
+                            tickets.pop(id(request)).resolve(_completion(request))
+                        self._forget_cancelled(tickets)
+                except Exception as exc:
+                    self._batch.forget()
+                    self._fail(tickets, f"The local engine failed: {type(exc).__name__}: {exc}")
+        self._fail(tickets, "The engine was closed.")
+
+    def _admit(self, tickets: dict[int, _Ticket]) -> bool:
+        """Take requests in at a step boundary; wait when there is nothing to do."""
+        with self._wake:
+            while not self._queue and not self._batch.running and not self._closing:
+                self._wake.wait()
+            if self._closing:
+                return False
+            joined: list[_Ticket] = []
+            room = self._forward.slots - len(self._batch.running)
+            while self._queue:
+                ticket = self._queue[0]
+                if ticket.request is None:
+                    if self._batch.running or joined:
+                        break  # new weights wait until the batch is drained
+                elif len(joined) >= room:
+                    break
+                joined.append(self._queue.popleft())
+                if ticket.request is None:
+                    break
+        for ticket in joined:
+            self._start(ticket, tickets)
+        return True
+
+    def _start(self, ticket: _Ticket, tickets: dict[int, _Ticket]) -> None:
+        try:
+            if ticket.request is None:
+                self._forward.load(ticket.adapter)
+                self._batch.forget()
+                self._weights = ticket.version
+                ticket.resolve(None)
+            elif not ticket.request.cancelled:
+                tickets[id(ticket.request)] = ticket
+                self._batch.join(ticket.request)
+        except CoaError as exc:
+            ticket.refuse(exc)
+        except Exception as exc:
+            self._batch.forget()
+            tickets[id(ticket.request)] = ticket
+            self._fail(tickets, f"The local engine failed: {type(exc).__name__}: {exc}")
+
+    def _forget_cancelled(self, tickets: dict[int, _Ticket]) -> None:
+        running = {id(request) for request in self._batch.running}
+        for key in [key for key in tickets if key not in running]:
+            del tickets[key]
+
+    def _fail(self, tickets: dict[int, _Ticket], message: str) -> None:
+        with self._wake:
+            waiting = [*tickets.values(), *self._queue]
+            self._queue.clear()
+        tickets.clear()
+        for ticket in waiting:
+            ticket.refuse(EngineError(message))
+
+
+class _Ticket:
+    """A request, or new weights, and the future its caller waits on."""
+
+    def __init__(
+        self, request: Request | None, adapter: Adapter | None = None, version: str = ""
+    ) -> None:
+        self.request, self.adapter, self.version = request, adapter, version
+        self.answer: concurrent.futures.Future[Any] = concurrent.futures.Future()
+
+    def resolve(self, value: Any) -> None:
+        if self.answer.set_running_or_notify_cancel():
+            self.answer.set_result(value)
+
+    def refuse(self, error: CoaError) -> None:
+        if not self.answer.done() and self.answer.set_running_or_notify_cancel():
+            self.answer.set_exception(error)
+
+
+def _completion(request: Request) -> Completion:
+    assert request.finish is not None
+    return Completion(request.ids, request.logprobs, request.finish)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
+def _post(loop: asyncio.AbstractEventLoop, on_text: OnText, text: str) -> None:
+    with contextlib.suppress(RuntimeError):  # the caller's loop has ended; nobody looks any more
+        loop.call_soon_threadsafe(on_text, text)
+
+
+def _show_text(codec: Codec, requests: Sequence[Request]) -> None:
+    """Pass on new text, holding back a character whose bytes are not complete yet.
+
+    Decoding starts one piece back, because some tokenizers drop a leading space.
+    """
+    for request in requests:
+        if request.on_text is None or request.shown == len(request.ids):
+            continue
+        before = codec.decode(request.ids[request.anchor : request.shown])
+        now = codec.decode(request.ids[request.anchor :])
+        if request.finish or not now.endswith("\ufffd"):
+            request.on_text(now[len(before) :])
+            request.anchor, request.shown = request.shown, len(request.ids)
+
+
+def _eos_ids(folder: Path, config: dict[str, Any], codec: Codec) -> frozenset[int]:
+    """End-of-sequence ids from the configuration, the generation settings and the template."""
+    found: set[int] = set()
+    settings = [config]
+    if (folder / "generation_config.json").is_file():
+        settings.append(json.loads((folder / "generation_config.json").read_text("utf-8")))
+    for setting in settings:
+        value = setting.get("eos_token_id")
+        found.update(value if isinstance(value, list) else [value] if value is not None else [])
+    for token in ("<|im_end|>", "<|endoftext|>"):
+        token_id = codec.token_id(token)
+        if token_id is not None:
+            found.add(token_id)
+    return frozenset(found)

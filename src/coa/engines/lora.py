@@ -1,0 +1,77 @@
+"""LoRA adapters as values: what an engine merges and what a policy trains.
+
+An adapter only means something on the weights it was trained on, so its folder has a
+`manifest.json` with the hash of that base, and reading it for another base is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from coa.errors import ModelError
+
+MANIFEST = "manifest.json"
+_PREFIX = "base_model.model."
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """Low-rank updates by module name: weight += scale * up @ down."""
+
+    scale: float
+    pairs: dict[str, tuple[Any, Any]]
+    """Module name (as in the base's state dict, without `.weight`) to (down, up) tensors."""
+
+
+def check_base(folder: Path, base: str) -> None:
+    """Refuse an adapter whose manifest names another base."""
+    path = folder / MANIFEST
+    try:
+        wanted = json.loads(path.read_text(encoding="utf-8")).get("base_sha256")
+    except (OSError, ValueError) as exc:
+        raise ModelError(
+            f"{folder}: the adapter has no readable {MANIFEST}, so its base is unknown. "
+            "Expected a folder written by coa sft or coa rl."
+        ) from exc
+    if wanted != base:
+        raise ModelError(
+            f"{folder}: the adapter was trained on a base with hash {str(wanted)[:12]!r}, "
+            f"this base has {base[:12]!r}. Load it with the base it was trained on."
+        )
+
+
+def read_adapter(folder: Path, base: str) -> Adapter:
+    """Read a peft LoRA folder for the base with hash `base`."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    config_path = folder / "adapter_config.json"
+    if not config_path.is_file():
+        raise ModelError(f"{folder}: not an adapter folder (it has no adapter_config.json).")
+    check_base(folder, base)
+    config = json.loads(config_path.read_text(encoding="utf-8"))
+    for key in ("alpha_pattern", "rank_pattern", "modules_to_save", "use_dora"):
+        if config.get(key):
+            raise ModelError(f"{config_path}: {key} is set, which is not supported.")
+    try:
+        tensors = load_file(folder / "adapter_model.safetensors")
+    except (OSError, SafetensorError) as exc:
+        raise ModelError(f"{folder}: cannot read adapter_model.safetensors ({exc}).") from exc
+    rank = config["r"]
+    root = math.sqrt(rank) if config.get("use_rslora") else rank
+    return Adapter(config["lora_alpha"] / root, pair_up(tensors))
+
+
+def pair_up(tensors: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Group peft's tensor names into (down, up) pairs by module."""
+    pairs = {}
+    for name, down in tensors.items():
+        if ".lora_A." not in name:
+            continue
+        module = name.removeprefix(_PREFIX).split(".lora_A.")[0]
+        pairs[module] = (down, tensors[name.replace(".lora_A.", ".lora_B.")])
+    return pairs

@@ -1,0 +1,178 @@
+"""Evaluation: tasks x k rollouts through the one loop, scored with a fixed denominator.
+
+Trajectories are appended as they finish, so a killed evaluation continues where it was; when all
+are there they are put in the order of the tasks, so the files do not depend on who finished first.
+Controls use the same loop with tools that withhold what they know or return another page.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from coa.collect import OnDone, collect
+from coa.engines.base import Engine
+from coa.errors import RecordError, UsageError
+from coa.evaluate.metrics import Estimate, estimate, paired
+from coa.protocol import Grammar
+from coa.rewards import Scorer, f1
+from coa.runs import Appender, Json, dumps, read_jsonl, write_atomic
+from coa.runtime import Budget, Decoding, run
+from coa.tasks.task import Task
+from coa.tools.base import Toolbox
+from coa.trajectory import StopReason, Trajectory
+
+
+async def attempt_all(
+    tasks: Sequence[Task],
+    engine: Engine,
+    grammar: Grammar,
+    toolbox_of: Callable[[Task], Toolbox],
+    directory: Path,
+    *,
+    k: int = 1,
+    budget: Budget | None = None,
+    decoding: Decoding | None = None,
+    concurrency: int = 32,
+    on_done: OnDone | None = None,
+) -> list[Trajectory]:
+    """Roll out every task k times into `directory/trajectories.jsonl`, resuming what is there."""
+    decoding = decoding or Decoding()
+
+    def attempt(task: Task, sample: int) -> Callable[[], Awaitable[Trajectory]]:
+        public, chosen = task.public(), replace(decoding, sample=sample)
+        return lambda: run(
+            public, engine, grammar, toolbox_of(public), budget=budget, decoding=chosen
+        )
+
+    with Appender(directory / "timings.jsonl") as timings:
+
+        def note_seconds(trajectory: Trajectory) -> None:
+            seconds = {name: round(value, 3) for name, value in trajectory.seconds.items()}
+            timings.write({"task_id": trajectory.task_id, "sample": trajectory.sample, **seconds})
+
+        return await collect(
+            directory / "trajectories.jsonl",
+            {(task.id, i): attempt(task, i) for task in tasks for i in range(k)},
+            parse=Trajectory.from_json,
+            key=lambda trajectory: (trajectory.task_id, trajectory.sample),
+            redo=_to_repeat,
+            concurrency=concurrency,
+            on_record=note_seconds,
+            on_done=on_done,
+        )
+
+
+def _to_repeat(trajectory: Trajectory) -> bool:
+    """An interrupted rollout is not a result; every other ending is."""
+    return trajectory.stop in (None, StopReason.CANCELLED)
+
+
+def summarise(
+    tasks: Sequence[Task], trajectories: Sequence[Trajectory], scorer: Scorer
+) -> tuple[Json, list[Json]]:
+    """The evaluation object and one score record per trajectory.
+
+    Every task counts. With several samples a task's accuracy is the mean over them.
+    """
+    by_id = {task.id: task for task in tasks}
+    scores: dict[str, list[float]] = {task.id: [] for task in tasks}
+    records: list[Json] = []
+    f1_sum = 0.0
+    for trajectory in trajectories:
+        task = by_id[trajectory.task_id]
+        score = scorer(task, trajectory)
+        if score is None:
+            raise RecordError(
+                f"task {task.id}: the reward cannot judge it (no gold answer?). "
+                "Evaluation needs gold answers for every task."
+            )
+        scores[task.id].append(float(score))
+        f1_sum += f1(task, trajectory) or 0.0
+        record: Json = {"task_id": task.id, "sample": trajectory.sample, "score": score}
+        record |= {"answer": trajectory.answer, "stop": trajectory.stop}
+        records.append(record)
+    means = {task_id: sum(values) / max(1, len(values)) for task_id, values in scores.items()}
+    overall = estimate(list(means.values()))
+    n = max(1, len(trajectories))
+    solved = sum(sum(values) for values in scores.values())
+    tokens = sum(t.usage.total_tokens for t in trajectories)
+    stops = Counter(str(t.stop) for t in trajectories)
+    summary: Json = {
+        "n": len(tasks),
+        "k": max(len(values) for values in scores.values()),
+        "accuracy": round(overall.value, 4),
+        "ci95": [round(overall.low, 4), round(overall.high, 4)],
+        "f1": round(f1_sum / n, 4),
+        "tokens_per_task": round(tokens / n, 1),
+        "tokens_per_solved": round(tokens / solved, 1) if solved else None,
+        "sampled_tokens_per_task": round(sum(t.usage.sampled_tokens for t in trajectories) / n, 1),
+        "tool_calls_per_task": round(sum(t.usage.tool_calls for t in trajectories) / n, 2),
+        "malformed_per_task": round(sum(t.usage.malformed for t in trajectories) / n, 3),
+        "stop_reasons": dict(sorted(stops.items())),
+        "truncated": sum(bool(t.stop and t.stop.truncated) for t in trajectories),
+        "malformed": stops[StopReason.MALFORMED.value],
+    }
+    for field in ("family", "hops", "phrasing_heldout"):
+        groups = _grouped(tasks, means, field)
+        if groups:
+            summary[f"by_{field}"] = groups
+    return summary, records
+
+
+def _grouped(tasks: Iterable[Task], means: dict[str, float], field: str) -> Json:
+    values: dict[str, list[float]] = defaultdict(list)
+    for task in tasks:
+        if field in task.meta:
+            values[str(task.meta[field])].append(means[task.id])
+    return {name: _brief(estimate(scores)) for name, scores in sorted(values.items())}
+
+
+def _brief(value: Estimate) -> Json:
+    return {
+        "n": value.n,
+        "accuracy": round(value.value, 4),
+        "ci95": [round(value.low, 4), round(value.high, 4)],
+    }
+
+
+def save_summary(directory: Path, summary: Json, records: Sequence[Json]) -> None:
+    write_atomic(directory / "scores.jsonl", "".join(dumps(r) + "\n" for r in records))
+    write_atomic(directory / "summary.json", json.dumps(summary, indent=2) + "\n")
+
+
+def load_scores(directory: Path) -> dict[str, float]:
+    """Mean score per task of a finished evaluation."""
+    path = directory / "scores.jsonl"
+    if not path.is_file():
+        raise UsageError(f"{directory}: no scores.jsonl; is it the --out of a finished `coa eval`?")
+    values: dict[str, list[float]] = defaultdict(list)
+    for _, record in read_jsonl(path):
+        values[record["task_id"]].append(float(record["score"]))
+    return {task_id: sum(v) / len(v) for task_id, v in values.items()}
+
+
+def compare(directories: Sequence[Path]) -> Json:
+    """Each later run against the first, paired by task; tasks must be the same."""
+    runs = [load_scores(directory) for directory in directories]
+    first, names = runs[0], [str(directory) for directory in directories]
+    rows: list[Json] = []
+    for name, scores in zip(names, runs, strict=True):
+        if scores.keys() != first.keys():
+            only = len(scores.keys() ^ first.keys())
+            raise UsageError(
+                f"{name} and {names[0]} differ in {only} tasks; compare runs of the same task file."
+            )
+        row: Json = {"run": name, **_brief(estimate(list(scores.values())))}
+        if scores is not first:
+            order = sorted(first)
+            pair = paired([first[i] for i in order], [scores[i] for i in order])
+            row["difference"] = round(pair.difference.value, 4)
+            row["difference_ci95"] = [round(pair.difference.low, 4), round(pair.difference.high, 4)]
+            row |= {"wins": pair.wins, "losses": pair.losses, "ties": pair.ties}
+            row["p_value"] = round(pair.p_value, 5)
+        rows.append(row)
+    return {"n": len(first), "baseline": names[0], "runs": rows}

@@ -1,0 +1,122 @@
+"""The evaluation stage: settings in, a run directory out."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+
+from coa.config import to_json
+from coa.engines import load_engine
+from coa.engines.base import Engine
+from coa.engines.store import resolve_default
+from coa.errors import ConfigError
+from coa.evaluate.run import attempt_all, save_summary, summarise
+from coa.progress import counted
+from coa.protocol import PromptKind, load_grammar
+from coa.rewards import load_scorer
+from coa.runs import Json, Run
+from coa.runtime import Budget, Decoding
+from coa.tasks.task import TaskSet
+from coa.tools.search import PASSAGES, toolbox_for
+
+
+@dataclass(frozen=True)
+class EvalSettings:
+    """What an evaluation depends on; the run directory refuses to mix two of them."""
+
+    model: str = "auto"
+    tasks: str = ""
+    grammar: str = "mhqa"
+    k: int = 1
+    observations: str = "real"
+    """real; withheld and wrong are the controls."""
+    prompt: str = "auto"
+    """full, compact, or auto: compact for a model with an adapter, full for one without."""
+    temperature: float = 0.0
+    reward: str = "exact"
+    passages: int = PASSAGES
+    turns: int = 12
+    turn_tokens: int = 256
+    malformed: int = 2
+    context: int = 2048
+    concurrency: int = 32
+    deterministic: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("k", "passages", "turns", "turn_tokens", "context", "concurrency"):
+            if (found := getattr(self, name)) < 1:
+                raise ConfigError(f"{name} is {found!r}, expected at least 1.")
+        if self.temperature < 0:
+            raise ConfigError(f"temperature is {self.temperature!r}, expected 0 or more.")
+
+
+def choose_prompt(prompt: str, model: str) -> PromptKind:
+    """The prompt that fits a model: one without an adapter was never trained on the protocol."""
+    if prompt == "auto":
+        trained = "+" in model or model.startswith(("afm", "scripted:"))
+        return "compact" if trained else "full"
+    if prompt not in ("full", "compact"):
+        raise ConfigError(f"prompt {prompt!r}: expected full, compact or auto.")
+    return "full" if prompt == "full" else "compact"
+
+
+def run_eval(
+    settings: EvalSettings, directory: Path, *, engine: Engine | None = None, quiet: bool = False
+) -> Json:
+    """Evaluate, or continue an evaluation; returns the summary that `summary.json` holds.
+
+    An `engine` that is given is used and left open; otherwise the model is loaded and closed.
+    """
+    tasks = TaskSet.load(Path(settings.tasks))
+    grammar, scorer = load_grammar(settings.grammar), load_scorer(settings.reward)
+    toolbox_of = toolbox_for(settings.observations, settings.passages)
+    model = resolve_default(settings.model)
+    decoding = Decoding(
+        temperature=settings.temperature,
+        seed=settings.seed,
+        prompt=choose_prompt(settings.prompt, model),
+    )
+    budget = Budget(
+        turns=settings.turns,
+        turn_tokens=settings.turn_tokens,
+        context=settings.context,
+        malformed=settings.malformed,
+        seconds=24 * 3600.0,
+    )
+    recipe = to_json(settings) | {"model": model}
+    inputs = {"tasks": tasks.fingerprint()}
+    with Run.open(directory, "eval", recipe, inputs, settings.seed) as run:
+        used = engine or load_engine(
+            model, deterministic=settings.deterministic, slots=settings.concurrency
+        )
+
+        async def work() -> Json:
+            try:
+                with counted(
+                    "evaluate", len(tasks) * settings.k, "silent" if quiet else "auto"
+                ) as (on_done):
+                    trajectories = await attempt_all(
+                        tasks,
+                        used,
+                        grammar,
+                        toolbox_of,
+                        directory,
+                        k=settings.k,
+                        budget=budget,
+                        decoding=decoding,
+                        concurrency=settings.concurrency,
+                        on_done=on_done,
+                    )
+            finally:
+                if engine is None:
+                    await used.close()
+            summary, records = summarise(tasks, trajectories, scorer)
+            summary = {"model": model, "tasks": settings.tasks, **summary}
+            save_summary(directory, summary, records)
+            return summary
+
+        summary = asyncio.run(work())
+        run.timing({"event": "finished"})
+        return summary

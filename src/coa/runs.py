@@ -1,0 +1,357 @@
+"""Files that survive: JSON lines, atomic writes, and the run directory.
+
+A run directory holds `manifest.json` (resolved recipe, package versions, base-model hash, seed,
+commit), `metrics.jsonl` and the stage's artefacts; wall-clock figures go to `timings.jsonl`, so
+that the other files are the same whenever and wherever the same recipe is run.
+
+Whole files are written beside and renamed. Growing files are append-only, one JSON object a line;
+a line torn by `kill -9` is removed when the file is opened for appending again, and is an error
+with its line number when the file is read.
+
+A run directory belongs to one recipe: opening it again with the same one continues it, with
+another one is an error. One process at a time holds it, by a lock that the operating system drops
+when the process dies, however it dies.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, TypeVar
+
+from coa.errors import ConfigError, RecordError, UsageError
+
+Json = dict[str, Any]
+T = TypeVar("T")
+
+SCHEMA = 1
+MANIFEST, METRICS, TIMINGS, LOCK = "manifest.json", "metrics.jsonl", "timings.jsonl", ".lock"
+_PACKAGES = ("torch", "transformers", "peft", "tokenizers", "tantivy")
+
+
+def dumps(record: Mapping[str, Any]) -> str:
+    """Serialise one record the one way we do it: compact, unicode kept, keys in given order."""
+    return json.dumps(record, ensure_ascii=False, separators=(",", ":"))
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Write a whole file so that a reader sees the old content or the new, never a part."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).chmod(0o644)
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def read_jsonl(path: Path) -> Iterator[tuple[int, Json]]:
+    """Yield (line number, record); a line that is not one JSON object is a `RecordError`."""
+    if not path.is_file():
+        raise UsageError(f"{path}: no such file.")
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            try:
+                record = json.loads(line)
+            except json.JSONDecodeError as exc:
+                torn = not line.endswith("\n")
+                found = "is cut in the middle" if torn else f"is not JSON ({exc.msg})"
+                advice = (
+                    "Delete that line, or run the command that wrote the file again to continue it."
+                    if torn
+                    else "Expected one JSON object a line."
+                )
+                raise RecordError(f"{path}:{number}: the line {found}. {advice}") from None
+            if not isinstance(record, dict):
+                raise RecordError(
+                    f"{path}:{number}: found a {type(record).__name__}, expected a JSON object."
+                )
+            yield number, record
+
+
+def read_records(path: Path, parse: Callable[[Json], T]) -> list[T]:
+    """Read a JSONL file through `parse`; what `parse` rejects is reported with its line."""
+    records = []
+    for number, record in read_jsonl(path):
+        try:
+            records.append(parse(record))
+        except (AttributeError, KeyError, TypeError, ValueError) as exc:
+            reason = f"no field {exc}" if isinstance(exc, KeyError) else str(exc)
+            raise RecordError(f"{path}:{number}: {reason}") from exc
+    return records
+
+
+class Appender:
+    """An append-only JSONL file: each record is on disk before `write` returns.
+
+    Opening it removes a last line that a killed writer left without its newline.
+    """
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path = path
+        self._file = path.open("a+b")
+        self._drop_torn_tail()
+
+    def _drop_torn_tail(self) -> None:
+        size = self._file.seek(0, os.SEEK_END)
+        keep = size
+        while keep > 0:
+            start = max(0, keep - 65536)
+            self._file.seek(start)
+            newline = self._file.read(keep - start).rfind(b"\n")
+            if newline >= 0:
+                keep = start + newline + 1
+                break
+            keep = start
+        if keep < size:
+            self._file.truncate(keep)
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        self._file.write(dumps(record).encode() + b"\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        if not self._file.closed:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+
+    def __enter__(self) -> Appender:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class Run:
+    """One stage's directory: its manifest, metrics, timings and artefacts, locked while open.
+
+    `resumed` says whether the directory held an earlier part of the same run. Use `Run.open`.
+    """
+
+    def __init__(self, root: Path, manifest: Json, lock: IO[str], resumed: bool) -> None:
+        self.root = root
+        self.manifest = manifest
+        self.resumed = resumed
+        self._lock = lock
+        self._files: dict[str, Appender] = {}
+
+    @classmethod
+    def open(
+        cls,
+        path: Path,
+        stage: str,
+        settings: Json,
+        inputs: Mapping[str, str],
+        seed: int,
+        base: str | None = None,
+    ) -> Run:
+        """Make a run directory, or reopen the one that the same recipe and inputs made.
+
+        `inputs` maps a name to the fingerprint of what is read; `base` is the base model's hash.
+        """
+        if path.exists() and not path.is_dir():
+            raise UsageError(f"{path}: is a file, expected a run directory.")
+        asked = {"schema": SCHEMA, "stage": stage, "recipe": settings, "inputs": dict(inputs)}
+        asked = _as_read(asked | {"seed": seed, "base": base})
+        # NOTE: versions and commit are not compared: a run may be continued after an upgrade,
+        # which then shows in timings.jsonl.
+        made_with: Json = {"packages": _versions(), "python": sys.version.split()[0]}
+        made_with["commit"] = _commit()
+        path.mkdir(parents=True, exist_ok=True)
+        lock = _lock(path)
+        try:
+            held = _read_manifest(path)
+            if held is not None:
+                _check_same(path, held, asked)
+            else:
+                _check_empty(path)
+                text = json.dumps(asked | made_with, indent=2, ensure_ascii=False)
+                write_atomic(path / MANIFEST, text + "\n")
+        except BaseException:
+            lock.close()
+            raise
+        run = cls(path, held or asked | made_with, lock, resumed=held is not None)
+        changed = {k: v for k, v in made_with.items() if held is not None and held.get(k) != v}
+        run.timing({"event": "resumed" if held else "started"} | changed)
+        return run
+
+    def path(self, name: str) -> Path:
+        """Where the artefact `name` of this run lives; its folder exists."""
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def metrics(self, record: Mapping[str, Any]) -> None:
+        """Add a line to metrics.jsonl: results only, nothing that depends on the clock."""
+        self._append(METRICS, record)
+
+    def timing(self, record: Mapping[str, Any]) -> None:
+        """Add a line to timings.jsonl, with the time of day."""
+        at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        self._append(TIMINGS, {"at": at, **record})
+
+    def keep_metrics(self, keep: Callable[[Json], bool]) -> None:
+        """Drop metrics that a resumed stage will write again: those after its checkpoint."""
+        path = self.root / METRICS
+        if held := self._files.pop(METRICS, None):
+            held.close()
+        if path.is_file():
+            Appender(path).close()
+            kept = [dumps(record) + "\n" for _, record in read_jsonl(path) if keep(record)]
+            write_atomic(path, "".join(kept))
+
+    def _append(self, name: str, record: Mapping[str, Any]) -> None:
+        if name not in self._files:
+            self._files[name] = Appender(self.root / name)
+        self._files[name].write(record)
+
+    def close(self) -> None:
+        """Flush what was written and let another process have the directory."""
+        for file in self._files.values():
+            file.close()
+        self._files.clear()
+        self._lock.close()
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _lock(path: Path) -> IO[str]:
+    import fcntl
+
+    file = (path / LOCK).open("a+", encoding="utf-8")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.seek(0)
+        holder = file.read().strip() or "unknown"
+        file.close()
+        raise UsageError(
+            f"{path}: in use by another process (pid {holder}). Wait for it, or use another "
+            "directory."
+        ) from None
+    except OSError as exc:
+        warnings.warn(
+            f"{path}: this file system cannot lock ({exc.strerror}); start only one process on "
+            "this directory.",
+            stacklevel=3,
+        )
+        return file
+    file.truncate(0)
+    file.write(f"{os.getpid()}\n")
+    file.flush()
+    return file
+
+
+def _read_manifest(path: Path) -> Json | None:
+    manifest = path / MANIFEST
+    if not manifest.is_file():
+        return None
+    try:
+        held = json.loads(manifest.read_text(encoding="utf-8"))
+    except ValueError as exc:
+        raise RecordError(f"{manifest}: not JSON ({exc}). Delete the run directory.") from None
+    if not isinstance(held, dict) or held.get("schema") != SCHEMA:
+        found = held.get("schema") if isinstance(held, dict) else held
+        raise RecordError(
+            f"{manifest}: found manifest schema {found!r}, expected {SCHEMA}. "
+            "Use the version of chain-of-agents that wrote it, or another directory."
+        )
+    return held
+
+
+def _check_empty(path: Path) -> None:
+    ours = (LOCK, f".{MANIFEST}.")
+    strangers = sorted(entry.name for entry in path.iterdir() if not entry.name.startswith(ours))
+    if strangers:
+        raise ConfigError(
+            f"{path}: holds {strangers[0]!r} but no {MANIFEST}, so it is not a run directory. "
+            "Use a new or an empty one."
+        )
+
+
+def _check_same(path: Path, held: Json, asked: Json) -> None:
+    """Raise, naming the first difference, unless both describe the same run."""
+    before, after = _flat(held), _flat(asked)
+    ours = {key for key in before if key.split(".")[0] in asked}
+    for key in [*after, *sorted(ours - after.keys())]:
+        if key in before and key in after and before[key] == after[key]:
+            continue
+        was, now = _shown(before, key), _shown(after, key)
+        name = key.removeprefix("recipe.").replace("inputs.", "input ")
+        raise ConfigError(
+            f"{path}: this run was started with {name} {was}, and it is {now} here. "
+            "Use another directory, or delete this one to start again."
+        )
+
+
+def _flat(value: Any, at: str = "") -> Json:
+    if not isinstance(value, dict) or (at and not value):
+        return {at: value}
+    flat: Json = {}
+    for name, item in value.items():
+        flat |= _flat(item, f"{at}.{name}" if at else name)
+    return flat
+
+
+def _shown(flat: Json, key: str) -> str:
+    if key not in flat:
+        return "not set"
+    return "none" if flat[key] is None else repr(flat[key])
+
+
+def _as_read(record: Json) -> Json:
+    """The record as it comes back from a file: tuples are lists, keys are strings."""
+    plain: Json = json.loads(json.dumps(record))
+    return plain
+
+
+def _versions() -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name, package in (("coa", "chain-of-agents"), *((p, p) for p in _PACKAGES)):
+        try:
+            found[name] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _commit() -> str | None:
+    """The commit of the repository around the current directory, '-dirty' if it was edited."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None if done.returncode == 0 else None

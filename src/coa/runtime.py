@@ -1,0 +1,375 @@
+"""rollout(): the one loop where model text and tool output interleave.
+
+Distillation checks, training, evaluation and serving all run it. It fills a Trajectory in place and
+yields each Step as it is complete, so whoever stops listening (Ctrl-C, a closed connection) keeps a
+valid partial trajectory. A failed rollout is a result: it has a StopReason and never raises for
+what a model, a tool or an engine did.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+from coa.engines.base import Completion, Engine, OnText, Sampling, sampling_key
+from coa.errors import CoaError, EngineError, UsageError, boundary
+from coa.protocol import Block, Fault, FaultKind, Grammar, PromptKind, State, parse, system_prompt
+from coa.tasks.task import Task
+from coa.tools.base import Observation, Toolbox, ToolCall, clean
+from coa.trajectory import Author, Segment, Step, StopReason, Trajectory
+
+REPEATED = "You made this call before; the result is the same."
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What one rollout may spend. Reaching a limit truncates it; only `malformed` blames it."""
+
+    turns: int = 12
+    tokens: int = 2048
+    """Sampled tokens over all turns."""
+    turn_tokens: int = 512
+    """Sampled tokens in one turn."""
+    context: int = 0
+    """Prompt, sampled and observation tokens together; 0 takes the engine's limit."""
+    seconds: float = 600.0
+    malformed: int = 2
+    """Faulty turns that are explained to the model; one more ends the rollout."""
+    tool_failures: int = 3
+    """Tool failures in a row that end the rollout."""
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """How the model is sampled; the seed is mixed with task, sample and position."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0
+    sample: int = 0
+    prompt: PromptKind = "compact"
+
+
+@dataclass
+class _Work:
+    """What the loop remembers between turns."""
+
+    grammar: Grammar
+    deadline: float
+    context: int
+    ids: list[int]
+    state: State = field(default_factory=State)
+    memory: dict[ToolCall, Observation] = field(default_factory=dict)
+    seen: int = 0
+    """Length of the ids that the engine has processed already."""
+    failures: int = 0
+
+    def remaining_s(self) -> float:
+        return self.deadline - time.monotonic()
+
+
+def open_trajectory(
+    task: Task, grammar: Grammar, engine: Engine, decoding: Decoding | None = None
+) -> Trajectory:
+    """A trajectory that holds only its prompt. `grammar` must be bound to its toolbox."""
+    decoding = decoding or Decoding()
+    system = system_prompt(grammar, decoding.prompt)
+    ids = engine.encode_prompt(system, task.question)
+    return Trajectory(
+        task_id=task.id,
+        question=task.question,
+        grammar=grammar.name,
+        prompt=decoding.prompt,
+        segments=[Segment(Author.PROMPT, system, ids)],
+        weights=engine.weights,
+        seed=decoding.seed,
+        sample=decoding.sample,
+    )
+
+
+async def rollout(
+    task: Task,
+    engine: Engine,
+    grammar: Grammar,
+    toolbox: Toolbox,
+    *,
+    budget: Budget | None = None,
+    decoding: Decoding | None = None,
+    into: Trajectory | None = None,
+    on_text: OnText | None = None,
+) -> AsyncIterator[Step]:
+    """Yield the steps of one rollout; `into` is the trajectory it fills (see `run`)."""
+    budget, decoding = budget or Budget(), decoding or Decoding()
+    if not task.question.strip():
+        raise UsageError("the question is empty.")
+    grammar = toolbox.bind(grammar)
+    fresh = open_trajectory(task.public(), grammar, engine, decoding)
+    trajectory = fresh if into is None else into
+    trajectory.segments[:] = fresh.segments
+    limit = min(budget.context or engine.context, engine.context)
+    started = time.monotonic()
+    trajectory.seconds.update(total=0.0, engine=0.0, tools=0.0)
+    work = _Work(grammar, started + budget.seconds, limit, list(fresh.ids))
+    try:
+        while trajectory.stop is None:
+            trajectory.stop = _spent(trajectory, work, budget)
+            if trajectory.stop is not None:
+                break
+            segment = await _turn(trajectory, work, engine, budget, decoding, on_text)
+            if segment is None:
+                break
+            step = Step(segment, await _respond(trajectory, work, engine, toolbox, budget))
+            yield step
+    except (asyncio.CancelledError, GeneratorExit):
+        trajectory.stop = trajectory.stop or StopReason.CANCELLED
+        raise
+    finally:
+        trajectory.seconds["total"] = time.monotonic() - started
+        _release(trajectory, work.state)
+
+
+async def run(
+    task: Task,
+    engine: Engine,
+    grammar: Grammar,
+    toolbox: Toolbox,
+    *,
+    budget: Budget | None = None,
+    decoding: Decoding | None = None,
+    on_text: OnText | None = None,
+) -> Trajectory:
+    """Roll out one task to its end."""
+    trajectory = open_trajectory(task.public(), toolbox.bind(grammar), engine, decoding)
+    steps = rollout(
+        task,
+        engine,
+        grammar,
+        toolbox,
+        budget=budget,
+        decoding=decoding,
+        into=trajectory,
+        on_text=on_text,
+    )
+    async for _ in steps:
+        pass
+    return trajectory
+
+
+def _spent(trajectory: Trajectory, work: _Work, budget: Budget) -> StopReason | None:
+    """The budget that is used up, if any."""
+    usage = trajectory.usage
+    if usage.turns >= budget.turns:
+        return StopReason.TURNS
+    if usage.sampled_tokens >= budget.tokens:
+        return StopReason.TOKENS
+    if len(work.ids) >= work.context:
+        return StopReason.CONTEXT
+    return StopReason.TIME if work.remaining_s() <= 0 else None
+
+
+def _release(trajectory: Trajectory, state: State) -> None:
+    """When a budget ended the work, the last suggested answer is better than none."""
+    stop = trajectory.stop
+    if stop is not None and stop.truncated and state.suggestion:
+        trajectory.meta["cut_by"] = stop.value
+        trajectory.stop, trajectory.answer = StopReason.RELEASED, state.suggestion
+
+
+async def _turn(
+    trajectory: Trajectory,
+    work: _Work,
+    engine: Engine,
+    budget: Budget,
+    decoding: Decoding,
+    on_text: OnText | None,
+) -> Segment | None:
+    """Sample one model turn into the trajectory; None when the engine or the clock ended it.
+
+    A stop string inside a program (a string that holds a closing tag) does not end the turn:
+    sampling goes on until the block is really closed.
+    """
+    segment = Segment(Author.MODEL, "", [], [])
+    usage = trajectory.usage
+    while True:
+        room = min(
+            budget.turn_tokens - len(segment.ids or ()),
+            budget.tokens - usage.sampled_tokens,
+            work.context - len(work.ids),
+        )
+        if room <= 0:
+            trajectory.stop = _which_limit(usage.sampled_tokens, work, budget)
+            break
+        sampling = Sampling(
+            temperature=decoding.temperature,
+            top_p=decoding.top_p,
+            top_k=decoding.top_k,
+            max_tokens=room,
+            stop=work.grammar.stop_strings,
+            key=sampling_key(decoding.seed, trajectory.task_id, decoding.sample, len(work.ids)),
+        )
+        completion = await _generate(trajectory, work, engine, sampling, on_text)
+        if completion is None:
+            break
+        usage.prompt_tokens += len(work.ids)
+        usage.cached_tokens += work.seen
+        usage.sampled_tokens += len(completion.ids)
+        assert segment.ids is not None and segment.logprobs is not None
+        segment.ids += completion.ids
+        segment.logprobs += completion.logprobs
+        work.ids += completion.ids
+        work.seen = len(work.ids)
+        segment.text = engine.decode(segment.ids)
+        if completion.finish == "length":
+            trajectory.stop = _which_limit(usage.sampled_tokens, work, budget)
+            break
+        if completion.finish == "eos" or not completion.ids:
+            break
+        if not _inside_code(work.grammar, segment.text):
+            break
+    if segment.ids:
+        trajectory.segments.append(segment)
+        usage.turns += 1
+    elif trajectory.stop is None:  # the model ended its turn without a word
+        usage.turns += 1
+        trajectory.segments.append(segment)
+    return segment if trajectory.stop is None or segment.ids else None
+
+
+def _which_limit(sampled: int, work: _Work, budget: Budget) -> StopReason:
+    full = len(work.ids) >= work.context and sampled < budget.tokens
+    return StopReason.CONTEXT if full else StopReason.TOKENS
+
+
+def _inside_code(grammar: Grammar, text: str) -> bool:
+    """The text ends within a program, at a closing tag that its fences say is a string."""
+    name = parse(grammar, text).open_role
+    return name in grammar.by_name and grammar.by_name[name].body == "code"
+
+
+async def _generate(
+    trajectory: Trajectory,
+    work: _Work,
+    engine: Engine,
+    sampling: Sampling,
+    on_text: OnText | None,
+) -> Completion | None:
+    started = time.monotonic()
+    try:
+        with boundary(EngineError, "the engine"):
+            async with asyncio.timeout(max(0.0, work.remaining_s())):
+                return await engine.generate(work.ids, sampling, on_text)
+    except CoaError as error:
+        if isinstance(error.__cause__, TimeoutError) and work.remaining_s() <= 0:
+            trajectory.stop = StopReason.TIME
+        else:
+            trajectory.stop, trajectory.error = StopReason.ENGINE_FAILED, clean(str(error))
+        return None
+    finally:
+        trajectory.seconds["engine"] += time.monotonic() - started
+
+
+async def _respond(
+    trajectory: Trajectory, work: _Work, engine: Engine, toolbox: Toolbox, budget: Budget
+) -> Segment | None:
+    """Act on the turn just sampled: finish, call a tool, or explain what was wrong."""
+    if trajectory.stop is not None:
+        _note_suggestion(work, trajectory.segments[-1].text)
+        return None
+    text = trajectory.segments[-1].text
+    block, fault = _read_turn(work, text)
+    if fault is not None:
+        trajectory.usage.malformed += 1
+        if trajectory.usage.malformed > budget.malformed:
+            trajectory.stop, trajectory.error = StopReason.MALFORMED, fault.message
+            return None
+        return _observe(trajectory, work, engine, f"Error: {fault.message}")
+    assert block is not None
+    role = work.grammar.by_name[block.role]
+    if role.kind == "answer":
+        trajectory.stop, trajectory.answer = StopReason.ANSWERED, block.body.strip()
+        return None
+    call = ToolCall(role.tool or role.name, block.body.strip())
+    observation = await _call(trajectory, work, toolbox, call)
+    if observation is None:
+        return None
+    segment = _observe(trajectory, work, engine, observation.text)
+    if observation.failure in ("failed", "timeout"):
+        work.failures += 1
+        if work.failures >= budget.tool_failures and trajectory.stop is None:
+            timed_out = observation.failure == "timeout"
+            trajectory.stop = StopReason.TOOL_TIMEOUT if timed_out else StopReason.TOOL_FAILED
+            trajectory.error = observation.text
+    else:
+        work.failures = 0
+    return segment
+
+
+def _read_turn(work: _Work, text: str) -> tuple[Block | None, Fault | None]:
+    """Move the state over the blocks of a turn; the block to act on, or the first fault.
+
+    What follows a call or an answer within the last token is not read: the turn ended there.
+    """
+    grammar = work.grammar
+    parsed = parse(grammar, text)
+    first_fault = parsed.faults[0] if parsed.faults else None
+    for block in parsed.blocks:
+        if first_fault is not None and first_fault.at < block.end:
+            break
+        moved = grammar.advance(work.state, block)
+        if isinstance(moved, Fault):
+            return None, moved
+        work.state = moved
+        if moved.awaiting or moved.done:
+            return block, None
+    if first_fault is None:
+        want = " or ".join(f"<{name}>" for name in grammar.allowed(work.state))
+        message = f"The turn ended without a call or an answer; write {want}."
+        first_fault = Fault(FaultKind.UNCLOSED, len(text), message)
+    return None, first_fault
+
+
+def _note_suggestion(work: _Work, text: str) -> None:
+    """A turn cut by a budget may still hold a suggestion worth releasing."""
+    _read_turn(work, text)
+
+
+async def _call(
+    trajectory: Trajectory, work: _Work, toolbox: Toolbox, call: ToolCall
+) -> Observation | None:
+    """Run a tool, or answer a repeated call from memory; None when the clock ran out."""
+    trajectory.usage.tool_calls += 1
+    known = work.memory.get(call)
+    if known is not None:
+        return Observation(f"{REPEATED}\n{known.text}")
+    started = time.monotonic()
+    try:
+        observation = await toolbox.call(call, limit_s=max(0.0, work.remaining_s()))
+    finally:
+        trajectory.seconds["tools"] += time.monotonic() - started
+    if observation.failure == "timeout" and work.remaining_s() <= 0:
+        trajectory.stop = StopReason.TIME
+        return None
+    if observation.failure in (None, "mistake"):
+        work.memory[call] = observation
+    return observation
+
+
+def _observe(trajectory: Trajectory, work: _Work, engine: Engine, text: str) -> Segment | None:
+    """Append an observation; one that does not fit ends the rollout with its history whole."""
+    after = trajectory.segments[-1].text
+    rendered = work.grammar.render_observation(text, after)
+    ids = engine.encode(rendered)
+    if len(work.ids) + len(ids) >= work.context:
+        trajectory.stop = StopReason.CONTEXT
+        return None
+    segment = Segment(Author.ENV, rendered, ids)
+    trajectory.segments.append(segment)
+    trajectory.usage.observation_tokens += len(ids)
+    work.ids += ids
+    moved = work.grammar.advance(work.state, Block(work.grammar.observation, text))
+    assert isinstance(moved, State)
+    work.state = moved
+    return segment

@@ -1,0 +1,224 @@
+"""The whole way in one command: record, distil, train, measure, print the table.
+
+Each stage writes into its own folder of the run directory and is skipped when it is done, so an
+interrupted speedrun continues where it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+
+from coa.config import load_recipe, read_toml, to_json
+from coa.display import console, percent, print_chain
+from coa.distill.pipeline import distill, save_distilled
+from coa.engines.store import is_pulled, pull
+from coa.evaluate.run import compare
+from coa.evaluate.stage import EvalSettings, run_eval
+from coa.progress import counted, duration
+from coa.protocol import load_grammar
+from coa.runs import Json, Run, write_atomic
+from coa.tasks import make_tasks
+from coa.tasks.task import Task, TaskSet
+from coa.teachers import load_teacher, record_all
+from coa.tools.search import toolbox_for
+from coa.train.settings import SftSettings
+from coa.train.stage import train_on
+from coa.trajectory import Trajectory, load_trajectories
+
+Note = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class TaskPart:
+    """Which training tasks to record."""
+
+    families: tuple[str, ...] = ()
+    n: int = 320
+    worlds: tuple[int, ...] = (0,)
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class TeacherPart:
+    error_rate: float = 0.1
+    grammar: str = "mhqa"
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class EvalPart:
+    """Held-out tasks, none of which shares an entity with the training tasks."""
+
+    n: int = 100
+    world_seed: int = 7
+    controls: int = 50
+    seed: int = 1
+    turn_tokens: int = 128
+    malformed: int = 1
+
+
+@dataclass(frozen=True)
+class SpeedrunRecipe:
+    tasks: TaskPart = field(default_factory=TaskPart)
+    teacher: TeacherPart = field(default_factory=TeacherPart)
+    sft: SftSettings = field(default_factory=SftSettings)
+    eval: EvalPart = field(default_factory=EvalPart)
+
+
+def run_speedrun(
+    directory: Path, recipe_path: Path | None, overrides: Sequence[str], note: Note
+) -> Json:
+    """Run every stage that is not done yet; returns what `result.json` holds."""
+    if recipe_path is None:
+        with resources.as_file(resources.files("coa").joinpath("recipes/speedrun.toml")) as path:
+            recipe = load_recipe(None, overrides, SpeedrunRecipe, read_toml(path))
+    else:
+        recipe = load_recipe(recipe_path, overrides, SpeedrunRecipe)
+    with Run.open(directory, "speedrun", to_json(recipe), {}, recipe.sft.seed) as run:
+        clock = _Clock(run, note)
+        if not is_pulled():
+            with clock("pull the base model"):
+                pull(progress=note)
+        with clock("record and distil"):
+            trajectories = _distil(recipe, directory, note)
+        with clock("fine-tune"):
+            adapter = train_on(trajectories, recipe.sft, directory / "sft", note)
+        result = _measure(recipe, directory, f"{recipe.sft.model}+{adapter}", clock)
+        write_atomic(directory / "result.json", json.dumps(result, indent=2) + "\n")
+        _print(directory, result, clock)
+    return result
+
+
+class _Clock:
+    """Says what starts and records how long it took, apart from the results."""
+
+    def __init__(self, run: Run, note: Note) -> None:
+        self._run, self._note = run, note
+        self.seconds: dict[str, float] = {}
+        self._what, self._begun = "", 0.0
+
+    def __call__(self, what: str) -> _Clock:
+        self._what = what
+        return self
+
+    def __enter__(self) -> None:
+        self._begun = time.monotonic()
+        self._note(f"== {self._what}")
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        seconds = time.monotonic() - self._begun
+        self.seconds[self._what] = seconds
+        self._run.timing({"stage": self._what, "seconds": round(seconds, 1)})
+        if error is None:
+            self._note(f"   {self._what}: {duration(seconds)}")
+
+
+def _distil(recipe: SpeedrunRecipe, directory: Path, note: Note) -> list[Trajectory]:
+    """Tasks, episodes and trajectories of every world, in one file each."""
+    part = recipe.tasks
+    made: list[Task] = []
+    share, rest = divmod(part.n, len(part.worlds))
+    for index, world in enumerate(part.worlds):
+        count = share + (index < rest)
+        families = list(part.families) or None
+        made += make_tasks(
+            "atlas-mhqa", "train", count, part.seed, world_seed=world, families=families
+        )
+    tasks = TaskSet(tuple(made), "train")
+    tasks.save(directory / "tasks-train.jsonl")
+    teacher = load_teacher("experts", error_rate=recipe.teacher.error_rate)
+    with counted("record", len(tasks)) as on_done:
+        episodes = asyncio.run(
+            record_all(
+                tasks,
+                teacher,
+                toolbox_for(),
+                directory / "episodes.jsonl",
+                seed=recipe.teacher.seed,
+                on_done=on_done,
+            )
+        )
+    distilled = asyncio.run(
+        distill(
+            episodes,
+            load_grammar(recipe.teacher.grammar),
+            toolbox_for(),
+            {task.id: task for task in tasks},
+        )
+    )
+    save_distilled(directory / "distilled", distilled)
+    note(f"   {json.dumps(distilled.funnel)}")
+    return distilled.kept
+
+
+def _measure(recipe: SpeedrunRecipe, directory: Path, trained: str, clock: _Clock) -> Json:
+    """Base and trained model on held-out tasks, an invented world and the two controls."""
+    part = recipe.eval
+    families = list(recipe.tasks.families) or None
+
+    def tasks(name: str, n: int, world: int) -> Path:
+        path = directory / f"tasks-{name}.jsonl"
+        made = make_tasks(
+            "atlas-mhqa", "heldout_entity", n, part.seed, world_seed=world, families=families
+        )
+        made.save(path)
+        return path
+
+    heldout = tasks("heldout", part.n, 0)
+    world = tasks("world", part.n, part.world_seed)
+    controls = tasks("controls", part.controls, 0)
+    plan = [
+        ("base", recipe.sft.model, heldout, "real"),
+        ("sft", trained, heldout, "real"),
+        ("sft, invented world", trained, world, "real"),
+        ("sft, nothing found", trained, controls, "withheld"),
+        ("sft, wrong passages", trained, controls, "wrong"),
+    ]
+    rows: list[Json] = []
+    for name, model, path, observations in plan:
+        out = directory / f"eval-{name.replace(', ', '-').replace(' ', '-')}"
+        with clock(f"measure {name}"):
+            settings = EvalSettings(
+                model=model,
+                tasks=str(path),
+                grammar=recipe.teacher.grammar,
+                observations=observations,
+                turn_tokens=part.turn_tokens,
+                malformed=part.malformed,
+                seed=part.seed,
+            )
+            rows.append({"name": name, "run": str(out), **run_eval(settings, out)})
+    gain = compare([directory / "eval-base", directory / "eval-sft"])["runs"][1]
+    return {"rows": rows, "gain": gain}
+
+
+def _print(directory: Path, result: Json, clock: _Clock) -> None:
+    out = console()
+    out.print()
+    out.print(f"{'':<24}{'accuracy, 95% interval':<28}{'n':>5}{'tokens/task':>13}{'calls':>7}")
+    for row in result["rows"]:
+        accuracy = percent(row["accuracy"], row["ci95"])
+        out.print(
+            f"{row['name']:<24}{accuracy:<28}{row['n']:>5}{row['tokens_per_task']:>13}"
+            f"{row['tool_calls_per_task']:>7}"
+        )
+    gain = result["gain"]
+    low, high = gain["difference_ci95"]
+    out.print(
+        f"sft against base: {100 * gain['difference']:+.1f} points [{100 * low:+.1f}, "
+        f"{100 * high:+.1f}], wins {gain['wins']}, losses {gain['losses']}"
+    )
+    out.print()
+    shown = load_trajectories(directory / "eval-sft" / "trajectories.jsonl")
+    for trajectory in shown[:3]:
+        print_chain(out, trajectory, load_grammar(trajectory.grammar))
+        out.print()
+    total = sum(clock.seconds.values())
+    out.print(f"{duration(total)} in all; everything is in {directory}", style="dim")
+    out.print('now try: coa ask "What is the capital of the country where Osaka is located?"')

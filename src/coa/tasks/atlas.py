@@ -1,0 +1,211 @@
+"""Multi-hop questions over the Atlas, with gold answers and reference searches.
+
+Splits: `train`; `heldout_entity`, where every entity that is mentioned or looked up was held out;
+`heldout_family`, where entities are trained ones and the composition of relations is new. Held-out
+phrasings never occur in `train` and make up about a quarter of `heldout_entity`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from random import Random
+from typing import Any
+
+from coa.corpus.atlas import passage_for
+from coa.corpus.relations import query_for, with_article
+from coa.corpus.world import World, load_world
+from coa.errors import UsageError, did_you_mean
+from coa.tasks.atlas_families import FAMILIES, Family, Slots, Solution
+from coa.tasks.atlas_phrasings import PHRASINGS, is_held_out
+from coa.tasks.atlas_splits import held_out
+from coa.tasks.task import Task, TaskSet
+
+SPLITS = ("train", "heldout_entity", "heldout_family")
+MOST_CANDIDATES = 3000
+"""Slot fillings kept for one family: pairs are many, and more would only cost time."""
+_MISLEADING_COUNTRIES = frozenset(["Georgia", "DR Congo", "Republic of the Congo"])
+
+
+def make_tasks(
+    split: str,
+    n: int,
+    seed: int,
+    world_seed: int = 0,
+    families: Sequence[str] | None = None,
+) -> TaskSet:
+    """`n` distinct tasks of a split, spread evenly over its families (or over those named).
+
+    The same arguments give the same tasks, and a smaller `n` gives the first of them.
+    """
+    chosen = _chosen_families(split, families)
+    if n < 1:
+        raise UsageError(f"n = {n!r}: expected a positive number of tasks.")
+    world = load_world(world_seed)
+    queues = [_shuffled(world, split, family, seed) for family in chosen]
+    tasks: list[Task] = []
+    while queues and len(tasks) < n:
+        going = []
+        for queue in queues:
+            task = next(queue, None)
+            if task is not None and len(tasks) < n:
+                tasks.append(task)
+                going.append(queue)
+        queues = going
+    if len(tasks) < n:
+        raise UsageError(
+            f"{n} tasks of split {split!r} are more than the {len(tasks)} that these families "
+            f"have in world {world_seed}. Ask for fewer, or for more families."
+        )
+    return TaskSet(tuple(tasks), name=f"atlas-{split}-w{world_seed}-s{seed}")
+
+
+def families_of(split: str) -> tuple[str, ...]:
+    """Names of the families a split draws from."""
+    if split not in SPLITS:
+        raise UsageError(f"unknown split {split!r}.{did_you_mean(split, SPLITS)}")
+    wanted = split == "heldout_family"
+    return tuple(name for name, family in FAMILIES.items() if family.held_out == wanted)
+
+
+def _chosen_families(split: str, names: Sequence[str] | None) -> list[Family]:
+    known = families_of(split)
+    if names is not None and not names:
+        raise UsageError("families: the list is empty. Leave it out to use all of them.")
+    for name in names or ():
+        if name not in FAMILIES:
+            raise UsageError(f"unknown family {name!r}.{did_you_mean(name, known)}")
+        if name not in known:
+            raise UsageError(
+                f"family {name!r} does not belong to split {split!r}.{did_you_mean('', known)}"
+            )
+    return [FAMILIES[name] for name in dict.fromkeys(names or known)]
+
+
+def _shuffled(world: World, split: str, family: Family, seed: int) -> Iterator[Task]:
+    candidates = _candidates(world, split, family.name)
+    phrasings = [
+        index
+        for index in range(len(PHRASINGS[family.name]))
+        if split != "train" or not is_held_out(index)
+    ]
+    order = list(range(len(candidates) * len(phrasings)))
+    Random(f"{seed}/{split}/{world.seed}/{family.name}").shuffle(order)
+    for place in order:
+        slots, solution = candidates[place // len(phrasings)]
+        yield _task(world, split, family, slots, solution, phrasings[place % len(phrasings)])
+
+
+@cache
+def _candidates(world: World, split: str, name: str) -> list[tuple[Slots, Solution]]:
+    """Every way to fill the family's slots that has one clear answer and keeps to the split."""
+    shape = FAMILIES[name].shape
+    outside = held_out(world)
+    found: list[tuple[Slots, Solution]] = []
+    for slots in _fillings(world, split, name):
+        solution = shape.solve(world, slots)
+        if solution is None or len(found) >= MOST_CANDIDATES:
+            continue
+        mentioned = [(shape.slots[slot], slots[slot]) for slot in slots]
+        entities = {*solution.bridges, *mentioned}
+        answer = (solution.answer_kind, solution.answer)
+        if any(_is_ambiguous(world, name, entity) for entity in (*entities, answer)):
+            continue
+        if split == "heldout_entity":
+            kept = all(entity in outside for entity in entities)
+        else:
+            kept = not any(entity in outside for entity in (*entities, answer))
+        if kept:
+            found.append((slots, solution))
+    return found
+
+
+def _fillings(world: World, split: str, name: str) -> Iterator[Slots]:
+    shape, outside = FAMILIES[name].shape, held_out(world)
+    rng = Random(f"{world.seed}/{split}/{name}")
+    kinds = {
+        "country": [c.name for c in world.countries.values() if c.kind == "country"],
+        "city": list(world.cities),
+        "element": list(world.elements),
+    }
+    (kind,) = set(shape.slots.values())
+    wanted = split == "heldout_entity"
+    pool = [entity for entity in kinds[kind] if ((kind, entity) in outside) == wanted]
+    seen: set[tuple[str, ...]] = set()
+    if len(shape.slots) == 1:
+        (slot,) = shape.slots
+        yield from ({slot: entity} for entity in rng.sample(pool, len(pool)))
+        return
+    for _ in range(4 * MOST_CANDIDATES):
+        picked = rng.sample(pool, len(shape.slots))
+        if shape.kind == "intersection":
+            middle = world.countries[picked[0]].borders
+            around = {far for near in middle for far in world.countries[near].borders}
+            choices = sorted(around & set(pool) - {picked[0]})
+            picked[1:] = rng.sample(choices, min(1, len(choices)))
+        if len(picked) == len(shape.slots) and tuple(picked) not in seen:
+            seen.add(tuple(picked))
+            yield dict(zip(shape.slots, picked, strict=True))
+
+
+def _is_ambiguous(world: World, family: str, entity: tuple[str, str]) -> bool:
+    """Whether a name could mean something else to a reader of the question or the answer."""
+    kind, name = entity
+    if kind == "country":
+        country = world.countries[name]
+        alike = country.capital.endswith("(city)")
+        return alike or name in _MISLEADING_COUNTRIES or country.kind != "country"
+    if kind == "city":
+        city = world.cities[name]
+        return "(" in name or (city.shares_name and family.startswith("city_"))
+    return False
+
+
+def _task(
+    world: World, split: str, family: Family, slots: Slots, solution: Solution, phrasing: int
+) -> Task:
+    template = PHRASINGS[family.name][phrasing]
+    question = template.format(**{slot: with_article(world, name) for slot, name in slots.items()})
+    meta: dict[str, Any] = {
+        "family": family.name,
+        "kind": family.kind,
+        "hops": len(solution.facts),
+        "split": split,
+        "phrasing": phrasing,
+        "phrasing_heldout": is_held_out(phrasing) or split == "heldout_family",
+        "world": world.seed,
+    }
+    return Task(
+        question=question[0].upper() + question[1:],
+        answers=answers_for(world, solution.answer),
+        meta=meta,
+        gold={
+            "hops": [
+                _hop(world, fact.relation, fact.subject, fact.values) for fact in solution.facts
+            ]
+        },
+    )
+
+
+def _hop(world: World, relation: str, subject: str, values: Sequence[str]) -> Mapping[str, Any]:
+    passage = passage_for(world, relation, subject)
+    return {
+        "query": query_for(relation, subject),
+        "page": passage.title,
+        "passage": passage.text,
+        "answer": ", ".join(values),
+        "relation": relation,
+        "subject": subject,
+    }
+
+
+def answers_for(world: World, answer: str) -> tuple[str, ...]:
+    """The answer as pages print it, and the other ways in which it may rightly be written."""
+    forms = [answer]
+    if answer in world.countries:
+        if world.countries[answer].article:
+            forms.append(f"the {answer}")
+    elif answer.startswith("+") or "," in answer:
+        forms.append(answer.removeprefix("+").replace(",", ""))
+    forms += [form.replace("&", "and") for form in forms if "&" in form]
+    return tuple(forms)

@@ -1,0 +1,45 @@
+"""Tasks from a table: a CSV with a question column and, if answers are known, an answer column."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+from coa.errors import RecordError, UsageError, boundary
+from coa.tasks.task import Task, TaskSet
+
+QUESTION = ("question", "query", "prompt", "input")
+ANSWER = ("answer", "answers", "gold", "target", "output")
+
+
+def read_csv(path: Path) -> TaskSet:
+    """Read tasks from CSV; alternatives in the answer column are joined by `|`."""
+    if not path.is_file():
+        raise UsageError(f"{path}: no such file.")
+    with (
+        boundary(RecordError, f"{path}: reading it as CSV"),
+        path.open(encoding="utf-8-sig", errors="replace", newline="") as file,
+    ):
+        reader = csv.DictReader(file)
+        columns = {(name or "").strip().lower(): name for name in reader.fieldnames or ()}
+        question = next((columns[name] for name in QUESTION if name in columns), None)
+        answer = next((columns[name] for name in ANSWER if name in columns), None)
+        if question is None:
+            found = ", ".join(repr(name) for name in reader.fieldnames or ()) or "nothing"
+            raise RecordError(
+                f"{path}: found columns {found}, expected one named 'question' "
+                "(and 'answer' if answers are known). Rename the column in the first line."
+            )
+        tasks = []
+        for row in reader:
+            text = (row[question] or "").strip()
+            if not text:
+                raise RecordError(f"{path}:{reader.line_num}: the question is empty.")
+            gold = (row[answer] or "").split("|") if answer is not None else []
+            answers = tuple(part.strip() for part in gold if part.strip())
+            used = (question, answer)
+            meta = {k: v for k, v in row.items() if k and k not in used and v}
+            tasks.append(Task(question=text, answers=answers, meta=meta))
+    if not tasks:
+        raise RecordError(f"{path}: holds no task.")
+    return TaskSet(tuple(tasks), name=path.stem)

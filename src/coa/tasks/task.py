@@ -1,0 +1,122 @@
+"""Task: a question with gold answers, frozen. TaskSet: an ordered list of them, on disk as JSONL.
+
+Teachers, tools and prompts are given `task.public()`, which has no gold, so that a leak is a type
+of mistake that cannot be made by accident.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from coa.errors import RecordError
+from coa.runs import Json, dumps, read_records, write_atomic
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One question. `id` is derived from the content when it is not given."""
+
+    question: str
+    answers: tuple[str, ...] = ()
+    """Gold answers; any of them is right. Empty on a public task."""
+    id: str = ""
+    meta: Mapping[str, Any] = field(default_factory=dict)
+    """What a report groups by: family, hops, split, phrasing, world. Never a gold answer."""
+    gold: Mapping[str, Any] = field(default_factory=dict)
+    """What only a scorer or a test may see besides the answers (reference hops, unit tests)."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.question, str) or not self.question.strip():
+            raise RecordError(f"task {self.id or '(no id)'}: the question is empty.")
+        if isinstance(self.answers, str):  # type: ignore[unreachable]
+            raise TypeError(f"answers must be a list of strings, found {self.answers!r}.")
+        object.__setattr__(self, "answers", tuple(map(str, self.answers)))
+        if not self.id:
+            world = str(self.meta.get("world", ""))
+            try:
+                digest = hashlib.sha256(f"{world}\0{self.question}".encode()).hexdigest()
+            except UnicodeEncodeError:
+                raise RecordError(f"the question {self.question!r} is not text in UTF-8.") from None
+            object.__setattr__(self, "id", digest[:16])
+
+    def public(self) -> Task:
+        """The task as everybody but the scorer may see it: no gold of any kind."""
+        return replace(self, answers=(), gold={})
+
+    def to_json(self) -> Json:
+        record: Json = {"schema": SCHEMA, "id": self.id, "question": self.question}
+        record["answers"] = list(self.answers)
+        record["meta"] = dict(self.meta)
+        record["gold"] = dict(self.gold)
+        return record
+
+    @classmethod
+    def from_json(cls, record: Json) -> Task:
+        schema = record.get("schema", SCHEMA)
+        if schema != SCHEMA:
+            raise RecordError(
+                f"task schema {schema!r} is newer than this package (schema {SCHEMA}). "
+                "Update chain-of-agents."
+            )
+        answers = record.get("answers", ())
+        return cls(
+            question=record["question"],
+            answers=(answers,) if isinstance(answers, str) else tuple(answers),
+            id=str(record.get("id", "")),
+            meta=record.get("meta", {}),
+            gold=record.get("gold", {}),
+        )
+
+
+@dataclass(frozen=True)
+class TaskSet(Sequence[Task]):
+    """An ordered list of tasks with distinct ids."""
+
+    tasks: tuple[Task, ...]
+    name: str = "tasks"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tasks", tuple(self.tasks))
+        seen: set[str] = set()
+        for task in self.tasks:
+            if task.id in seen:
+                raise RecordError(f"{self.name}: two tasks have the id {task.id!r}.")
+            seen.add(task.id)
+
+    def __len__(self) -> int:
+        return len(self.tasks)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.tasks[index]
+
+    def __iter__(self) -> Iterator[Task]:
+        return iter(self.tasks)
+
+    def fingerprint(self) -> str:
+        """A hash of the content, for manifests: the same set of tasks has the same fingerprint."""
+        digest = hashlib.sha256()
+        for task in self.tasks:
+            digest.update(json.dumps(task.to_json(), sort_keys=True).encode())
+        return digest.hexdigest()[:16]
+
+    def save(self, path: Path) -> None:
+        write_atomic(path, "".join(dumps(task.to_json()) + "\n" for task in self.tasks))
+
+    @classmethod
+    def load(cls, path: Path) -> TaskSet:
+        """Read tasks from JSONL (ours) or CSV (columns question and answer)."""
+        if path.suffix.lower() == ".csv":
+            from coa.tasks.table import read_csv
+
+            return read_csv(path)
+        tasks = read_records(path, Task.from_json)
+        if not tasks:
+            raise RecordError(f"{path}: holds no task.")
+        return cls(tuple(tasks), name=path.stem)

@@ -1,0 +1,63 @@
+"""Teachers: multi-agent systems whose work is recorded as episodes."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from coa.collect import OnDone, collect
+from coa.config import load_object
+from coa.errors import ConfigError
+from coa.tasks.task import Task
+from coa.teachers.episode import Episode
+from coa.tools.base import Toolbox
+
+__all__ = ["Teacher", "load_teacher", "record_all"]
+
+
+class Teacher(Protocol):
+    """Anything that works on a public task with tools and returns the record of it."""
+
+    async def record(self, task: Task, toolbox: Toolbox, seed: int = 0) -> Episode: ...
+
+
+def load_teacher(reference: str, **options: Any) -> Teacher:
+    """`experts`, or `module:attribute` for one's own: a Teacher, or a class of one."""
+    if reference == "experts":
+        from coa.teachers.experts import Experts
+
+        return Experts(**options)
+    if ":" not in reference:
+        raise ConfigError(f"{reference!r} is not a teacher; expected experts or module:attribute.")
+    teacher = load_object(reference, "teacher")
+    teacher = teacher() if isinstance(teacher, type) else teacher
+    if not hasattr(teacher, "record"):
+        raise ConfigError(f"teacher {reference!r} has no method record(task, toolbox, seed).")
+    return teacher  # type: ignore[no-any-return]
+
+
+async def record_all(
+    tasks: Sequence[Task],
+    teacher: Teacher,
+    toolbox_of: Callable[[Task], Toolbox],
+    path: Path,
+    *,
+    seed: int = 0,
+    concurrency: int = 8,
+    on_done: OnDone | None = None,
+) -> list[Episode]:
+    """Record every task into `path`, continuing what is there. The teacher never sees gold."""
+
+    def work(task: Task) -> Callable[[], Awaitable[Episode]]:
+        public = task.public()
+        return lambda: teacher.record(public, toolbox_of(public), seed)
+
+    return await collect(
+        path,
+        {task.id: work(task) for task in tasks},
+        parse=Episode.from_json,
+        key=lambda episode: episode.task_id,
+        concurrency=concurrency,
+        on_done=on_done,
+    )

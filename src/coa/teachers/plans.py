@@ -1,0 +1,149 @@
+"""What the planner and the verifier know: how to break a question into look-ups, and how to
+combine what was found. Both work from text: the question, and the values that were read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from coa.corpus.relations import RELATIONS
+from coa.tasks.atlas_families import Chain, Comparison, Difference, Intersection, Superlative
+from coa.tasks.atlas_understanding import understand
+from coa.teachers.wording import WORDINGS
+
+Shape = Chain | Comparison | Difference | Intersection | Superlative
+_COUNTS = ("no", "one look-up", "two look-ups", "three look-ups", "four look-ups")
+
+
+class Find(NamedTuple):
+    """One look-up. The subject may be the result of an earlier step: `#0`, or `#0*` for each."""
+
+    relation: str
+    subject: str
+
+
+class Verdict(NamedTuple):
+    answer: str
+    thought: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Look-ups in order, in a form that can be carried out and in words."""
+
+    shape: Shape
+    names: tuple[str, ...]
+    """The subjects that the question names."""
+    steps: tuple[Find, ...]
+
+    @property
+    def text(self) -> str:
+        """The plan as the planner writes it."""
+        lines = [f"{i}. {self._in_words(find)}" for i, find in enumerate(self.steps, start=1)]
+        return "\n".join([*lines, *self._combination(len(lines) + 1)])
+
+    @property
+    def thought(self) -> str:
+        if isinstance(self.shape, Superlative):
+            return "I must look at each neighbour."
+        count = len(self.steps)
+        words = _COUNTS[count] if count < len(_COUNTS) else f"{count} look-ups"
+        return f"This takes {words}."
+
+    def _in_words(self, find: Find) -> str:
+        subject = find.subject
+        if subject.startswith("#"):
+            earlier = self.steps[int(subject[1:].rstrip("*"))]
+            each = "each" if subject.endswith("*") else "that"
+            noun = RELATIONS[earlier.relation].value
+            subject = f"{each} {'neighbour' if each == 'each' else noun}"
+        return WORDINGS[find.relation].need.format(s=subject).replace("the that", "that")
+
+    def _combination(self, number: int) -> list[str]:
+        if isinstance(self.shape, Chain):
+            return []
+        if isinstance(self.shape, Intersection):
+            return [f"{number}. the common name"]
+        if isinstance(self.shape, Difference):
+            return [f"{number}. the difference"]
+        return [f"{number}. the {_extreme(self.shape, len(self.names) == 2)}"]
+
+    def resolved(self, findings: Sequence[Sequence[str]]) -> Iterator[Find]:
+        """The steps with their subjects filled in; `findings` grows while they are carried out."""
+        for find in self.steps:
+            if not find.subject.startswith("#"):
+                yield find
+                continue
+            values = findings[int(find.subject[1:].rstrip("*"))]
+            subjects = values if find.subject.endswith("*") else values[:1]
+            yield from (Find(find.relation, subject) for subject in list(subjects))
+
+
+def plan_for(question: str) -> Plan | None:
+    """The planner's decomposition of a question, from its words alone."""
+    understood = understand(question)
+    if understood is None:
+        return None
+    shape = understood.meaning.shape
+    names = tuple(understood.slots[slot] for slot in shape.slots)
+    if isinstance(shape, Chain):
+        return Plan(shape, names, _chain(shape.relations, names[0], 0))
+    if isinstance(shape, Comparison | Difference | Intersection):
+        length = len(shape.relations)
+        chains = (_chain(shape.relations, name, i * length) for i, name in enumerate(names))
+        return Plan(shape, names, tuple(find for chain in chains for find in chain))
+    if isinstance(shape, Superlative):
+        return Plan(shape, names, (Find("neighbours", names[0]), Find(shape.by, "#0*")))
+    return None
+
+
+def _chain(relations: Sequence[str], start: str, offset: int) -> tuple[Find, ...]:
+    subjects = [start, *(f"#{offset + i}" for i in range(len(relations) - 1))]
+    return tuple(map(Find, relations, subjects))
+
+
+def conclude(plan: Plan, findings: Sequence[Sequence[str]]) -> Verdict | None:
+    """The verifier's answer from the reports; None when they do not combine."""
+    if not findings or not all(findings):
+        return None
+    shape = plan.shape
+    if isinstance(shape, Chain):
+        return Verdict(findings[-1][0], "") if len(findings[-1]) == 1 else None
+    if isinstance(shape, Intersection):
+        common = [name for name in findings[0] if name in findings[1]]
+        return Verdict(common[0], f"Both have {common[0]}.") if len(common) == 1 else None
+    if isinstance(shape, Superlative):
+        return _most(list(findings[0]), findings[1:], shape)
+    ends = list(findings[len(shape.relations) - 1 :: len(shape.relations)])
+    if isinstance(shape, Comparison):
+        return _most(list(plan.names), ends, shape)
+    numbers = sorted((_amount(end[0]) for end in ends), key=lambda n: n or 0, reverse=True)
+    if numbers[0] is None or numbers[1] is None:
+        return None
+    gap = numbers[0] - numbers[1]
+    return Verdict(str(gap), f"{numbers[0]} - {numbers[1]} = {gap}.")
+
+
+def _most(
+    names: list[str], values: Sequence[Sequence[str]], shape: Comparison | Superlative
+) -> Verdict | None:
+    numbers = [_amount(value[0]) for value in values]
+    if len(names) != len(numbers) or any(number is None for number in numbers):
+        return None
+    ranked = sorted(zip(numbers, names, values, strict=True), key=lambda row: row[0] or 0)
+    chosen = ranked[0] if shape.smaller else ranked[-1]
+    extreme = _extreme(shape, len(names) == 2)
+    return Verdict(chosen[1], f"{chosen[2][0]} is the {extreme}.")
+
+
+def _extreme(shape: Comparison | Superlative, pair: bool) -> str:
+    if shape.smaller:
+        return "smaller" if pair else "smallest"
+    return "larger" if pair else "largest"
+
+
+def _amount(text: str) -> int | None:
+    digits = text.replace(",", "")
+    return int(digits) if digits.isdigit() else None

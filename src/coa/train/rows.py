@@ -1,0 +1,130 @@
+"""Row: one training sequence, with a weight for every token.
+
+Weights come from authorship: what the model wrote has weight 1, what it was shown has weight 0, and
+a mistake that was left in so that its correction can be learnt has weight 0 too. Nothing is found
+by searching text or ids. A row that would train nothing is an error.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from coa.errors import TrainingError
+from coa.trajectory import Author, Segment, Trajectory
+
+Decode = Callable[[Sequence[int]], str]
+EncodeWithOffsets = Callable[[str], tuple[list[int], list[tuple[int, int]]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Token ids and, for each, how much it counts in the loss."""
+
+    task_id: str
+    ids: list[int]
+    weights: list[float]
+    advantages: list[float] | None = None
+    logprobs: list[float] | None = None
+    """Of the distribution sampled from; 0 where the model did not write."""
+
+    def __post_init__(self) -> None:
+        assert len(self.ids) == len(self.weights), (len(self.ids), len(self.weights))
+
+    @property
+    def trained(self) -> int:
+        return sum(weight > 0 for weight in self.weights)
+
+
+def build_row(
+    trajectory: Trajectory,
+    prompt_ids: Sequence[int],
+    encode_with_offsets: EncodeWithOffsets,
+    *,
+    err_weight: float = 0.0,
+    max_length: int | None = None,
+    decode: Decode | None = None,
+) -> Row:
+    """The row of a trajectory whose prompt was encoded as `prompt_ids`.
+
+    Later segments keep the ids they carry; one without ids is encoded by itself, as the rollout
+    does. `decode` is needed to place marked mistakes on sampled ids. A row longer than `max_length`
+    loses whole segments from its end, never a part of one.
+    """
+    ids, weights = list(prompt_ids), [0.0] * len(prompt_ids)
+    logprobs = [0.0] * len(prompt_ids)
+    sampled = False
+    for segment in trajectory.segments:
+        if segment.author is Author.PROMPT:
+            continue
+        new_ids, new_weights = _weigh(segment, encode_with_offsets, decode, err_weight)
+        if max_length is not None and len(ids) + len(new_ids) > max_length:
+            break
+        ids += new_ids
+        weights += new_weights
+        sampled = sampled or segment.logprobs is not None
+        logprobs += segment.logprobs or [0.0] * len(new_ids)
+    if not any(weight > 0 for weight in weights):
+        limit = "" if max_length is None else f" within max_length {max_length}"
+        raise TrainingError(
+            f"Task {trajectory.task_id!r}: its trajectory has no trainable token{limit}. "
+            "Expected at least one token written by the model."
+        )
+    return Row(trajectory.task_id, ids, weights, logprobs=logprobs if sampled else None)
+
+
+def _weigh(
+    segment: Segment, encode: EncodeWithOffsets, decode: Decode | None, err_weight: float
+) -> tuple[list[int], list[float]]:
+    if segment.author is not Author.MODEL:
+        ids = segment.ids if segment.ids is not None else encode(segment.text)[0]
+        return list(ids), [0.0] * len(ids)
+    if segment.ids is not None and not segment.errs:
+        return list(segment.ids), [1.0] * len(segment.ids)
+    if segment.ids is None:
+        ids, spans = encode(segment.text)
+    else:
+        assert decode is not None, "marked mistakes on sampled ids need `decode`"
+        ids, spans = segment.ids, _decoded_spans(segment.ids, decode)
+    weights = [
+        err_weight if any(s < end and start < e for s, e in segment.errs) else 1.0
+        for start, end in spans
+    ]
+    return list(ids), weights
+
+
+def _decoded_spans(ids: list[int], decode: Decode) -> list[tuple[int, int]]:
+    """Characters each sampled id added; sampled ids need not be what an encoder would choose."""
+    ends = [len(decode(ids[:count])) for count in range(1, len(ids) + 1)]
+    return list(zip([0, *ends], ends, strict=False))
+
+
+def batches(rows: Sequence[Row], size: int, seed: int, epoch: int) -> list[list[Row]]:
+    """Rows of similar length together, batches in random order; the same for the same seed.
+
+    Rows are shuffled, cut into pools of 16 batches, sorted by length inside a pool, so that little
+    is padded and yet every epoch has other batches.
+    """
+    rng = random.Random(f"{seed}|{epoch}")
+    order = list(range(len(rows)))
+    rng.shuffle(order)
+    made: list[list[Row]] = []
+    for start in range(0, len(order), size * 16):
+        pool = sorted(order[start : start + size * 16], key=lambda i: (len(rows[i].ids), i))
+        made += [[rows[i] for i in pool[at : at + size]] for at in range(0, len(pool), size)]
+    rng.shuffle(made)
+    return made
+
+
+def fingerprint(rows: Iterable[Row]) -> str:
+    """A hash of what would be trained, to notice that a resumed run got other rows."""
+    digest = hashlib.sha256()
+    for row in rows:
+        digest.update(repr((row.task_id, row.ids, row.weights, row.advantages)).encode())
+    return digest.hexdigest()
+
+
+def total_tokens(rows: Iterable[Row]) -> int:
+    return sum(len(row.ids) for row in rows)

@@ -1,0 +1,237 @@
+"""Trajectory: everything that was said for one task, in order, with its author. The unit on disk.
+
+A trajectory is a list of segments. A segment is a run of text by one author: the prompt, the model
+or the environment. What the model sampled keeps its token ids and logprobs from birth; masks,
+costs and text are derived from segments and never stored, so they cannot disagree with them.
+
+    prompt | model: <think>..</think><wiki_search>..</wiki_search> | env: <observation>.. | model ..
+
+Wall-clock figures (`Trajectory.seconds`) are kept out of `to_json`: results are the same whenever a
+recipe is run, timings are not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from coa.errors import RecordError
+from coa.runs import Json, dumps, read_records, write_atomic
+
+SCHEMA = 1
+
+
+class Author(StrEnum):
+    """Who wrote a segment. Only what the model wrote can ever be trained on."""
+
+    PROMPT = "prompt"
+    MODEL = "model"
+    ENV = "env"
+
+
+class StopReason(StrEnum):
+    """Why a trajectory ended."""
+
+    ANSWERED = "answered"
+    """The model closed an answer block."""
+    RELEASED = "released"
+    """A budget ended the run and the last suggested answer was released."""
+    TURNS = "turns"
+    TOKENS = "tokens"
+    CONTEXT = "context"
+    TIME = "time"
+    MALFORMED = "malformed"
+    """The model broke the grammar more often than allowed."""
+    TOOL_FAILED = "tool_failed"
+    TOOL_TIMEOUT = "tool_timeout"
+    ENGINE_FAILED = "engine_failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def truncated(self) -> bool:
+        """A budget cut the run; the model did not err."""
+        return self in _TRUNCATED
+
+    @property
+    def environment(self) -> bool:
+        """The environment, not the model, ended the run."""
+        return self in _ENVIRONMENT
+
+
+_TRUNCATED = {StopReason.TURNS, StopReason.TOKENS, StopReason.CONTEXT, StopReason.TIME}
+_TRUNCATED |= {StopReason.RELEASED}
+_ENVIRONMENT = {StopReason.TOOL_FAILED, StopReason.TOOL_TIMEOUT, StopReason.ENGINE_FAILED}
+_ENVIRONMENT |= {StopReason.CANCELLED}
+
+
+@dataclass(slots=True)
+class Segment:
+    """A run of text by one author."""
+
+    author: Author
+    text: str
+    ids: list[int] | None = None
+    """Token ids: as sampled for the model's text, as fed to the engine for the rest."""
+    logprobs: list[float] | None = None
+    """One per id, of the distribution sampled from; only on sampled segments."""
+    errs: list[tuple[int, int]] = field(default_factory=list)
+    """Character spans that hold a mistake and must not be imitated (weight 0 in training)."""
+
+    def to_json(self) -> Json:
+        record: Json = {"author": self.author.value, "text": self.text}
+        if self.ids is not None:
+            record["ids"] = self.ids
+        if self.logprobs is not None:
+            record["logprobs"] = [round(value, 6) for value in self.logprobs]
+        if self.errs:
+            record["errs"] = [list(span) for span in self.errs]
+        return record
+
+    @classmethod
+    def from_json(cls, record: Json) -> Segment:
+        return cls(
+            author=Author(record["author"]),
+            text=record["text"],
+            ids=record.get("ids"),
+            logprobs=record.get("logprobs"),
+            errs=[(start, end) for start, end in record.get("errs", ())],
+        )
+
+
+@dataclass(slots=True)
+class Usage:
+    """What a trajectory cost, counted so that it does not depend on the machine."""
+
+    prompt_tokens: int = 0
+    """Tokens sent to the engine, summed over turns: what an API without a cache would bill."""
+    cached_tokens: int = 0
+    """The part of `prompt_tokens` that was already part of this rollout's previous turn."""
+    sampled_tokens: int = 0
+    observation_tokens: int = 0
+    turns: int = 0
+    tool_calls: int = 0
+    malformed: int = 0
+
+    @property
+    def total_tokens(self) -> int:
+        """Prompt, sampled and observation tokens with a perfect cache: each counted once."""
+        return self.prompt_tokens - self.cached_tokens + self.sampled_tokens
+
+
+@dataclass(slots=True)
+class Step:
+    """A model turn and the observation after it, if any."""
+
+    model: Segment
+    observation: Segment | None = None
+
+
+@dataclass(slots=True)
+class Trajectory:
+    """All segments for one task, why they ended, and what they cost."""
+
+    task_id: str
+    question: str
+    grammar: str
+    segments: list[Segment] = field(default_factory=list)
+    prompt: str = "compact"
+    """Which of the grammar's prompts opened it: full or compact."""
+    stop: StopReason | None = None
+    """None while the trajectory is still growing."""
+    answer: str | None = None
+    error: str | None = None
+    """What the world answered when `stop` is an environment failure."""
+    usage: Usage = field(default_factory=Usage)
+    weights: str = ""
+    """The version of the weights that sampled it."""
+    seed: int = 0
+    sample: int = 0
+    """Index within its group."""
+    meta: dict[str, Any] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict, compare=False)
+    """Wall-clock figures: total, engine, tools. Not part of the record."""
+
+    @property
+    def steps(self) -> list[Step]:
+        """Model turns, each with the observation that followed."""
+        steps: list[Step] = []
+        for segment in self.segments:
+            if segment.author is Author.MODEL:
+                steps.append(Step(segment))
+            elif segment.author is Author.ENV and steps:
+                steps[-1].observation = segment
+        return steps
+
+    @property
+    def text(self) -> str:
+        """The assistant turn: model text and observations, without the prompt."""
+        return "".join(s.text for s in self.segments if s.author is not Author.PROMPT)
+
+    @property
+    def ids(self) -> list[int]:
+        """All token ids in order; every segment must have them."""
+        ids: list[int] = []
+        for segment in self.segments:
+            assert segment.ids is not None, f"{self.task_id}: a {segment.author} segment has no ids"
+            ids += segment.ids
+        return ids
+
+    @property
+    def mask(self) -> list[bool]:
+        """True where the model wrote the token: derived from authorship, nothing else."""
+        return [s.author is Author.MODEL for s in self.segments for _ in s.ids or ()]
+
+    def to_json(self) -> Json:
+        return {
+            "schema": SCHEMA,
+            "task_id": self.task_id,
+            "question": self.question,
+            "grammar": self.grammar,
+            "prompt": self.prompt,
+            "stop": self.stop.value if self.stop else None,
+            "answer": self.answer,
+            "error": self.error,
+            "usage": asdict(self.usage),
+            "weights": self.weights,
+            "seed": self.seed,
+            "sample": self.sample,
+            "meta": self.meta,
+            "segments": [segment.to_json() for segment in self.segments],
+        }
+
+    @classmethod
+    def from_json(cls, record: Json) -> Trajectory:
+        schema = record.get("schema")
+        if schema != SCHEMA:
+            raise RecordError(
+                f"found trajectory schema {schema!r}, expected {SCHEMA}. "
+                "Is this a trajectories.jsonl? A newer one needs a newer chain-of-agents."
+            )
+        stop = record["stop"]
+        return cls(
+            task_id=record["task_id"],
+            question=record["question"],
+            grammar=record["grammar"],
+            prompt=record["prompt"],
+            stop=StopReason(stop) if stop else None,
+            answer=record["answer"],
+            error=record["error"],
+            usage=Usage(**record["usage"]),
+            weights=record["weights"],
+            seed=record["seed"],
+            sample=record["sample"],
+            meta=record["meta"],
+            segments=[Segment.from_json(s) for s in record["segments"]],
+        )
+
+
+def save_trajectories(path: Path, trajectories: Iterable[Trajectory]) -> None:
+    write_atomic(path, "".join(dumps(t.to_json()) + "\n" for t in trajectories))
+
+
+def load_trajectories(path: Path) -> list[Trajectory]:
+    """Read a trajectories file; a damaged line is named with its number."""
+    return read_records(path, Trajectory.from_json)

@@ -1,0 +1,100 @@
+"""A scripted rollout in one call, and the small engines and tools that the tests of it share."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+from coa.engines.base import Completion, OnText, Sampling
+from coa.engines.scripted import Script, ScriptedEngine
+from coa.errors import EngineError
+from coa.protocol import load_grammar
+from coa.runs import dumps
+from coa.runtime import Budget, Decoding, run
+from coa.tasks.task import Task
+from coa.tools import Tool, Toolbox
+from coa.trajectory import Author, Trajectory
+
+MHQA = load_grammar("mhqa")
+TASK = Task("Where is it?", ("Paris",), gold={"hops": ["France"]})
+SEARCH = "<think>t</think><plan>p</plan><think>u</think><wiki_search>{}</wiki_search>"
+AGAIN = "<think>v</think><wiki_search>{}</wiki_search>"
+ANSWER = "<think>w</think><answer>Paris</answer>"
+SUGGEST = (
+    "<think>a</think><plan>b</plan><think>c</think><suggested_answer> Rome\n</suggested_answer>"
+    "<think>d</think><double_check>Score: {}</double_check>"
+)
+REPLAN = "<think>e</think><plan>f</plan><think>g</think><web_search>h</web_search>"
+Run = Callable[[str], Awaitable[str]]
+
+
+async def found(query: str) -> str:
+    return f"About {query}."
+
+
+async def hang(_: str) -> str:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+def box(grammar_name: str, answer: Run = found, **limits: float) -> Toolbox:
+    names = load_grammar(grammar_name).tool_roles
+    return Toolbox(Tool(name, answer, **limits) for name in names)
+
+
+async def play(
+    script: Script,
+    answer: Run = found,
+    *,
+    grammar: str = "mhqa",
+    engine: ScriptedEngine | None = None,
+    task: Task = TASK,
+    decoding: Decoding | None = None,
+    timeout_s: float = 30.0,
+    **budget: float,
+) -> Trajectory:
+    """Roll out a script, and check what must hold of every trajectory."""
+    engine = engine or ScriptedEngine(script)
+    trajectory = await run(
+        task,
+        engine,
+        load_grammar(grammar),
+        box(grammar, answer, timeout_s=timeout_s),
+        budget=Budget(**budget),
+        decoding=decoding,
+    )
+    check_record(trajectory, engine)
+    return trajectory
+
+
+def check_record(trajectory: Trajectory, engine: ScriptedEngine) -> None:
+    assert trajectory.stop is not None
+    assert trajectory.segments[0].author is Author.PROMPT
+    assert len(trajectory.mask) == len(trajectory.ids)
+    for segment in trajectory.segments[1:]:
+        assert engine.decode(segment.ids or ()) == segment.text
+        sampled = segment.author is Author.MODEL
+        assert (segment.logprobs is not None) == sampled
+        assert not sampled or len(segment.logprobs or ()) == len(segment.ids or ())
+    assert Trajectory.from_json(trajectory.to_json()) == trajectory
+    assert dumps(trajectory.to_json()).encode()
+
+
+def observed(trajectory: Trajectory) -> list[str]:
+    return [s.text for s in trajectory.segments if s.author is Author.ENV]
+
+
+class FailingEngine(ScriptedEngine):
+    """Raises instead of the turn that is called `fail`."""
+
+    error: BaseException = EngineError("out of memory")
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, on_text: OnText | None = None
+    ) -> Completion:
+        completion = await super().generate(prompt_ids, sampling, on_text)
+        if self.decode(completion.ids) == "fail":
+            raise self.error
+        if self.decode(completion.ids) == "hang":
+            await asyncio.Event().wait()
+        return completion

@@ -1,0 +1,443 @@
+"""Evaluation: intervals by hand, a fixed denominator, resuming after a kill, controls, compare."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from coa.corpus.reading import read
+from coa.engines.scripted import ScriptedEngine
+from coa.errors import ConfigError, RecordError, UsageError
+from coa.evaluate.metrics import Z95, bootstrap, estimate, paired, sign_test, wilson
+from coa.evaluate.run import attempt_all, compare, save_summary, summarise
+from coa.evaluate.stage import EvalSettings, choose_prompt, run_eval
+from coa.rewards import exact
+from coa.runtime import Budget, Decoding
+from coa.tasks import Task, TaskSet, make_tasks
+from coa.trajectory import StopReason, Trajectory, Usage, load_trajectories
+from playing import AGAIN, ANSWER, MHQA, SEARCH, FailingEngine, box
+from scripts import TOOLBOX_OF, write_script
+
+CLOSED = "<think>t</think><plan>p</plan><think>u</think><answer>{}</answer>"
+
+
+# -- numbers ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("successes", "n", "low", "high"),
+    [
+        (8, 10, 0.490162, 0.943318),
+        (5, 10, 0.236593, 0.763407),
+        (0, 10, 0.0, Z95**2 / (10 + Z95**2)),
+        (10, 10, 10 / (10 + Z95**2), 1.0),
+        (1, 1, 1 / (1 + Z95**2), 1.0),
+        (90, 100, 0.825634, 0.944771),
+    ],
+)
+def test_wilson(successes: int, n: int, low: float, high: float) -> None:
+    found = wilson(successes, n)
+    assert (found.value, found.n) == (successes / n, n)
+    assert (found.low, found.high) == pytest.approx((low, high), abs=2e-6)
+    for bound in (found.low, found.high):  # the score test is just significant at a bound
+        if 0 < bound < 1:
+            gap = abs(found.value - bound)
+            assert gap == pytest.approx(Z95 * math.sqrt(bound * (1 - bound) / n))
+
+
+def test_bootstrap() -> None:
+    assert bootstrap([0.5] * 7)[:3] == (0.5, 0.5, 0.5)
+    assert bootstrap([0.0, 1.0]) == (0.5, 0.0, 1.0, 2)  # a quarter of resamples at either end
+    values = [i / 99 for i in range(100)]
+    found = bootstrap(values)
+    error = math.sqrt(sum((v - 0.5) ** 2 for v in values)) / 100
+    assert found.value == pytest.approx(0.5)
+    assert found.low == pytest.approx(0.5 - Z95 * error, abs=0.2 * error)
+    assert found.high == pytest.approx(0.5 + Z95 * error, abs=0.2 * error)
+    assert bootstrap(values) == found and bootstrap(values, seed=1) != found
+
+
+def test_nothing_measured_is_not_a_number() -> None:
+    for found in (wilson(0, 0), bootstrap([])):
+        assert found.n == 0 and all(math.isnan(x) for x in found[:3])
+
+
+def test_zeros_and_ones_get_wilson_and_means_get_the_bootstrap() -> None:
+    assert estimate([1.0, 0.0, 1.0]) == wilson(2, 3)
+    assert estimate([1.0, 0.5, 1.0]) == bootstrap([1.0, 0.5, 1.0])
+    assert str(wilson(8, 10)) == "80.0% [49.0, 94.3]"
+
+
+def test_paired() -> None:
+    found = paired([0, 0, 1, 1, 0], [1, 0, 1, 0, 1])
+    assert (found.wins, found.losses, found.ties) == (2, 1, 2)
+    assert found.difference.value == pytest.approx(0.2)
+    assert found.p_value == 1.0
+    better = paired([0] * 8, [1] * 8)
+    assert better.difference[:3] == (1.0, 1.0, 1.0) and better.p_value == 2 / 2**8
+
+
+def test_the_sign_test() -> None:
+    assert sign_test(0, 0) == 1.0
+    assert sign_test(5, 0) == sign_test(0, 5) == 2 * 1 / 2**5
+    assert sign_test(6, 1) == 2 * (1 + 7) / 2**7
+    assert sign_test(2000, 1000) < 1e-60
+
+
+# -- the denominator -------------------------------------------------------------------------
+
+
+async def test_every_task_counts_whatever_became_of_it(tmp_path: Path) -> None:
+    scripts: dict[str, list[str]] = {
+        "right?": [SEARCH.format("x"), ANSWER],
+        "wrong?": [CLOSED.format("Rome")],
+        "undecided?": [CLOSED.format("Paris | Rome")],
+        "broken?": ["x", "y", "z"],
+        "endless?": [SEARCH.format("a"), *(AGAIN.format(n) for n in range(20))],
+        "long?": ["<think>" + "x" * 600],
+        "silent?": ["", "", ""],
+        "failing?": ["fail"],
+        "hanging?": ["hang"],
+    }
+    tasks = [Task(question, ("Paris",), meta={"family": "f"}) for question in scripts]
+    trajectories = await attempt_all(
+        tasks,
+        FailingEngine(scripts),
+        MHQA,
+        lambda task: box("mhqa"),
+        tmp_path,
+        budget=Budget(seconds=1.0, turns=4),
+    )
+    summary, records = summarise(tasks, trajectories, exact)
+    assert [record["score"] for record in records] == [1.0] + [0.0] * 8
+    assert summary["n"] == summary["by_family"]["f"]["n"] == 9
+    assert summary["accuracy"] == round(1 / 9, 4)
+    assert summary["ci95"] == [round(x, 4) for x in wilson(1, 9)[1:3]]
+    assert summary["stop_reasons"] == {
+        "answered": 3,
+        "engine_failed": 1,
+        "malformed": 2,
+        "time": 1,
+        "tokens": 1,
+        "turns": 1,
+    }
+    assert (summary["truncated"], summary["malformed"]) == (3, 2)
+    tokens = sum(t.usage.total_tokens for t in trajectories)
+    assert summary["tokens_per_task"] == round(tokens / 9, 1)
+    assert summary["tokens_per_solved"] == round(tokens, 1)
+
+
+def attempt(task: Task, sample: int, answer: str | None, tokens: int) -> Trajectory:
+    stop = StopReason.ANSWERED if answer else StopReason.TURNS
+    usage = Usage(prompt_tokens=tokens, sampled_tokens=tokens, tool_calls=sample)
+    return Trajectory(
+        task.id, task.question, "mhqa", stop=stop, answer=answer, usage=usage, sample=sample
+    )
+
+
+def test_with_several_samples_a_task_counts_its_mean() -> None:
+    one, two, none = (Task(f"{n}?", ("a",), meta={"hops": n}) for n in (1, 2, 3))
+    made = [
+        attempt(one, 0, "a", 10),
+        attempt(one, 1, "a", 20),
+        attempt(two, 0, "a", 30),
+        attempt(two, 1, None, 40),
+    ]
+    summary, records = summarise([one, two], made, exact)
+    assert (summary["n"], summary["k"], summary["accuracy"]) == (2, 2, 0.75)
+    assert summary["tokens_per_task"] == 2 * (10 + 20 + 30 + 40) / 4
+    assert summary["tokens_per_solved"] == round(200 / 3, 1)
+    assert summary["tool_calls_per_task"] == 0.5
+    assert summary["by_hops"]["2"]["accuracy"] == 0.5
+    assert [(r["sample"], r["score"]) for r in records] == [(0, 1), (1, 1), (0, 1), (1, 0)]
+    with_none, _ = summarise([one, two, none], made, exact)
+    assert (with_none["n"], with_none["accuracy"]) == (3, 0.5)
+    unsolved, _ = summarise([two], [attempt(two, 0, None, 5)], exact)
+    assert unsolved["tokens_per_solved"] is None
+
+
+def test_a_task_without_gold_cannot_be_evaluated() -> None:
+    task = Task("q?", id="t-1")
+    with pytest.raises(RecordError, match="task t-1: the reward cannot judge it"):
+        summarise([task], [attempt(task, 0, "a", 1)], exact)
+
+
+async def test_samples_differ_in_their_key_and_stand_in_order(tmp_path: Path) -> None:
+    tasks = [Task(f"{n}?", ("Paris",)) for n in range(4)]
+    engine = ScriptedEngine([SEARCH.format("x"), ANSWER])
+    trajectories = await attempt_all(
+        tasks, engine, MHQA, lambda _: box("mhqa"), tmp_path, k=3, decoding=Decoding(seed=5)
+    )
+    order = [(task.id, sample) for task in tasks for sample in range(3)]
+    assert [(t.task_id, t.sample) for t in trajectories] == order
+    assert load_trajectories(tmp_path / "trajectories.jsonl") == trajectories
+    assert len({call.sampling.key for call in engine.calls}) == len(engine.calls) == 24
+    timings = (tmp_path / "timings.jsonl").read_text().splitlines()
+    assert len(timings) == 12 and all("total" in json.loads(line) for line in timings)
+
+
+async def test_a_rollout_that_was_interrupted_is_done_again_and_a_failed_one_is_not(
+    tmp_path: Path,
+) -> None:
+    tasks = [Task("a?", ("Paris",)), Task("b?", ("Paris",))]
+    path = tmp_path / "trajectories.jsonl"
+    cut = attempt(tasks[0], 0, None, 1)
+    cut.stop = StopReason.CANCELLED
+    failed = attempt(tasks[1], 0, None, 1)
+    failed.stop = StopReason.ENGINE_FAILED
+    path.write_text("".join(json.dumps(t.to_json()) + "\n" for t in (cut, failed)))
+    engine = ScriptedEngine([SEARCH.format("x"), ANSWER])
+    done = await attempt_all(tasks, engine, MHQA, lambda _: box("mhqa"), tmp_path)
+    assert [t.stop for t in done] == [StopReason.ANSWERED, StopReason.ENGINE_FAILED]
+
+
+async def test_tools_are_chosen_without_gold(tmp_path: Path) -> None:
+    seen: list[Task] = []
+
+    def toolbox_of(task: Task) -> object:
+        seen.append(task)
+        return box("mhqa")
+
+    task = Task("q?", ("Paris",), gold={"hops": ["France"]})
+    await attempt_all([task], ScriptedEngine([ANSWER]), MHQA, toolbox_of, tmp_path)  # type: ignore[arg-type]
+    assert seen == [task.public()]
+
+
+# -- the stage -------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A task file and a scripted model that answers it."""
+    path = tmp_path_factory.mktemp("evaluate")
+    families = ["country_capital", "city_currency", "more_populous_country"]
+    tasks = make_tasks("atlas-mhqa", "heldout_entity", 24, seed=2, families=families)
+    tasks.save(path / "tasks.jsonl")
+    write_script(path / "model.jsonl", tasks)
+    return path
+
+
+def settings(folder: Path, **changes: object) -> EvalSettings:
+    model, tasks = f"scripted:{folder / 'model.jsonl'}", str(folder / "tasks.jsonl")
+    return EvalSettings(
+        **{"model": model, "tasks": tasks, "context": 100_000, "turn_tokens": 9999} | changes
+    )
+
+
+def files_of(directory: Path) -> dict[str, bytes]:
+    """What a run holds, its timings and its lock aside."""
+    return {
+        path.name: path.read_bytes()
+        for path in directory.iterdir()
+        if path.name not in ("timings.jsonl", ".lock")
+    }
+
+
+EVALUATE_UNTIL_STUCK = """
+import asyncio, sys
+from pathlib import Path
+from coa.engines.scripted import ScriptedEngine
+from coa.evaluate.stage import EvalSettings, run_eval
+
+class Stuck(ScriptedEngine):
+    async def generate(self, *arguments):
+        if len(self.calls) >= 17:
+            print("stuck", flush=True)
+            await asyncio.Event().wait()
+        return await super().generate(*arguments)
+
+model, tasks, out = sys.argv[1:]
+settings = EvalSettings(model=model, tasks=tasks, context=100_000, turn_tokens=9999, concurrency=3)
+engine = Stuck.from_file(Path(model.removeprefix("scripted:")))
+run_eval(settings, Path(out), engine=engine, quiet=True)
+"""
+
+
+def test_a_killed_evaluation_continues_and_ends_with_the_same_files(
+    folder: Path, tmp_path: Path
+) -> None:
+    chosen = settings(folder, concurrency=3)
+    summary = run_eval(chosen, tmp_path / "whole", quiet=True)
+    assert (summary["n"], summary["accuracy"]) == (24, 1.0)
+    killed = tmp_path / "killed"
+    command = [sys.executable, "-c", EVALUATE_UNTIL_STUCK, chosen.model, chosen.tasks, str(killed)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "stuck\n"
+        process.send_signal(signal.SIGKILL)
+    path = killed / "trajectories.jsonl"
+    assert 2 < path.read_bytes().count(b"\n") < 24
+    assert not (killed / "summary.json").exists()
+    with path.open("ab") as file:
+        file.write(b'{"schema": 1, "task_id": "')
+    assert run_eval(chosen, killed, quiet=True) == summary
+    assert files_of(killed) == files_of(tmp_path / "whole")
+    events = [json.loads(line) for line in (killed / "timings.jsonl").read_text().splitlines()]
+    assert [e["event"] for e in events if "event" in e] == ["started", "resumed", "finished"]
+    assert run_eval(chosen, killed, quiet=True) == summary
+    assert files_of(killed) == files_of(tmp_path / "whole")
+
+
+def test_a_directory_belongs_to_one_recipe(folder: Path, tmp_path: Path) -> None:
+    run_eval(settings(folder), tmp_path / "run", quiet=True)
+    for changes, says in (
+        ({"k": 2}, "this run was started with k 1, and it is 2 here. Use another directory"),
+        ({"observations": "wrong"}, "with observations 'real', and it is 'wrong' here"),
+        ({"grammar": "react"}, "with grammar 'mhqa', and it is 'react' here"),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(says)):
+            run_eval(settings(folder, **changes), tmp_path / "run", quiet=True)
+    changed = tmp_path / "tasks.jsonl"
+    changed.write_bytes((folder / "tasks.jsonl").read_bytes())
+    run_eval(settings(folder, tasks=str(changed)), tmp_path / "other", quiet=True)
+    TaskSet.load(changed).save(changed)
+    run_eval(settings(folder, tasks=str(changed)), tmp_path / "other", quiet=True)
+    TaskSet(TaskSet.load(changed)[:-1]).save(changed)
+    with pytest.raises(ConfigError, match="this run was started with input tasks"):
+        run_eval(settings(folder, tasks=str(changed)), tmp_path / "other", quiet=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"k": 0}, "k is 0, expected at least 1."),
+        ({"concurrency": 0}, "concurrency is 0, expected at least 1."),
+        ({"turns": -1}, "turns is -1, expected at least 1."),
+        ({"temperature": -0.5}, "temperature is -0.5, expected 0 or more."),
+        ({"observations": "wrog"}, "observations 'wrog' is not a choice. Did you mean 'wrong'?"),
+        ({"prompt": "long"}, "prompt 'long': expected full, compact or auto."),
+        ({"reward": "exacts"}, "'exacts' is not a reward. Did you mean 'exact'?"),
+        ({"grammar": "mhq"}, "'mhq' is not a grammar. Did you mean 'mhqa'?"),
+    ],
+)
+def test_a_setting_that_cannot_be_used_is_refused_before_any_work(
+    folder: Path, tmp_path: Path, changes: dict[str, object], says: str
+) -> None:
+    with pytest.raises((ConfigError, ValueError), match=re.escape(says)):
+        run_eval(settings(folder, **changes), tmp_path / "run", quiet=True)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_task_of_no_world_is_named(folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "tasks.csv"
+    path.write_text("question,answer,world\nWhere?,here,Mars\n")
+    with pytest.raises(RecordError, match=r"world is 'Mars', expected the number of one"):
+        run_eval(settings(folder, tasks=str(path)), tmp_path / "run", quiet=True)
+
+
+def test_the_prompt_fits_the_model() -> None:
+    for model, kind in (
+        ("smollm2-135m", "full"),
+        ("smollm2-135m+runs/sft/adapter", "compact"),
+        ("scripted:x.jsonl", "compact"),
+        ("hf:a/b", "full"),
+    ):
+        assert choose_prompt("auto", model) == kind
+        assert (choose_prompt("full", model), choose_prompt("compact", model)) == (
+            "full",
+            "compact",
+        )
+
+
+# -- controls --------------------------------------------------------------------------------
+
+
+def reading(prompt: str, turn: int) -> str:
+    """A model that searches once and answers what it reads."""
+    country = re.findall(r"capital of ([A-Z][\w -]*)\?", prompt)[0]
+    if turn == 0:
+        return SEARCH.format(f"capital of {country}")
+    found = read("capital", country, re.sub(r"\[\d\] ", "", prompt.rpartition("<observation>")[2]))
+    return f"<think>r</think><answer>{found[0] if found else 'unknown'}</answer>"
+
+
+def test_a_model_that_reads_fails_the_controls(tmp_path: Path) -> None:
+    countries = {"Peru": "Lima", "Kenya": "Nairobi", "Norway": "Oslo", "Chile": "Santiago"}
+    tasks = [Task(f"What is the capital of {c}?", (gold,)) for c, gold in countries.items()]
+    path = tmp_path / "tasks.jsonl"
+    TaskSet(tuple(tasks)).save(path)
+    found = {}
+    for observations in ("real", "withheld", "wrong"):
+        chosen = EvalSettings(
+            model="scripted:unused", tasks=str(path), observations=observations, context=9999
+        )
+        run = tmp_path / observations
+        found[observations] = run_eval(chosen, run, engine=ScriptedEngine(reading), quiet=True)
+    assert [found[name]["accuracy"] for name in found] == [1.0, 0.0, 0.0]
+    shown = {
+        name: [
+            t.steps[0].observation
+            for t in load_trajectories(tmp_path / name / "trajectories.jsonl")
+        ]
+        for name in found
+    }
+    assert {o.text.strip() for o in shown["withheld"] if o} == {
+        "<observation>Nothing was found.</observation>"
+    }
+    for task, real, wrong in zip(tasks, shown["real"], shown["wrong"], strict=True):
+        assert real and wrong and task.answers[0] in real.text
+        assert task.answers[0] not in wrong.text and wrong.text.count("[") == 2
+
+
+# -- compare ---------------------------------------------------------------------------------
+
+
+def scored(path: Path, scores: Sequence[float], names: Sequence[str] = ()) -> Path:
+    names = names or [f"t{i}" for i in range(len(scores))]
+    rows = [{"task_id": n, "sample": 0, "score": s} for n, s in zip(names, scores, strict=True)]
+    save_summary(path, {}, rows)
+    return path
+
+
+def test_runs_are_compared_task_by_task(tmp_path: Path) -> None:
+    names = ["t4", "t3", "t2", "t1", "t0"]
+    first = scored(tmp_path / "a", [0, 0, 1, 1, 0])
+    other = scored(tmp_path / "b", [1, 0, 1, 0, 1], names)  # another order, the same tasks
+    result = compare([first, other])
+    assert (result["n"], result["baseline"]) == (5, str(first))
+    base, row = result["runs"]
+    assert base == {
+        "run": str(first),
+        "n": 5,
+        "accuracy": 0.4,
+        "ci95": [round(x, 4) for x in wilson(2, 5)[1:3]],
+    }
+    # a: 0 0 1 1 0; b, sorted: 1 0 1 0 1
+    assert (row["wins"], row["losses"], row["ties"]) == (2, 1, 2)
+    assert (row["difference"], row["p_value"]) == (0.2, 1.0)
+    low, high = row["difference_ci95"]
+    assert -1 <= low <= 0.2 <= high <= 1
+    assert [r["accuracy"] for r in compare([first, first, other])["runs"]] == [0.4, 0.4, 0.6]
+
+
+def test_runs_that_cannot_be_compared_are_named(tmp_path: Path) -> None:
+    first = scored(tmp_path / "a", [0, 1])
+    with pytest.raises(UsageError, match=r"b and .*a differ in 3 tasks; compare runs of the same"):
+        compare([first, scored(tmp_path / "b", [1, 1, 1], ["t0", "x", "y"])])
+    with pytest.raises(UsageError, match=r"none: no scores\.jsonl; is it the --out of a finished"):
+        compare([first, tmp_path / "none"])
+
+
+def test_a_comparison_of_two_real_runs(folder: Path, tmp_path: Path) -> None:
+    run_eval(settings(folder), tmp_path / "all", quiet=True)
+    lines = (folder / "model.jsonl").read_text().splitlines()
+    (tmp_path / "half.jsonl").write_text("\n".join(lines[:12]) + "\n")
+    model = f"scripted:{tmp_path / 'half.jsonl'}"
+    half = run_eval(settings(folder, model=model), tmp_path / "half", quiet=True)
+    assert half["stop_reasons"] == {"answered": 12, "engine_failed": 12}
+    assert (half["n"], half["accuracy"]) == (24, 0.5)
+    row = compare([tmp_path / "all", tmp_path / "half"])["runs"][1]
+    assert (row["wins"], row["losses"], row["ties"]) == (0, 12, 12)
+    assert row["difference"] == -0.5 and row["p_value"] == round(2 / 2**12, 5)
+
+
+def test_the_tools_of_a_task_are_those_of_its_world() -> None:
+    assert TOOLBOX_OF(Task("q?")) is TOOLBOX_OF(Task("q?", meta={"world": 0}))
+    assert TOOLBOX_OF(Task("q?", meta={"world": 7})) is not TOOLBOX_OF(Task("q?"))

@@ -1,0 +1,121 @@
+"""Scores, as tables: what counts as the same answer, and what cannot be judged."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from coa.errors import ConfigError
+from coa.rewards import exact, exact_match, f1, load_scorer, normalise, token_f1
+from coa.tasks.task import Task
+from coa.trajectory import Trajectory
+
+
+def answered(answer: str | None) -> Trajectory:
+    return Trajectory("t", "q?", "mhqa", answer=answer)
+
+
+@pytest.mark.parametrize(
+    ("text", "plain"),
+    [
+        ("  The  Netherlands\n", "netherlands"),
+        ("a U.S. Dollar", "u.s dollar"),
+        ("theatre an hour", "theatre hour"),
+        ("A", "a"),
+        ("the", "the"),
+        ("1,234,567", "1234567"),
+        ("12,34", "12 34"),
+        ("12,500.00 km", "12500 km"),
+        ("$ 3.50", "3.50"),
+        ("3.0", "3"),
+        ("-5", "-5"),
+        ("-5.", "-5"),
+        ("1.5.", "1.5"),
+        ("-- x --", "x"),
+        ("Guinea - Bissau", "guinea bissau"),
+        (".pe", "pe"),
+        ("'Peru'!", "peru"),
+        ("UTC-3", "utc-3"),
+        ("", ""),
+        (" .,!? ", ""),
+        ("S\u00e3o Paulo", "s\u00e3o paulo"),
+    ],
+)
+def test_normalising_keeps_what_an_answer_means(text: str, plain: str) -> None:
+    assert normalise(text) == plain
+    assert normalise(plain) == plain
+
+
+@pytest.mark.parametrize(
+    ("answer", "golds", "score"),
+    [
+        ("Lima", ("Lima",), 1),
+        ("the LIMA.", ("Lima",), 1),
+        ("Lima, Peru", ("Lima",), 0),
+        ("sol", ("Peruvian sol", "sol"), 1),
+        ("sol | Peruvian sol", ("Peruvian sol", "sol"), 1),
+        ("sol | dollar", ("Peruvian sol", "sol"), 0),
+        ("sol |", ("sol",), 1),
+        ("|", ("sol",), 0),
+        ("", ("sol",), 0),
+        ("", ("",), 0),
+        ("...", ("!",), 0),
+        ("1,000,000", ("1000000",), 1),
+        ("1,000,000.0", ("1 000 000",), 0),
+        ("5", ("-5",), 0),
+        ("-5.", ("5",), 0),
+        ("A", ("A",), 1),
+        ("B", ("A",), 0),
+    ],
+)
+def test_exact_match(answer: str, golds: tuple[str, ...], score: float) -> None:
+    assert exact_match(answer, golds) == score
+    assert exact(Task("q?", golds), answered(answer)) == score
+
+
+@pytest.mark.parametrize(
+    ("answer", "golds", "score"),
+    [
+        ("Peruvian sol", ("Peruvian sol",), 1.0),
+        ("sol", ("Peruvian sol",), 2 / 3),  # precision 1, recall 1/2
+        ("the old Peruvian sol", ("Peruvian sol",), 0.8),  # precision 2/3, recall 1
+        ("sol sol", ("sol",), 2 / 3),  # a word counts as often as it stands there
+        ("sol", ("dollar", "sol"), 1.0),
+        ("euro", ("sol",), 0.0),
+        ("", ("sol",), 0.0),
+        ("sol", ("",), 0.0),
+    ],
+)
+def test_token_f1(answer: str, golds: tuple[str, ...], score: float) -> None:
+    assert token_f1(answer, golds) == pytest.approx(score)
+    assert f1(Task("q?", golds), answered(answer)) == pytest.approx(score)
+
+
+def test_no_answer_scores_zero_and_no_gold_cannot_be_judged() -> None:
+    for scorer in (exact, f1):
+        assert scorer(Task("q?", ("Lima",)), answered(None)) == 0.0
+        assert scorer(Task("q?"), answered("Lima")) is None
+        assert scorer(Task("q?"), answered(None)) is None
+
+
+def test_scorers_are_found_by_name_or_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "scorer_of_mine.py").write_text(
+        "NUMBER = 3\ndef length(task, trajectory):\n    return float(len(trajectory.answer))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert load_scorer("exact") is exact and load_scorer("f1") is f1
+    assert load_scorer("scorer_of_mine:length")(Task("q?"), answered("abc")) == 3.0
+    for reference, says in (
+        ("exat", r"'exat' is not a reward\. Did you mean 'exact'\? Own ones: module:attribute\."),
+        ("scorer_of_mine:NUMBER", r"reward 'scorer_of_mine:NUMBER' is a int, not a function\."),
+        ("scorer_of_mine:lenght", r"scorer_of_mine has no 'lenght'\. Did you mean 'length'\?"),
+        ("scorer_of_yours:length", r"no module named 'scorer_of_yours'"),
+        ("scorer_of_mine:", r"expected module:attribute"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            load_scorer(reference)

@@ -1,0 +1,116 @@
+"""Rows, with masks drawn on paper."""
+
+from __future__ import annotations
+
+import pytest
+
+from coa.engines.scripted import ByteCodec
+from coa.errors import TrainingError
+from coa.train.rows import Row, batches, build_row, fingerprint
+from coa.trajectory import Author, Segment, Trajectory
+
+CODEC = ByteCodec()
+
+
+def trajectory(*segments: Segment) -> Trajectory:
+    prompt = Segment(Author.PROMPT, "sysuser")
+    return Trajectory("t-1", "user", "mhqa", [prompt, *segments])
+
+
+def test_the_mask_follows_authorship() -> None:
+    prompt = CODEC.encode_prompt("s", "u")  # 5 ids: start s border u border
+    row = build_row(
+        trajectory(
+            Segment(Author.MODEL, "ab"),
+            Segment(Author.ENV, "[o]"),
+            Segment(Author.MODEL, "cde", errs=[(1, 2)]),
+        ),
+        prompt,
+        CODEC.encode_with_offsets,
+    )
+    #                 <s|u|                 a  b  [  o  ]  c  d  e
+    assert row.ids == [256, 115, 257, 117, 257, *b"ab[o]cde"]
+    assert row.weights == [0, 0, 0, 0, 0, 1, 1, 0, 0, 0, 1, 0, 1]
+    assert row.trained == 4
+    assert row.logprobs is None
+
+
+def test_sampled_ids_are_kept_never_encoded_again() -> None:
+    segment = Segment(Author.MODEL, "hello", ids=[900, 901], logprobs=[-0.5, -0.25])
+    row = build_row(trajectory(segment, Segment(Author.ENV, "x", ids=[7])), [1], fail_to_encode)
+    assert row.ids == [1, 900, 901, 7]
+    assert row.weights == [0, 1, 1, 0]
+    assert row.logprobs == [0, -0.5, -0.25, 0]
+
+
+def fail_to_encode(text: str) -> tuple[list[int], list[tuple[int, int]]]:
+    raise AssertionError(f"encoded {text!r}")
+
+
+def test_marks_on_sampled_ids_are_placed_by_decoding() -> None:
+    words = {900: "hel", 901: "lo ", 902: "world"}
+    segment = Segment(Author.MODEL, "hello world", ids=[900, 901, 902], errs=[(4, 5)])
+    row = build_row(
+        trajectory(segment),
+        [1],
+        fail_to_encode,
+        decode=lambda ids: "".join(words[i] for i in ids),
+        err_weight=0.25,
+    )
+    assert row.weights == [0, 1, 0.25, 1]
+
+
+def test_a_character_of_several_tokens_is_marked_in_all_of_them() -> None:
+    row = build_row(
+        trajectory(Segment(Author.MODEL, "a\u00e9.", errs=[(1, 2)])),
+        [256],
+        CODEC.encode_with_offsets,
+    )
+    assert row.weights == [0, 1, 0, 0, 1]
+
+
+def test_nothing_to_train_names_the_task() -> None:
+    with pytest.raises(TrainingError, match=r"Task 't-1': .*no trainable token"):
+        build_row(trajectory(Segment(Author.ENV, "x")), [1], CODEC.encode_with_offsets)
+    with pytest.raises(TrainingError, match="t-1"):
+        build_row(
+            trajectory(Segment(Author.MODEL, "x", errs=[(0, 1)])), [1], CODEC.encode_with_offsets
+        )
+    with pytest.raises(TrainingError, match="within max_length 3"):
+        build_row(
+            trajectory(Segment(Author.MODEL, "abcd")), [1], CODEC.encode_with_offsets, max_length=3
+        )
+
+
+def test_truncation_falls_between_segments() -> None:
+    parts = [Segment(Author.MODEL, "abc"), Segment(Author.ENV, "oo"), Segment(Author.MODEL, "de")]
+    row = build_row(trajectory(*parts), [1], CODEC.encode_with_offsets, max_length=7)
+    assert row.ids == [1, *b"abcoo"]
+
+
+def rows(count: int) -> list[Row]:
+    lengths = [(37 * i) % 50 + 2 for i in range(count)]
+    return [Row(f"t{i}", [i] * n, [1.0] * n) for i, n in enumerate(lengths)]
+
+
+def test_batches_hold_every_row_once_and_depend_on_seed_and_epoch_only() -> None:
+    made = batches(rows(301), 8, seed=1, epoch=0)
+    assert sorted(row.task_id for batch in made for row in batch) == sorted(
+        f"t{i}" for i in range(301)
+    )
+    assert made == batches(rows(301), 8, seed=1, epoch=0)
+    assert made != batches(rows(301), 8, seed=1, epoch=1)
+    assert made != batches(rows(301), 8, seed=2, epoch=0)
+    assert max(len(batch) for batch in made) == 8
+
+
+def test_batches_waste_little_padding() -> None:
+    made = batches(rows(512), 8, seed=0, epoch=0)
+    padded = sum(len(b) * max(len(r.ids) for r in b) for b in made)
+    assert padded < 1.15 * sum(len(r.ids) for b in made for r in b)
+
+
+def test_fingerprint_sees_weights() -> None:
+    one, other = rows(3), rows(3)
+    other[1].weights[0] = 0.0
+    assert fingerprint(one) != fingerprint(other)

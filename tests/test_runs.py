@@ -1,0 +1,335 @@
+"""Files that survive a kill, and the rules of a run directory."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coa.errors import CoaError, RecordError, UsageError
+from coa.progress import Progress, counted, duration
+from coa.runs import Appender, Run, read_jsonl, read_records, write_atomic
+
+SETTINGS: dict[str, Any] = {"sft": {"epochs": 2, "clip": (0.2, 0.28)}, "name": "a"}
+
+
+def open_run(path: Path, settings: dict[str, Any] = SETTINGS, **changes: Any) -> Run:
+    asked = {"stage": "sft", "inputs": {"tasks": "f00d"}, "seed": 7, "base": "beef"} | changes
+    return Run.open(path, settings=settings, **asked)
+
+
+def refusal(path: Path, settings: dict[str, Any] = SETTINGS, **changes: Any) -> str:
+    with pytest.raises(CoaError) as caught:
+        open_run(path, settings, **changes)
+    assert "\n" not in str(caught.value)
+    return str(caught.value).replace(str(path), "run")
+
+
+def start(code: str, *arguments: object) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def kill(process: subprocess.Popen[str]) -> None:
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert process.stdout is not None
+    process.stdout.close()
+
+
+def test_an_atomic_write_that_fails_leaves_the_old_content(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "b.json"
+    write_atomic(path, "old")
+    with pytest.raises(UnicodeEncodeError):
+        write_atomic(path, "x" * 100_000 + "\ud800")
+    assert path.read_text() == "old"
+    assert [entry.name for entry in path.parent.iterdir()] == ["b.json"]
+
+
+def test_a_reader_never_sees_a_part_of_an_atomic_write(tmp_path: Path) -> None:
+    path = tmp_path / "whole.txt"
+    code = (
+        "import sys; from pathlib import Path; from coa.runs import write_atomic\n"
+        "print('ready', flush=True)\n"
+        "for n in range(10**9): write_atomic(Path(sys.argv[1]), str(n % 10) * 200_000)"
+    )
+    write_atomic(path, "0" * 200_000)
+    writer = start(code, path)
+    assert writer.stdout is not None and writer.stdout.readline() == "ready\n"
+    for _ in range(50):
+        text = path.read_text()
+        assert len(text) == 200_000 and len(set(text)) == 1
+    kill(writer)
+    assert len(path.read_text()) == 200_000
+
+
+def test_a_torn_last_line_is_dropped_when_the_file_grows_again(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(b'{"n":1}\n{"n":2}\n{"n":3,"text":"' + b"x" * 200_000)
+    with Appender(path) as file:
+        file.write({"n": 4})
+    assert [record for _, record in read_jsonl(path)] == [{"n": 1}, {"n": 2}, {"n": 4}]
+
+
+def test_a_file_that_is_one_torn_line_becomes_empty(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(b"x" * 200_000)
+    Appender(path).close()
+    assert path.read_bytes() == b""
+
+
+@pytest.mark.parametrize(
+    ("last", "expected"),
+    [
+        (b'{"n":', "log.jsonl:2: the line is cut in the middle. Delete that line, or run the"),
+        (b"nonsense\n", "log.jsonl:2: the line is not JSON (Expecting value). Expected one JSON"),
+        (b"[1]\n", "log.jsonl:2: found a list, expected a JSON object."),
+        (b"\xff\n", "log.jsonl:2: the line is not JSON (Expecting value). Expected one JSON"),
+    ],
+)
+def test_a_damaged_line_is_named_with_its_number(
+    tmp_path: Path, last: bytes, expected: str
+) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(b'{"n":1}\n' + last)
+    with pytest.raises(RecordError) as caught:
+        list(read_jsonl(path))
+    assert str(caught.value).replace(f"{tmp_path}/", "").startswith(expected)
+
+
+def test_a_record_that_does_not_fit_is_named_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_text('{"n":1}\n\n{"m":1}\n')
+    with pytest.raises(RecordError, match=r"log\.jsonl:3: no field 'n'$"):
+        read_records(path, lambda record: record["n"])
+    with pytest.raises(UsageError, match=r"none\.jsonl: no such file\.$"):
+        list(read_jsonl(tmp_path / "none.jsonl"))
+
+
+def test_a_killed_writer_loses_at_most_the_line_in_flight(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    code = (
+        "import sys; from pathlib import Path; from coa.runs import Appender\n"
+        "file = Appender(Path(sys.argv[1]))\n"
+        "for n in range(10**9):\n"
+        "    file.write({'n': n, 'text': 'x' * 10_000})\n"
+        "    print(n, flush=True)"
+    )
+    writer = start(code, path)
+    assert writer.stdout is not None
+    for _ in range(40):
+        promised = int(writer.stdout.readline())
+    kill(writer)
+    with Appender(path) as file:
+        file.write({"n": "after"})
+    numbers = [record["n"] for _, record in read_jsonl(path)]
+    assert len(numbers) > promised + 1
+    assert numbers == [*range(len(numbers) - 1), "after"]
+
+
+def test_a_manifest_says_what_made_the_run_and_not_when(tmp_path: Path) -> None:
+    with open_run(tmp_path / "run") as run:
+        assert not run.resumed
+        manifest = json.loads((run.root / "manifest.json").read_text())
+    assert manifest == run.manifest
+    assert manifest["stage"] == "sft"
+    assert manifest["recipe"] == {"sft": {"epochs": 2, "clip": [0.2, 0.28]}, "name": "a"}
+    assert (manifest["inputs"], manifest["seed"], manifest["base"]) == (
+        {"tasks": "f00d"},
+        7,
+        "beef",
+    )
+    assert manifest["python"] == sys.version.split()[0]
+    assert "tokenizers" in manifest["packages"]
+    assert set(manifest) == {
+        *("schema", "stage", "recipe", "inputs", "seed", "base", "packages", "python", "commit")
+    }
+
+
+def test_the_commit_is_that_of_the_current_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    with open_run(tmp_path / "before") as run:
+        assert run.manifest["commit"] is None
+    git = ["git", "-c", "user.name=t", "-c", "user.email=t@t"]
+    for command in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "first"]):
+        subprocess.run([*git, *command], check=True)
+    head = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout
+    with open_run(tmp_path / "after") as run:
+        assert run.manifest["commit"] == head.strip()
+
+
+def test_the_same_recipe_continues_a_run(tmp_path: Path) -> None:
+    with open_run(tmp_path / "run") as run:
+        run.metrics({"step": 1, "loss": 0.5})
+        before = (run.root / "manifest.json").read_bytes()
+    with open_run(tmp_path / "run") as run:
+        assert run.resumed
+        run.metrics({"step": 2, "loss": 0.25})
+        run.timing({"seconds": 1.5})
+    assert (run.root / "manifest.json").read_bytes() == before
+    assert [r["step"] for _, r in read_jsonl(run.root / "metrics.jsonl")] == [1, 2]
+    timings = [record for _, record in read_jsonl(run.root / "timings.jsonl")]
+    assert [t.get("event", t.get("seconds")) for t in timings] == ["started", "resumed", 1.5]
+    assert all("at" in timing for timing in timings)
+
+
+def test_an_upgrade_between_the_parts_of_a_run_is_noted(tmp_path: Path) -> None:
+    open_run(tmp_path / "run").close()
+    path = tmp_path / "run" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    path.write_text(json.dumps(manifest | {"python": "3.11.0"}))
+    open_run(tmp_path / "run").close()
+    last = list(read_jsonl(tmp_path / "run" / "timings.jsonl"))[-1][1]
+    assert (last["event"], last["python"]) == ("resumed", manifest["python"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "changes", "difference"),
+    [
+        ({"sft": {"epochs": 3, "clip": [0.2, 0.28]}, "name": "a"}, {}, "sft.epochs 2, and it is 3"),
+        ({"sft": {"epochs": 2}, "name": "a"}, {}, "sft.clip [0.2, 0.28], and it is not set"),
+        (SETTINGS | {"new": 1}, {}, "new not set, and it is 1"),
+        (SETTINGS | {"name": None}, {}, "name 'a', and it is none"),
+        (SETTINGS, {"inputs": {"tasks": "bad"}}, "input tasks 'f00d', and it is 'bad'"),
+        (SETTINGS, {"seed": 8}, "seed 7, and it is 8"),
+        (SETTINGS, {"base": None}, "base 'beef', and it is none"),
+        (SETTINGS, {"stage": "rl"}, "stage 'sft', and it is 'rl'"),
+    ],
+)
+def test_another_recipe_is_refused_with_the_first_difference(
+    tmp_path: Path, settings: dict[str, Any], changes: dict[str, Any], difference: str
+) -> None:
+    open_run(tmp_path / "run").close()
+    assert refusal(tmp_path / "run", settings, **changes) == (
+        f"run: this run was started with {difference} here. "
+        "Use another directory, or delete this one to start again."
+    )
+    open_run(tmp_path / "run").close()
+
+
+def test_a_directory_that_is_not_a_run_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("mine")
+    assert refusal(tmp_path) == (
+        "run: holds 'thesis.tex' but no manifest.json, so it is not a run directory. "
+        "Use a new or an empty one."
+    )
+    assert refusal(tmp_path / "thesis.tex") == "run: is a file, expected a run directory."
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('{"stage": ', "run/manifest.json: not JSON ("),
+        ('{"schema": 99}', "run/manifest.json: found manifest schema 99, expected 1. Use the"),
+        ("[]", "run/manifest.json: found manifest schema [], expected 1. Use the"),
+    ],
+)
+def test_a_damaged_manifest_is_one_line(tmp_path: Path, text: str, expected: str) -> None:
+    (tmp_path / "manifest.json").write_text(text)
+    assert refusal(tmp_path).startswith(expected)
+
+
+def test_two_processes_cannot_share_a_run_and_a_killed_one_lets_go(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    code = (
+        "import sys, time; from pathlib import Path; from coa.runs import Run\n"
+        "run = Run.open(Path(sys.argv[1]), 'sft', {'sft': {'epochs': 2, 'clip': [0.2, 0.28]},"
+        " 'name': 'a'}, {'tasks': 'f00d'}, 7, 'beef')\n"
+        "run.metrics({'step': 1}); print('open', flush=True); time.sleep(600)"
+    )
+    holder = start(code, path)
+    assert holder.stdout is not None and holder.stdout.readline() == "open\n"
+    assert refusal(path) == (
+        f"run: in use by another process (pid {holder.pid}). Wait for it, or use another directory."
+    )
+    kill(holder)
+    with open_run(path) as run:
+        assert run.resumed
+        assert refusal(path).startswith(f"run: in use by another process (pid {os.getpid()}).")
+    open_run(path).close()
+
+
+def test_metrics_after_a_checkpoint_can_be_dropped(tmp_path: Path) -> None:
+    with open_run(tmp_path / "run") as run:
+        for step in range(5):
+            run.metrics({"step": step})
+        with (run.root / "metrics.jsonl").open("ab") as file:
+            file.write(b'{"step":5')
+        run.keep_metrics(lambda record: record["step"] < 3)
+        run.metrics({"step": 3})
+        assert [r["step"] for _, r in read_jsonl(run.root / "metrics.jsonl")] == [0, 1, 2, 3]
+
+
+def test_an_artefact_has_a_folder_to_go_to(tmp_path: Path) -> None:
+    with open_run(tmp_path / "run") as run:
+        run.path("checkpoints/3/adapter.json").write_text("{}")
+        assert (tmp_path / "run" / "checkpoints" / "3" / "adapter.json").is_file()
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_progress_in_a_pipe_is_a_line_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
+    clock = Clock()
+    with Progress("sft", total=100, done=20, every=30, clock=clock) as progress:
+        for _ in range(80):
+            clock.now += 1
+            progress.advance(loss=1.23456)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.splitlines() == [
+        "sft 25/100 25%  1/s  1m15s left  loss 1.235",
+        "sft 55/100 55%  1/s  45s left  loss 1.235",
+        "sft 85/100 85%  1/s  15s left  loss 1.235",
+        "sft 100/100 100%  1/s  1m20s so far  loss 1.235",
+    ]
+
+
+def test_silent_progress_counts_and_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    with Progress("tasks", mode="silent") as progress:
+        progress.advance(3)
+    assert (progress.done, capsys.readouterr()) == (3, ("", ""))
+
+
+def test_progress_on_a_terminal_is_a_bar(capsys: pytest.CaptureFixture[str]) -> None:
+    with Progress("tasks", total=2, mode="bar") as progress:
+        progress.advance(2, solved="1/2")
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "tasks" in err and "2/2" in err and "solved 1/2" in err
+
+
+def test_what_an_earlier_part_of_a_run_did_is_not_speed() -> None:
+    clock = Clock()
+    progress = Progress("tasks", total=100, mode="silent", clock=clock)
+    progress.continue_from(50)
+    clock.now += 10
+    progress.advance(5)
+    assert (progress.rate(), progress.line()) == (0.5, "tasks 55/100 55%  0.5/s  1m30s left")
+
+
+def test_work_that_counts_by_itself_ends_at_its_total(capsys: pytest.CaptureFixture[str]) -> None:
+    with counted("record", 3) as on_done:
+        for done in (2, 3):
+            on_done(done, 3)
+    assert capsys.readouterr().err.startswith("record 3/3 100%  ")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(7.6, "8s"), (112, "1m52s"), (7500, "2h05m"), (59.7, "1m00s")]
+)
+def test_durations_are_said_as_people_say_them(seconds: float, text: str) -> None:
+    assert duration(seconds) == text

@@ -1,0 +1,207 @@
+"""Fine-tuning: it learns, it resumes to the bit, and its adapters know their base."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sft_worker import tiny_rows, tiny_settings
+from tiny_model import make_tiny_model
+
+torch = pytest.importorskip("torch")
+
+from coa.engines import Sampling, load_engine  # noqa: E402
+from coa.errors import ConfigError, ModelError, TrainingError  # noqa: E402
+from coa.train import sft  # noqa: E402
+from coa.train.policy import Policy  # noqa: E402
+from coa.train.rows import Row  # noqa: E402
+from coa.train.sft import run_sft, sft_loss  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("tiny") / "model")
+
+
+@pytest.fixture(scope="module")
+def finished(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One uninterrupted run, shared by the tests."""
+    run_dir = tmp_path_factory.mktemp("runs") / "whole"
+    run_sft(tiny_settings(model), tiny_rows(), run_dir)
+    return run_dir
+
+
+def metrics(run_dir: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def artefacts(run_dir: Path) -> dict[str, bytes]:
+    files = [run_dir / "metrics.jsonl", *sorted((run_dir / "adapter").iterdir())]
+    return {path.name: path.read_bytes() for path in files}
+
+
+def test_it_memorises_eight_rows(model: Path, tmp_path: Path) -> None:
+    settings = tiny_settings(model, epochs=80, batch_size=8, rank=16, checkpoint_every=1000)
+    result = run_sft(settings, tiny_rows(), tmp_path)
+    losses = [line["loss"] for line in metrics(tmp_path)]
+    assert losses[0] > 4 and result.loss < 0.2
+    row = tiny_rows()[3]
+    engine = load_engine(f"hf:{model}+{result.adapter}", dtype="float32", slots=2)
+
+    async def run() -> list[int]:
+        done = await engine.generate(row.ids[:4], Sampling(max_tokens=len(row.ids) - 4))
+        await engine.close()
+        return done.ids
+
+    assert asyncio.run(run()) == row.ids[4:]
+    assert engine.weights == "adapter"
+
+
+def test_gradients_and_hidden_states_are_those_of_peft(model: Path) -> None:
+    for kind in ("llama", "qwen2", "qwen3"):
+        folder = make_tiny_model(model.parent / kind, kind=kind)
+        policy = Policy(f"hf:{folder}", rank=4, dtype=torch.float32, max_length=64)
+        with torch.no_grad():  # B starts at zero, which would hide half of the gradients
+            for parameter in policy.parameters:
+                parameter.add_(torch.randn_like(parameter) * 0.05)
+        policy.refresh()
+        rows, gradients = tiny_rows(3), []
+        for lean in (policy._lean, None):
+            policy._lean = lean
+            loss = sft_loss(policy, rows, 10.0)
+            loss.backward()
+            gradients.append([p.grad.clone() for p in policy.parameters])
+            policy.model.zero_grad()
+        for ours, theirs in zip(*gradients, strict=True):
+            assert torch.allclose(ours, theirs, atol=1e-4, rtol=1e-3)
+
+
+def test_a_killed_run_continues_to_the_same_bits(
+    model: Path, finished: Path, tmp_path: Path
+) -> None:
+    target = random.randint(5, 30)
+    worker = [sys.executable, str(Path(__file__).with_name("sft_worker.py"))]
+    paths = os.pathsep.join([str(Path(sft.__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | {"PYTHONPATH": paths, "HF_HUB_OFFLINE": "1"}
+    process = subprocess.Popen(
+        [*worker, str(model), str(tmp_path)], stdout=subprocess.PIPE, text=True, env=environment
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        if int(line) == target:
+            os.kill(process.pid, signal.SIGKILL)
+            break
+    process.wait()
+    assert not (tmp_path / "adapter").exists()
+    (tmp_path / "checkpoints" / ".part-0000099").mkdir()
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"update": 99, "lo')
+    run_sft(tiny_settings(model), tiny_rows(), tmp_path)
+    assert artefacts(tmp_path) == artefacts(finished), f"killed at update {target}"
+    assert len(list((tmp_path / "checkpoints").iterdir())) == 2
+
+
+def test_ctrl_c_saves_a_checkpoint(model: Path, finished: Path, tmp_path: Path) -> None:
+    def interrupt(at: sft.Progress) -> None:
+        if at.update == 6:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        run_sft(tiny_settings(model), tiny_rows(), tmp_path, progress=interrupt)
+    assert (tmp_path / "checkpoints" / "update-0000006").is_dir()
+    run_sft(tiny_settings(model), tiny_rows(), tmp_path)
+    assert artefacts(tmp_path) == artefacts(finished)
+
+
+def test_a_split_batch_gives_the_same_update(model: Path, finished: Path, tmp_path: Path) -> None:
+    run_sft(tiny_settings(model, micro_tokens=20), tiny_rows(), tmp_path)
+    for one, other in zip(metrics(tmp_path)[:4], metrics(finished)[:4], strict=True):
+        assert one["loss"] == pytest.approx(other["loss"], abs=1e-3)
+
+
+def test_another_run_in_the_same_folder_is_refused(model: Path, finished: Path) -> None:
+    with pytest.raises(ConfigError, match=r"other settings \(lr 0.02 -> 0.001\)"):
+        run_sft(tiny_settings(model, lr=1e-3), tiny_rows(), finished)
+    with pytest.raises(ConfigError, match="the rows differ"):
+        run_sft(tiny_settings(model), tiny_rows(9), finished)
+
+
+def test_a_loss_that_is_not_finite_stops_and_keeps_the_checkpoint(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inner, seen = sft.sft_loss, []
+
+    def poisoned(policy: Policy, rows: list[Row], total: float) -> object:
+        seen.append(1)
+        return inner(policy, rows, total) * (float("nan") if len(seen) == 7 else 1.0)
+
+    monkeypatch.setattr(sft, "sft_loss", poisoned)
+    with pytest.raises(TrainingError, match=r"Update 7: loss nan.*lower sft.lr"):
+        run_sft(tiny_settings(model), tiny_rows(), tmp_path)
+    assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["update-0000004"]
+
+
+def test_an_adapter_of_another_base_is_refused(finished: Path, tmp_path: Path) -> None:
+    other = make_tiny_model(tmp_path / "other", seed=1)
+    ref = f"hf:{other}+{finished / 'adapter'}"
+    for load in (load_engine, Policy):
+        with pytest.raises(ModelError, match=r"trained on a base with hash '\w{12}'.*has '\w{12}'"):
+            load(ref)
+
+
+def test_peft_itself_loads_the_adapter(model: Path, finished: Path) -> None:
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    loaded = PeftModel.from_pretrained(base, finished / "adapter")
+    ids = tiny_rows()[0].ids
+    policy = Policy(f"hf:{model}+{finished / 'adapter'}", dtype=torch.float32, max_length=64)
+    with torch.no_grad():
+        theirs = loaded(torch.tensor([ids])).logits[0]
+        ours = policy.logits(policy.hidden([ids]))
+    assert torch.allclose(ours, theirs, atol=1e-4)
+
+
+def test_the_engine_takes_over_a_policy(model: Path, finished: Path) -> None:
+    policy = Policy(f"hf:{model}+{finished / 'adapter'}", dtype=torch.float32, max_length=64)
+    engine = load_engine(f"hf:{model}", dtype="float32", slots=2)
+    merged = load_engine(f"hf:{model}+{finished / 'adapter'}", dtype="float32", slots=2)
+
+    async def run() -> None:
+        prompt, sampling = tiny_rows()[0].ids[:5], Sampling(max_tokens=9)
+        before = await engine.generate(prompt, sampling)
+        await engine.load(policy.adapter(), "update-1")
+        assert engine.weights == "update-1"
+        after, expected = (
+            await engine.generate(prompt, sampling),
+            await merged.generate(prompt, sampling),
+        )
+        assert after.logprobs == pytest.approx(expected.logprobs, abs=1e-5)
+        await engine.load(None, "base")
+        assert (await engine.generate(prompt, sampling)).ids == before.ids
+        await engine.close()
+        await merged.close()
+
+    asyncio.run(run())
+
+
+def test_settings_and_rows_are_checked(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"sft\.rank: found 0"):
+        tiny_settings(model, rank=0)
+    with pytest.raises(TrainingError, match="no rows"):
+        run_sft(tiny_settings(model), [], tmp_path)
+    with pytest.raises(TrainingError, match="'t0': its row has no trainable token"):
+        mute = replace(tiny_rows(1)[0], weights=[1.0] + [0.0] * 12)
+        run_sft(tiny_settings(model), [mute], tmp_path)
+    with pytest.raises(TrainingError, match="max_length is 8"):
+        run_sft(tiny_settings(model, max_length=8), tiny_rows(), tmp_path)

