@@ -44,9 +44,10 @@ def main() -> None:
     except CoaError as error:
         print(f"coa: {error}", file=sys.stderr)
         raise SystemExit(2) from None
-    except KeyboardInterrupt:
-        print("coa: interrupted.", file=sys.stderr)
-        raise SystemExit(130) from None
+    except SystemExit as ended:
+        if ended.code == 130:  # what typer makes of Ctrl-C
+            print("coa: interrupted.", file=sys.stderr)
+        raise
     except BrokenPipeError:
         sys.stderr.close()
         raise SystemExit(141) from None
@@ -304,7 +305,7 @@ def evaluate(
     reward: Annotated[str, typer.Option(help="exact, f1 or module:attribute.")] = "exact",
     turns: Annotated[int, typer.Option(help="Most turns of a rollout.")] = 12,
     turn_tokens: Annotated[int, typer.Option(help="Most tokens sampled in a turn.")] = 256,
-    concurrency: Annotated[int, typer.Option(help="Rollouts at once.")] = 32,
+    concurrency: Annotated[int, typer.Option(help="Rollouts at once.")] = 64,
     deterministic: Annotated[bool, typer.Option(help="fp32, fixed batch shapes.")] = False,
     seed: SeedOption = 0,
     as_json: JsonFlag = False,

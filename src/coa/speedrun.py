@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -17,6 +18,8 @@ from pathlib import Path
 from coa.config import load_recipe, read_toml, to_json
 from coa.display import console, percent, print_chain
 from coa.distill.pipeline import distill, save_distilled
+from coa.engines import load_engine
+from coa.engines.base import Engine
 from coa.engines.store import is_pulled, pull
 from coa.evaluate.run import compare
 from coa.evaluate.stage import EvalSettings, run_eval
@@ -59,8 +62,11 @@ class EvalPart:
     world_seed: int = 7
     controls: int = 50
     seed: int = 1
+    turns: int = 8
     turn_tokens: int = 128
     malformed: int = 1
+    context: int = 1536
+    concurrency: int = 64
 
 
 @dataclass(frozen=True)
@@ -173,29 +179,48 @@ def _measure(recipe: SpeedrunRecipe, directory: Path, trained: str, clock: _Cloc
     heldout = tasks("heldout", part.n, 0)
     world = tasks("world", part.n, part.world_seed)
     controls = tasks("controls", part.controls, 0)
-    plan = [
-        ("base", recipe.sft.model, heldout, "real"),
-        ("sft", trained, heldout, "real"),
-        ("sft, invented world", trained, world, "real"),
-        ("sft, nothing found", trained, controls, "withheld"),
-        ("sft, wrong passages", trained, controls, "wrong"),
-    ]
+    plan = {
+        recipe.sft.model: [("base", heldout, "real")],
+        trained: [
+            ("sft", heldout, "real"),
+            ("sft, invented world", world, "real"),
+            ("sft, nothing found", controls, "withheld"),
+            ("sft, wrong passages", controls, "wrong"),
+        ],
+    }
     rows: list[Json] = []
-    for name, model, path, observations in plan:
-        out = directory / f"eval-{name.replace(', ', '-').replace(' ', '-')}"
-        with clock(f"measure {name}"):
-            settings = EvalSettings(
-                model=model,
-                tasks=str(path),
-                grammar=recipe.teacher.grammar,
-                observations=observations,
-                turn_tokens=part.turn_tokens,
-                malformed=part.malformed,
-                seed=part.seed,
-            )
-            rows.append({"name": name, "run": str(out), **run_eval(settings, out)})
+    for model, measurements in plan.items():
+        with _loaded(model, part) as engine:
+            for name, path, observations in measurements:
+                settings = EvalSettings(
+                    model=model,
+                    tasks=str(path),
+                    grammar=recipe.teacher.grammar,
+                    observations=observations,
+                    turns=part.turns,
+                    turn_tokens=part.turn_tokens,
+                    malformed=part.malformed,
+                    context=part.context,
+                    concurrency=part.concurrency,
+                    seed=part.seed,
+                )
+                out = directory / f"eval-{name.replace(', ', '-').replace(' ', '-')}"
+                with clock(f"measure {name}"):
+                    rows.append(
+                        {"name": name, "run": str(out), **run_eval(settings, out, engine=engine)}
+                    )
     gain = compare([directory / "eval-base", directory / "eval-sft"])["runs"][1]
     return {"rows": rows, "gain": gain}
+
+
+@contextmanager
+def _loaded(model: str, part: EvalPart) -> Iterator[Engine]:
+    """One engine for several measurements: a model is loaded once."""
+    engine = load_engine(model, slots=part.concurrency, context=part.context)
+    try:
+        yield engine
+    finally:
+        asyncio.run(engine.close())
 
 
 def _print(directory: Path, result: Json, clock: _Clock) -> None:

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coa.collect import OnDone
-from coa.collect import OnDone
 from coa.distill.convert import NotConvertible, convert
 from coa.engines.scripted import ScriptedEngine
 from coa.protocol import Grammar

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from coa.collect import OnDone, collect
 from coa.engines.base import Engine
-from coa.errors import RecordError, UsageError
+from coa.errors import ConfigError, RecordError, UsageError, boundary
 from coa.evaluate.metrics import Estimate, estimate, paired
 from coa.protocol import Grammar
 from coa.rewards import Scorer, f1
@@ -84,7 +84,8 @@ def summarise(
     f1_sum = 0.0
     for trajectory in trajectories:
         task = by_id[trajectory.task_id]
-        score = scorer(task, trajectory)
+        with boundary(ConfigError, f"the reward, on task {task.id},"):
+            score = scorer(task, trajectory)
         if score is None:
             raise RecordError(
                 f"task {task.id}: the reward cannot judge it (no gold answer?). "

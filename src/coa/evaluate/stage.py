@@ -40,7 +40,7 @@ class EvalSettings:
     turn_tokens: int = 256
     malformed: int = 2
     context: int = 2048
-    concurrency: int = 32
+    concurrency: int = 64
     deterministic: bool = False
     seed: int = 0
 
@@ -89,7 +89,10 @@ def run_eval(
     inputs = {"tasks": tasks.fingerprint()}
     with Run.open(directory, "eval", recipe, inputs, settings.seed) as run:
         used = engine or load_engine(
-            model, deterministic=settings.deterministic, slots=settings.concurrency
+            model,
+            deterministic=settings.deterministic,
+            slots=settings.concurrency,
+            context=settings.context,
         )
 
         async def work() -> Json:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from coa.collect import OnDone, collect
 from coa.config import load_object
-from coa.errors import ConfigError
+from coa.errors import ConfigError, UsageError, boundary
 from coa.tasks.task import Task
 from coa.teachers.episode import Episode
 from coa.tools.base import Toolbox
@@ -51,7 +51,12 @@ async def record_all(
 
     def work(task: Task) -> Callable[[], Awaitable[Episode]]:
         public = task.public()
-        return lambda: teacher.record(public, toolbox_of(public), seed)
+
+        async def record() -> Episode:
+            with boundary(UsageError, f"the teacher, on task {task.id},"):
+                return await teacher.record(public, toolbox_of(public), seed)
+
+        return record
 
     return await collect(
         path,

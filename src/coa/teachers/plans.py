@@ -135,7 +135,8 @@ def _most(
     ranked = sorted(zip(numbers, names, values, strict=True), key=lambda row: row[0] or 0)
     chosen = ranked[0] if shape.smaller else ranked[-1]
     extreme = _extreme(shape, len(names) == 2)
-    return Verdict(chosen[1], f"{chosen[2][0]} is the {extreme}.")
+    stated = " and ".join(value[0] for value in values)
+    return Verdict(chosen[1], f"Of {stated} the {extreme} is {chosen[2][0]}, so {chosen[1]}.")
 
 
 def _extreme(shape: Comparison | Superlative, pair: bool) -> str:

@@ -1,0 +1,112 @@
+"""What a reader would copy works: examples, blocks in the documentation, public names."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import coa
+from coa.protocol import PRESETS, grammar_from_toml, load_grammar
+
+ROOT = Path(__file__).resolve().parent.parent
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+SAYS = {
+    "own_tool": "<observation>42</observation>",
+    "own_tasks": "('Peruvian sol', 'sol') {'level': '2'}",
+    "own_reward": "0.5\n",
+}
+"""Example -> a part of what it prints."""
+
+
+def run_python(path: Path, cwd: Path) -> str:
+    command = [sys.executable, str(path)]
+    done = subprocess.run(
+        command, cwd=cwd, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_every_example_says_what_it_prints() -> None:
+    assert {path.stem for path in EXAMPLES} == SAYS.keys()
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_is_short_and_runs(path: Path, tmp_path: Path) -> None:
+    lines = [line for line in path.read_text().splitlines() if line.strip()]
+    assert len(lines) < 30
+    assert SAYS[path.stem] in run_python(path, tmp_path)
+
+
+def blocks(language: str) -> Iterator[tuple[str, str]]:
+    for page in PAGES:
+        for number, match in enumerate(FENCE.finditer(page.read_text(encoding="utf-8"))):
+            if match[1] == language:
+                yield f"{page.name}-{number}", match[2]
+
+
+@pytest.mark.parametrize(("name", "text"), list(blocks("python")))
+def test_python_in_the_documentation_runs(name: str, text: str, tmp_path: Path) -> None:
+    path = tmp_path / "block.py"
+    path.write_text(text, encoding="utf-8")
+    run_python(path, tmp_path)
+
+
+@pytest.mark.parametrize(("name", "text"), list(blocks("toml")))
+def test_toml_in_the_documentation_is_read(name: str, text: str) -> None:
+    if "roles" in tomllib.loads(text):
+        grammar = grammar_from_toml(text)
+        assert grammar.of_kind("answer")
+
+
+def test_the_table_of_presets_in_the_documentation_is_the_truth() -> None:
+    page = (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.+?) \| .+ \|$", page, re.MULTILINE))
+    assert set(rows) == set(PRESETS)
+    for name, text in rows.items():
+        tools = re.search(rf"^\| `{name}` \| .+? \| (.+?) \|$", page, re.MULTILINE)
+        grammar = load_grammar(name)
+        assert tools and set(tools[1].split(", ")) == set(grammar.tool_roles), name
+        if not text.startswith("those of"):
+            assert set(text.partition(";")[0].split(", ")) == set(grammar.by_name), name
+
+
+# -- public names ----------------------------------------------------------------------------
+
+
+def test_every_public_name_resolves_to_where_it_is_defined() -> None:
+    assert sorted(coa.__all__) == list(coa.__all__)
+    assert set(dir(coa)) == {*coa.__all__, "__version__"}
+    for name in coa.__all__:
+        assert getattr(coa, name) is not None
+    with pytest.raises(AttributeError, match="module 'coa' has no attribute 'Grammer'"):
+        coa.Grammer  # noqa: B018
+
+
+def test_what_type_checkers_see_is_what_is_loaded() -> None:
+    tree = ast.parse(inspect.getsource(coa))
+    guarded = next(node for node in tree.body if isinstance(node, ast.If))
+    seen = {
+        alias.name: node.module
+        for node in guarded.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    homes = {name: home for home, names in coa._HOMES.items() for name in names.split()}
+    assert seen == homes
+    assert set(coa.__all__) == set(homes)
+
+
+def test_public_names_have_a_word_of_explanation() -> None:
+    silent = [name for name in coa.__all__ if not inspect.getdoc(getattr(coa, name))]
+    assert silent == []
