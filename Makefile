@@ -12,7 +12,7 @@ help:  ## show this list
 setup:  ## install into .venv, once (PYTHON and TORCH can be set)
 	@PYTHON="$(PYTHON)" TORCH="$(TORCH)" sh dev/setup.sh
 
-run: setup  ## show the shipped model answering, then do the main job: coa speedrun
+run: setup  ## the main job on the embedded default: coa speedrun
 	@.venv/bin/coa speedrun
 
 test: setup  ## the default tests: no GPU, no network

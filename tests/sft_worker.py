@@ -38,5 +38,5 @@ if __name__ == "__main__":
         tiny_settings(Path(sys.argv[1])),
         tiny_rows(),
         Path(sys.argv[2]),
-        progress=lambda at: print(at.update, flush=True),
+        on_update=lambda at: print(at.update, flush=True),
     )

@@ -357,7 +357,7 @@ def test_tasks_record_distill_show_inspect_eval_compare(coa: Coa, tmp_path: Path
     one = coa("show", "d/trajectories.jsonl", "--task", tasks[3].id).out
     assert tasks[3].question in one and one.count("question  ") == 1
     mask = coa("inspect", "d/trajectories.jsonl").out
-    assert "[[" in mask and "written by the model:" in mask
+    assert "[[" in mask and "characters: trained" in mask
     write_script(tmp_path / "model.jsonl", tasks)
     common = ("eval", "--model", "scripted:model.jsonl", "--tasks", "tasks.jsonl")
     common += ("--turn-tokens", "999")
@@ -368,8 +368,8 @@ def test_tasks_record_distill_show_inspect_eval_compare(coa: Coa, tmp_path: Path
     assert summary["stop_reasons"] == {"answered": 6} and summary["tool_calls_per_task"] == 1
     again = coa(*common, "--out", "run")
     assert "accuracy 100.0%" in again.out and "country_capital" in again.out
-    refused = coa(*common, "--out", "run", "--k", "2")
-    assert refused.code == 2 and "this run was started with k 1, and it is 2 here" in refused.err
+    refused = coa(*common, "--out", "run", "--turns", "3")
+    assert refused.code == 2 and "this was started with turns 12, and it is 3 here" in refused.err
     for control in ("withheld", "wrong"):
         found = coa(*common, "--out", control, "--observations", control, "--json").record
         assert found["accuracy"] == 1.0, "a script does not read, and so does not mind"

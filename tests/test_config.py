@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from coa.config import load_object, load_recipe, to_json, to_toml
+from coa.config import load_object, load_recipe, to_json
 from coa.errors import ConfigError
 
 
@@ -200,33 +198,6 @@ def test_resolved_settings_are_plain_json() -> None:
         "sampling": {},
         "note": None,
     }
-
-
-keys = st.text(min_size=1, max_size=8)
-texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
-scalars = st.one_of(st.booleans(), st.integers(-(2**62), 2**62), texts, st.floats(allow_nan=False))
-
-
-@given(
-    name=texts,
-    epochs=st.integers(1, 9),
-    rate=st.floats(0, 1),
-    targets=st.lists(texts, max_size=3),
-    sampling=st.dictionaries(texts, st.one_of(scalars, st.lists(scalars, max_size=3)), max_size=3),
-)
-def test_settings_survive_being_written_as_a_recipe(
-    tmp_path_factory: pytest.TempPathFactory,
-    name: str,
-    epochs: int,
-    rate: float,
-    targets: list[str],
-    sampling: dict[str, Any],
-) -> None:
-    sft = Sft(learning_rate=rate, epochs=epochs, lora=Lora(targets=tuple(targets)))
-    recipe = Recipe(name=name, sft=sft, sources=(Source(Path("t")),), sampling=sampling)
-    path = tmp_path_factory.mktemp("recipe") / "r.toml"
-    path.write_bytes(to_toml(recipe).encode())
-    assert load_recipe(path, [], Recipe) == recipe
 
 
 @pytest.fixture

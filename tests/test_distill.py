@@ -136,11 +136,11 @@ def test_marks_cover_the_mistakes_and_nothing_else(made: Made) -> None:
         for event in made.episodes[trajectory.task_id].events:
             if isinstance(event, Use) and event.erred:
                 role = made.grammar.tool_roles[0]
-                mistakes.append(f"<{role}>{event.argument}</{role}>")
+                mistakes.append(f"<{role}> {event.argument}</{role}>")
             elif isinstance(event, Say) and event.erred and event.facts["part"] == "finding":
                 mistakes.append(event.text)
         found = marked(trajectory)
-        assert [f.removeprefix("<think>").removesuffix("</think>") for f in found] == mistakes
+        assert [f.removeprefix("<think> ").removesuffix("</think>") for f in found] == mistakes
         within += sum(text in mistakes and "<" not in text for text in found)
     # Without a reflection block the mistake and its correction share one thought.
     assert within > 0 or made.grammar.name == "mhqa"
@@ -261,7 +261,7 @@ async def test_a_page_that_holds_tags_converts_and_replays_safely(name: str) -> 
     (trajectory,) = distilled.kept
     parsed = parse(grammar, trajectory.text, env=True)
     assert check(grammar, parsed) is None
-    assert [b.body for b in parsed.blocks if b.role == "answer"] == ["Lima"]
+    assert [b.body.strip() for b in parsed.blocks if b.role == "answer"] == ["Lima"]
     assert trajectory.answer == "Lima" and "&lt;" in trajectory.text
 
 

@@ -18,7 +18,7 @@ from coa.engines.scripted import ScriptedEngine
 from coa.errors import ConfigError, RecordError, UsageError
 from coa.evaluate.metrics import Z95, bootstrap, estimate, paired, sign_test, wilson
 from coa.evaluate.run import attempt_all, compare, save_summary, summarise
-from coa.evaluate.stage import EvalSettings, choose_prompt, run_eval
+from coa.evaluate.stage import EvalSettings, choose_grammar, choose_prompt, run_eval
 from coa.rewards import exact
 from coa.runtime import Budget, Decoding
 from coa.tasks import Task, TaskSet, make_tasks
@@ -73,7 +73,6 @@ def test_nothing_measured_is_not_a_number() -> None:
 def test_zeros_and_ones_get_wilson_and_means_get_the_bootstrap() -> None:
     assert estimate([1.0, 0.0, 1.0]) == wilson(2, 3)
     assert estimate([1.0, 0.5, 1.0]) == bootstrap([1.0, 0.5, 1.0])
-    assert str(wilson(8, 10)) == "80.0% [49.0, 94.3]"
 
 
 def test_paired() -> None:
@@ -288,7 +287,7 @@ def test_a_killed_evaluation_continues_and_ends_with_the_same_files(
 def test_a_directory_belongs_to_one_recipe(folder: Path, tmp_path: Path) -> None:
     run_eval(settings(folder), tmp_path / "run", quiet=True)
     for changes, says in (
-        ({"k": 2}, "this run was started with k 1, and it is 2 here. Use another directory"),
+        ({"turns": 3}, "this was started with turns 12, and it is 3 here. Write somewhere else"),
         ({"observations": "wrong"}, "with observations 'real', and it is 'wrong' here"),
         ({"grammar": "react"}, "with grammar 'mhqa', and it is 'react' here"),
     ):
@@ -300,7 +299,7 @@ def test_a_directory_belongs_to_one_recipe(folder: Path, tmp_path: Path) -> None
     TaskSet.load(changed).save(changed)
     run_eval(settings(folder, tasks=str(changed)), tmp_path / "other", quiet=True)
     TaskSet(TaskSet.load(changed)[:-1]).save(changed)
-    with pytest.raises(ConfigError, match="this run was started with input tasks"):
+    with pytest.raises(ConfigError, match="this was started with input tasks"):
         run_eval(settings(folder, tasks=str(changed)), tmp_path / "other", quiet=True)
 
 
@@ -332,18 +331,35 @@ def test_a_task_of_no_world_is_named(folder: Path, tmp_path: Path) -> None:
         run_eval(settings(folder, tasks=str(path)), tmp_path / "run", quiet=True)
 
 
-def test_the_prompt_fits_the_model() -> None:
-    for model, kind in (
-        ("smollm2-135m", "full"),
-        ("smollm2-135m+runs/sft/adapter", "compact"),
-        ("scripted:x.jsonl", "compact"),
-        ("hf:a/b", "full"),
+def adapter_trained_on(folder: Path, **remembered: str | list[str]) -> str:
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text("{}")
+    (folder / "manifest.json").write_text(json.dumps(remembered))
+    return f"smollm2-135m+{folder}"
+
+
+def test_the_grammar_and_the_prompt_fit_the_model(tmp_path: Path) -> None:
+    react = adapter_trained_on(tmp_path / "a", grammar="react", prompt="compact")
+    for model, grammar, kind in (
+        ("smollm2-135m", "mhqa", "full"),
+        (react, "react", "compact"),
+        (adapter_trained_on(tmp_path / "b", grammar="web", prompt="full"), "web", "full"),
+        ("scripted:x.jsonl", "mhqa", "compact"),
+        ("hf:a/b", "mhqa", "full"),
     ):
         assert choose_prompt("auto", model) == kind
+        assert choose_grammar("auto", model).name == grammar
+        assert choose_grammar("code", model).name == "code"
         assert (choose_prompt("full", model), choose_prompt("compact", model)) == (
             "full",
             "compact",
         )
+
+
+def test_an_adapter_of_two_grammars_wants_a_choice(tmp_path: Path) -> None:
+    both = adapter_trained_on(tmp_path / "a", grammar=["mhqa", "react"], prompt="compact")
+    with pytest.raises(ConfigError, match=r"several: mhqa, react\. Choose one with --gr"):
+        choose_grammar("auto", both)
 
 
 # -- controls --------------------------------------------------------------------------------

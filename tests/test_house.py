@@ -16,9 +16,9 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "coa"
 
 LAYERS = (
-    *("errors", "runs", "config", "progress", "collect", "trajectory", "protocol", "corpus"),
-    *("tasks", "engines", "tools", "runtime", "display", "rewards", "teachers", "distill"),
-    *("train", "evaluate", "serve", "scale", "asking", "doctor", "speedrun", "cli"),
+    *("errors", "machine", "runs", "config", "progress", "collect", "trajectory", "protocol"),
+    *("corpus", "tasks", "engines", "tools", "runtime", "display", "rewards", "teachers"),
+    *("distill", "train", "evaluate", "serve", "scale", "asking", "doctor", "speedrun", "cli"),
 )
 """A module imports only from those before it."""
 

@@ -175,6 +175,21 @@ def test_a_draw_does_not_depend_on_batch_mates(folder: Path) -> None:
     asyncio.run(run())
 
 
+def test_a_deterministic_result_does_not_depend_on_the_number_of_slots(folder: Path) -> None:
+    async def results(slots: int) -> list[Any]:
+        engine = make(folder, deterministic=True, dtype="auto", slots=slots)
+        jobs = [
+            engine.generate(p, Sampling(temperature=1.0, max_tokens=20, key=i))
+            for i, p in enumerate(prompts(engine) * 5)
+        ]
+        done = await asyncio.gather(*jobs)
+        await engine.close()
+        return [(r.ids, r.logprobs) for r in done]
+
+    one, few, many = (asyncio.run(results(slots)) for slots in (1, 3, 64))
+    assert one == few == many
+
+
 def test_stop_strings_end_across_tokens_and_keep_the_token(engine: Any) -> None:
     async def run() -> None:
         prompt = prompts(engine)[0]
@@ -208,15 +223,43 @@ def test_prompt_ids_are_those_of_the_template(folder: Path, engine: Any) -> None
     assert engine.encode_prompt("Be brief.", "Rome?") == expected
 
 
-def test_eos_ends_and_is_left_out(engine: Any) -> None:
+def test_eos_ends_and_is_kept_with_its_logprob(engine: Any) -> None:
     async def run() -> None:
         prompt = prompts(engine)[0]
         free = await engine.generate(prompt, Sampling(max_tokens=12))
+        length = free.ids.index(free.ids[5]) + 1
         engine._batch._eos = frozenset({free.ids[5]})
-        ended = await engine.generate(prompt, Sampling(max_tokens=12))
-        assert ended.finish == "eos"
-        assert ended.ids == free.ids[: free.ids.index(free.ids[5])]
-        assert len(ended.logprobs) == len(ended.ids)
+        for limit in (12, length):  # an end of sequence on the last token is not a cut
+            ended = await engine.generate(prompt, Sampling(max_tokens=limit))
+            assert (ended.finish, ended.ids) == ("eos", free.ids[:length])
+            assert ended.logprobs == pytest.approx(free.logprobs[:length], abs=1e-4)
+        again = [*prompt, *ended.ids, *engine.encode("<observation>Paris</observation>")]
+        computed = count_prefilled(engine)
+        await engine.generate(again, Sampling(max_tokens=2))
+        assert sum(computed) == len(again) - (len(prompt) + len(ended.ids) - 1)
+
+    asyncio.run(run())
+
+
+def test_a_real_end_of_sequence_has_an_id_and_no_text(engine: Any) -> None:
+    inner, calls = engine._forward.decode, []
+
+    def ending(tokens: list[int], lengths: list[int]) -> Any:
+        logits = inner(tokens, lengths)
+        calls.append(1)
+        if len(calls) == 4:
+            logits[:, 2] = logits.max() + 50  # <|im_end|>
+        return logits
+
+    async def run() -> None:
+        engine._forward.decode = ending
+        parts: list[str] = []
+        done = await engine.generate(prompts(engine)[0], Sampling(max_tokens=20), parts.append)
+        await asyncio.sleep(0.05)
+        assert (done.finish, len(done.ids), done.ids[-1]) == ("eos", 5, 2)
+        assert done.logprobs[-1] == pytest.approx(0.0, abs=1e-4)
+        assert engine.decode(done.ids) == engine.decode(done.ids[:-1]) == "".join(parts)
+        assert "" not in parts
 
     asyncio.run(run())
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from coa.engines.scripted import ByteCodec
-from coa.errors import TrainingError
-from coa.train.rows import Row, batches, build_row, fingerprint
+from coa.errors import RecordError, TrainingError
+from coa.train.rows import Row, batches, build_row, fingerprint, opening
 from coa.trajectory import Author, Segment, Trajectory
 
 CODEC = ByteCodec()
@@ -69,6 +69,41 @@ def test_a_character_of_several_tokens_is_marked_in_all_of_them() -> None:
     assert row.weights == [0, 1, 0, 0, 1]
 
 
+def test_an_end_of_sequence_shares_the_mark_of_the_last_character() -> None:
+    ids = [*"a\u00e9".encode(), ByteCodec.BORDER]
+    for marks, weights in (((0, 1), [0, 1, 1, 1]), ((1, 2), [1, 0, 0, 0])):
+        segment = Segment(Author.MODEL, "a\u00e9", ids=ids, errs=[marks])
+        row = build_row(trajectory(segment), [256], fail_to_encode, decode=CODEC.decode)
+        assert row.weights == [0, *weights]
+
+
+@pytest.mark.parametrize("author", [Author.MODEL, Author.ENV])
+def test_ids_of_another_tokenizer_are_refused(author: Author) -> None:
+    stranger = Segment(author, "ab", ids=[4, 5])
+    made = trajectory(Segment(Author.MODEL, "x", ids=[*b"x"]), stranger)
+    with pytest.raises(RecordError, match=r"^task 't-1': was sampled with another tokenizer; "):
+        build_row(made, [256], CODEC.encode_with_offsets, decode=CODEC.decode)
+    made.segments[0].ids = CODEC.encode_prompt("other", "words")
+    made.segments.remove(stranger)
+    with pytest.raises(RecordError, match="another tokenizer"):
+        build_row(made, [256], CODEC.encode_with_offsets, decode=CODEC.decode)
+    made.segments[0].ids = CODEC.encode_prompt("sysuser", "user")
+    build_row(made, [256], CODEC.encode_with_offsets, decode=CODEC.decode)
+
+
+def test_a_character_cut_by_a_budget_is_no_other_tokenizer() -> None:
+    half = Segment(Author.MODEL, "a\ufffd", ids=[*"a\u6771".encode()[:3]])
+    row = build_row(trajectory(half), [256], fail_to_encode, decode=CODEC.decode)
+    assert row.ids == [256, *"a\u6771".encode()[:3]]
+
+
+def test_a_trajectory_without_a_prompt_is_named() -> None:
+    assert opening(trajectory()).text == "sysuser"
+    for segments in ([], [Segment(Author.MODEL, "a")]):
+        with pytest.raises(RecordError, match=r"task 't-1': .* does not begin with a prompt"):
+            opening(Trajectory("t-1", "user", "mhqa", segments))
+
+
 def test_nothing_to_train_names_the_task() -> None:
     with pytest.raises(TrainingError, match=r"Task 't-1': .*no trainable token"):
         build_row(trajectory(Segment(Author.ENV, "x")), [1], CODEC.encode_with_offsets)
@@ -85,7 +120,8 @@ def test_nothing_to_train_names_the_task() -> None:
 def test_truncation_falls_between_segments() -> None:
     parts = [Segment(Author.MODEL, "abc"), Segment(Author.ENV, "oo"), Segment(Author.MODEL, "de")]
     row = build_row(trajectory(*parts), [1], CODEC.encode_with_offsets, max_length=7)
-    assert row.ids == [1, *b"abcoo"]
+    assert (row.ids, row.cut) == ([1, *b"abcoo"], True)
+    assert not build_row(trajectory(*parts), [1], CODEC.encode_with_offsets, max_length=8).cut
 
 
 def rows(count: int) -> list[Row]:

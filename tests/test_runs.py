@@ -14,7 +14,7 @@ import pytest
 
 from coa.errors import CoaError, RecordError, UsageError
 from coa.progress import Progress, counted, duration
-from coa.runs import Appender, Run, read_jsonl, read_records, write_atomic
+from coa.runs import Appender, Run, claim, read_jsonl, read_records, write_atomic
 
 SETTINGS: dict[str, Any] = {"sft": {"epochs": 2, "clip": (0.2, 0.28)}, "name": "a"}
 
@@ -75,6 +75,17 @@ def test_a_torn_last_line_is_dropped_when_the_file_grows_again(tmp_path: Path) -
     with Appender(path) as file:
         file.write({"n": 4})
     assert [record for _, record in read_jsonl(path)] == [{"n": 1}, {"n": 2}, {"n": 4}]
+
+
+def test_a_last_line_that_lacks_only_its_newline_gets_it(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(b'{"n":1}\n{"n":2}')
+    with Appender(path) as file:
+        file.write({"n": 3})
+    assert path.read_bytes() == b'{"n":1}\n{"n":2}\n{"n":3}\n'
+    path.write_bytes(b'{"n":1}\n12')
+    Appender(path).close()
+    assert path.read_bytes() == b'{"n":1}\n'
 
 
 def test_a_file_that_is_one_torn_line_becomes_empty(tmp_path: Path) -> None:
@@ -210,8 +221,8 @@ def test_another_recipe_is_refused_with_the_first_difference(
 ) -> None:
     open_run(tmp_path / "run").close()
     assert refusal(tmp_path / "run", settings, **changes) == (
-        f"run: this run was started with {difference} here. "
-        "Use another directory, or delete this one to start again."
+        f"run: this was started with {difference} here. "
+        "Write somewhere else, or delete it to start again."
     )
     open_run(tmp_path / "run").close()
 
@@ -230,12 +241,23 @@ def test_a_directory_that_is_not_a_run_is_left_alone(tmp_path: Path) -> None:
     [
         ('{"stage": ', "run/manifest.json: not JSON ("),
         ('{"schema": 99}', "run/manifest.json: found manifest schema 99, expected 1. Use the"),
-        ("[]", "run/manifest.json: found manifest schema [], expected 1. Use the"),
+        ("[]", "run/manifest.json: found a list, expected an object. Delete the run"),
     ],
 )
 def test_a_damaged_manifest_is_one_line(tmp_path: Path, text: str, expected: str) -> None:
     (tmp_path / "manifest.json").write_text(text)
     assert refusal(tmp_path).startswith(expected)
+
+
+@pytest.mark.parametrize(("text", "found"), [('{"teacher": ', "not JSON ("), ("3", "found a int")])
+def test_a_damaged_claim_is_one_line(tmp_path: Path, text: str, found: str) -> None:
+    path = tmp_path / "e.jsonl"
+    path.write_text("")
+    (tmp_path / "e.jsonl.manifest.json").write_text(text)
+    with pytest.raises(RecordError) as caught:
+        claim(path, {"teacher": "experts"})
+    assert str(caught.value).startswith(f"{path}.manifest.json: {found}")
+    assert str(caught.value).endswith(". Delete it and e.jsonl to start again.")
 
 
 def test_two_processes_cannot_share_a_run_and_a_killed_one_lets_go(tmp_path: Path) -> None:
@@ -267,12 +289,6 @@ def test_metrics_after_a_checkpoint_can_be_dropped(tmp_path: Path) -> None:
         run.keep_metrics(lambda record: record["step"] < 3)
         run.metrics({"step": 3})
         assert [r["step"] for _, r in read_jsonl(run.root / "metrics.jsonl")] == [0, 1, 2, 3]
-
-
-def test_an_artefact_has_a_folder_to_go_to(tmp_path: Path) -> None:
-    with open_run(tmp_path / "run") as run:
-        run.path("checkpoints/3/adapter.json").write_text("{}")
-        assert (tmp_path / "run" / "checkpoints" / "3" / "adapter.json").is_file()
 
 
 class Clock:

@@ -104,6 +104,36 @@ async def test_what_follows_a_call_in_the_last_token_is_not_read() -> None:
     assert parse(MHQA, trajectory.text, env=True).faults == []
 
 
+class EndingEngine(ScriptedEngine):
+    """Ends a turn as a model does: with an end-of-sequence token, which has an id and no text."""
+
+    END = 300
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, on_text: OnText | None = None
+    ) -> Completion:
+        done = await super().generate(prompt_ids, sampling, on_text)
+        if done.finish != "eos":
+            return done
+        return Completion([*done.ids, self.END], [*done.logprobs, -0.5], "eos")
+
+
+async def test_a_sampled_end_of_sequence_stays_in_the_segment_and_in_the_context() -> None:
+    engine = EndingEngine(["<think>hm</think>", "", SEARCH.format("river"), ANSWER])
+    trajectory = await play([], engine=engine)
+    assert trajectory.stop is StopReason.ANSWERED
+    wordless, empty, *called = (step.model for step in trajectory.steps)
+    assert wordless.text == "<think>hm</think>" and empty.text == ""
+    assert wordless.ids == [*engine.encode(wordless.text), engine.END]
+    assert (empty.ids, empty.logprobs) == ([engine.END], [-0.5])
+    assert all(engine.END not in (segment.ids or ()) for segment in called)
+    assert trajectory.ids.count(engine.END) == sum(trajectory.mask) - sum(
+        len(step.model.text) for step in trajectory.steps
+    )
+    assert trajectory.usage.sampled_tokens == sum(trajectory.mask)
+    assert trajectory.usage.malformed == 2
+
+
 async def test_a_closed_book_rollout_needs_no_tool() -> None:
     engine = ScriptedEngine(["<think>t</think><plan>p</plan><think>u</think><answer>a</answer>"])
     trajectory = await run(TASK, engine, MHQA, Toolbox())

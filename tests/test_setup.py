@@ -93,7 +93,7 @@ def clone(tmp_path: Path) -> Clone:
 def test_torch_is_installed_first_and_the_second_time_nothing_is(clone: Clone) -> None:
     clone.program("python3", GOOD_PYTHON)
     assert clone.setup().returncode == 0
-    assert clone.calls == ["torch==2.13.0", ".[train,tools,dev]"]
+    assert clone.calls == ["torch==2.13.0", ".[train,dev]"]
     again = clone.setup()
     assert (again.returncode, again.stdout, again.stderr) == (0, "", "")
     assert len(clone.calls) == 2

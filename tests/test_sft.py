@@ -20,6 +20,8 @@ from tiny_model import make_tiny_model
 torch = pytest.importorskip("torch")
 
 from coa.engines import Sampling, load_engine  # noqa: E402
+from coa.engines.lora import adapter_hash  # noqa: E402
+from coa.engines.store import identity  # noqa: E402
 from coa.errors import ConfigError, ModelError, TrainingError  # noqa: E402
 from coa.train import sft  # noqa: E402
 from coa.train.policy import Policy  # noqa: E402
@@ -63,7 +65,9 @@ def test_it_memorises_eight_rows(model: Path, tmp_path: Path) -> None:
         return done.ids
 
     assert asyncio.run(run()) == row.ids[4:]
-    assert engine.weights == "adapter"
+    hashes = identity(f"hf:{model}+{result.adapter}")
+    assert engine.weights == f"{hashes['base'][:8]}+{hashes['adapter'][:8]}"
+    assert hashes["adapter"] == adapter_hash(result.adapter)
 
 
 def test_gradients_and_hidden_states_are_those_of_peft(model: Path) -> None:
@@ -111,12 +115,12 @@ def test_a_killed_run_continues_to_the_same_bits(
 
 
 def test_ctrl_c_saves_a_checkpoint(model: Path, finished: Path, tmp_path: Path) -> None:
-    def interrupt(at: sft.Progress) -> None:
+    def interrupt(at: sft.UpdateReport) -> None:
         if at.update == 6:
             os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
-        run_sft(tiny_settings(model), tiny_rows(), tmp_path, progress=interrupt)
+        run_sft(tiny_settings(model), tiny_rows(), tmp_path, on_update=interrupt)
     assert (tmp_path / "checkpoints" / "update-0000006").is_dir()
     run_sft(tiny_settings(model), tiny_rows(), tmp_path)
     assert artefacts(tmp_path) == artefacts(finished)
@@ -129,10 +133,19 @@ def test_a_split_batch_gives_the_same_update(model: Path, finished: Path, tmp_pa
 
 
 def test_another_run_in_the_same_folder_is_refused(model: Path, finished: Path) -> None:
-    with pytest.raises(ConfigError, match=r"other settings \(lr 0.02 -> 0.001\)"):
+    with pytest.raises(ConfigError, match=r"started with lr 0.02, and it is 0.001 here"):
         run_sft(tiny_settings(model, lr=1e-3), tiny_rows(), finished)
-    with pytest.raises(ConfigError, match="the rows differ"):
+    with pytest.raises(ConfigError, match="started with input rows"):
         run_sft(tiny_settings(model), tiny_rows(9), finished)
+
+
+def test_a_finished_run_is_found_not_trained_again(model: Path, finished: Path) -> None:
+    before = artefacts(finished)
+    again = run_sft(tiny_settings(model), tiny_rows(), finished)
+    assert (again.trained, again.updates, again.loss) == (False, 36, metrics(finished)[-1]["loss"])
+    assert artefacts(finished) == before
+    timings = [json.loads(line) for line in (finished / "timings.jsonl").open()]
+    assert [t["update"] for t in timings if "update" in t] == list(range(1, 37))
 
 
 def test_a_loss_that_is_not_finite_stops_and_keeps_the_checkpoint(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import subprocess
 import threading
 import zipfile
@@ -164,6 +165,44 @@ def test_the_hash_depends_on_values_not_on_files(tmp_path: Path) -> None:
     assert weights.base_hash(one) != remembered
     with pytest.raises(ModelError, match=r"no .*safetensors"):
         weights.base_hash(tmp_path)
+
+
+def test_an_identity_follows_the_files_behind_a_reference(tmp_path: Path) -> None:
+    import numpy
+    from safetensors.numpy import save_file
+
+    model, adapter = tmp_path / "model", tmp_path / "adapter"
+    for folder, name in ((model, "config.json"), (adapter, "adapter_config.json")):
+        folder.mkdir()
+        (folder / name).write_text("{}", encoding="utf-8")
+    save_file({"w": numpy.ones(2, "float32")}, model / "model.safetensors")
+    ref = f"hf:{model}+{adapter}"
+    with pytest.raises(ModelError, match=r"cannot read adapter_model.safetensors \(No such file"):
+        store.identity(ref)
+    (adapter / "adapter_model.safetensors").write_bytes(b"one")
+    before = store.identity(ref)
+    assert before == {
+        "base": weights.base_hash(model),
+        "adapter": hashlib.sha256(b"one").hexdigest(),
+    }
+    assert store.identity(f"hf:{model}") == {"base": before["base"]}
+    (adapter / "adapter_model.safetensors").write_bytes(b"two")
+    assert store.identity(ref)["adapter"] == hashlib.sha256(b"two").hexdigest()
+    script = tmp_path / "s.jsonl"
+    script.write_bytes(b"{}")
+    assert store.identity(f"scripted:{script}") == {"script": hashlib.sha256(b"{}").hexdigest()}
+    assert store.identity("openai:m@http://localhost/v1") == {}
+
+
+def test_an_adapter_says_what_it_was_trained_on(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}", encoding="utf-8")
+    ref = f"smollm2-135m+{tmp_path}"
+    assert store.trained_on("smollm2-135m") == store.trained_on(ref) == {}
+    manifest = '{"base": "b", "grammar": "web", "prompt": ["compact", "full"]}'
+    (tmp_path / "manifest.json").write_text(manifest, encoding="utf-8")
+    assert store.trained_on(ref) == {"grammar": "web", "prompt": ["compact", "full"]}
+    (tmp_path / "manifest.json").write_text("{", encoding="utf-8")
+    assert store.trained_on(ref) == {}
 
 
 @pytest.mark.slow

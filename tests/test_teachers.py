@@ -26,7 +26,6 @@ from coa.teachers.episode import (
     Tokens,
     Use,
     load_episodes,
-    save_episodes,
 )
 from coa.teachers.experts import Experts
 from coa.tools import Tool, Toolbox
@@ -201,7 +200,7 @@ def test_the_cost_of_real_episodes_can_be_counted(erring: list[Episode]) -> None
 
 def test_episodes_come_back_from_json_as_they_were(erring: list[Episode], tmp_path: Path) -> None:
     path = tmp_path / "episodes.jsonl"
-    save_episodes(path, erring)
+    path.write_text("".join(dumps(episode.to_json()) + "\n" for episode in erring))
     again = load_episodes(path)
     assert again == erring
     assert [dumps(e.to_json()) for e in again] == [dumps(e.to_json()) for e in erring]

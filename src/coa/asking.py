@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
-from coa.display import ChainPrinter, closing_line, console
+from coa.display import LABEL, ChainPrinter, closing_line, console
 from coa.engines import load_engine
 from coa.engines.store import resolve_default
 from coa.errors import UsageError
-from coa.evaluate.stage import choose_prompt
-from coa.protocol import load_grammar
+from coa.evaluate.stage import choose_grammar, choose_prompt
 from coa.runs import Appender
 from coa.runtime import Budget, Decoding, open_trajectory, rollout
 from coa.tasks.task import Task
@@ -41,15 +39,17 @@ async def ask_once(
 ) -> Trajectory:
     """Roll out one question, printing the chain unless `quiet`; Ctrl-C keeps what there is."""
     toolbox = corpus_toolbox(corpus)
-    grammar = toolbox.bind(load_grammar(grammar_name))
-    model, task = resolve_default(model), Task(question)
+    asked, model, task = model, resolve_default(model), Task(question)
+    grammar = toolbox.bind(choose_grammar(grammar_name, model))
     decoding = Decoding(temperature=temperature, seed=seed, prompt=choose_prompt(prompt, model))
     engine = load_engine(model, slots=1)
     trajectory = open_trajectory(task, grammar, engine, decoding)
     out = console()
     printer = None if quiet else ChainPrinter(out, grammar)
     if not quiet:
-        out.print(f"{'model':>16}  {model}", style="dim")
+        if asked == "auto" and "+" not in model:
+            out.print("no adapter of `coa speedrun` in this folder: the untrained base answers")
+        out.print(f"{'model':>{LABEL}}  {model}", style="dim")
     steps = rollout(
         task,
         engine,
@@ -64,12 +64,9 @@ async def ask_once(
         async for step in steps:
             if printer:
                 printer.end_turn(step.observation)
-    except asyncio.CancelledError:
+    finally:
         if printer:
             printer.end_turn(None)
-        raise
-    finally:
-        if not quiet:
             out.print(closing_line(trajectory))
         if out_path is not None:
             with Appender(out_path) as file:

@@ -32,7 +32,9 @@ app.add_typer(model_app, name="model")
 app.add_typer(tasks_app, name="tasks")
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
-GrammarOption = Annotated[str, typer.Option(help="Preset name or a .toml file.")]
+GrammarOption = Annotated[
+    str, typer.Option(help="Preset name or a .toml file; auto is what the model was trained on.")
+]
 ModelOption = Annotated[str, typer.Option(help="Model reference; see `coa model list`.")]
 SeedOption = Annotated[int, typer.Option(help="Seed of every random choice.")]
 
@@ -71,7 +73,7 @@ def note(line: str) -> None:
 def ask(
     question: Annotated[str, typer.Argument(help="What you want to know.")],
     model: ModelOption = "auto",
-    grammar: GrammarOption = "mhqa",
+    grammar: GrammarOption = "auto",
     corpus: Annotated[str, typer.Option(help="atlas, or atlas:K for world K.")] = "atlas",
     prompt: Annotated[str, typer.Option(help="full or compact; auto fits the model.")] = "auto",
     temperature: float = 0.0,
@@ -99,6 +101,8 @@ def ask(
     )
     if as_json:
         emit({**trajectory.to_json(), "seconds": trajectory.seconds})
+    if trajectory.stop is not None and trajectory.stop.environment:
+        raise SystemExit(1)
 
 
 @app.command()
@@ -226,12 +230,16 @@ def record(
 ) -> None:
     """Record a multi-agent system at work on tasks."""
     from coa.progress import counted
+    from coa.runs import claim
     from coa.tasks.task import TaskSet
     from coa.teachers import load_teacher, record_all
     from coa.tools.search import toolbox_for
 
     loaded = TaskSet.load(tasks)
-    agents = load_teacher(teacher, error_rate=error_rate)
+    options = {"error_rate": error_rate} if teacher == "experts" else {}
+    agents = load_teacher(teacher, **options)
+    public = TaskSet(tuple(task.public() for task in loaded)).fingerprint()
+    claim(out, {"teacher": teacher, **options, "seed": seed, "tasks": public})
     with counted("record", len(loaded)) as on_done:
         episodes = asyncio.run(
             record_all(loaded, agents, toolbox_for(), out, seed=seed, on_done=on_done)
@@ -297,14 +305,17 @@ def evaluate(
     tasks: Annotated[Path, typer.Option(help="Task file with gold answers.")],
     out: Annotated[Path, typer.Option(help="Run directory to write or continue.")],
     model: ModelOption = "auto",
-    grammar: GrammarOption = "mhqa",
+    grammar: GrammarOption = "auto",
     k: Annotated[int, typer.Option(help="Rollouts per task.")] = 1,
-    observations: Annotated[str, typer.Option(help="real, withheld or wrong.")] = "real",
+    observations: Annotated[
+        str, typer.Option(help="real; controls: withheld, wrong, closed_book.")
+    ] = "real",
     prompt: Annotated[str, typer.Option(help="full or compact; auto fits the model.")] = "auto",
     temperature: float = 0.0,
     reward: Annotated[str, typer.Option(help="exact, f1 or module:attribute.")] = "exact",
     turns: Annotated[int, typer.Option(help="Most turns of a rollout.")] = 12,
     turn_tokens: Annotated[int, typer.Option(help="Most tokens sampled in a turn.")] = 256,
+    context: Annotated[int, typer.Option(help="Most tokens of a whole rollout.")] = 2048,
     concurrency: Annotated[int, typer.Option(help="Rollouts at once.")] = 64,
     deterministic: Annotated[bool, typer.Option(help="fp32, fixed batch shapes.")] = False,
     seed: SeedOption = 0,
@@ -324,6 +335,7 @@ def evaluate(
         reward=reward,
         turns=turns,
         turn_tokens=turn_tokens,
+        context=context,
         concurrency=concurrency,
         deterministic=deterministic,
         seed=seed,
@@ -364,11 +376,14 @@ def speedrun(
     as_json: JsonFlag = False,
 ) -> None:
     """The whole way on this machine: record, distil, train, measure; continues if interrupted."""
+    from coa.display import console, print_speedrun
     from coa.speedrun import run_speedrun
 
     result = run_speedrun(out, recipe, overrides or [], note)
     if as_json:
         emit(result)
+    else:
+        print_speedrun(console(), result)
 
 
 @app.command()

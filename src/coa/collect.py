@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Hashable, Mapping
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+from coa.errors import RecordError
 from coa.runs import Appender, Json, dumps, read_records, write_atomic
 
 
@@ -38,7 +39,12 @@ async def collect(
     """Results for every key of `work`, in its order. `redo` says which stored ones do not count."""
     Appender(path).close()  # drops a line torn by a kill before anything is read
     have = {key(r): r for r in read_records(path, parse) if not redo(r)}
-    have = {k: r for k, r in have.items() if k in work}
+    foreign = [k for k in have if k not in work]
+    if foreign:
+        raise RecordError(
+            f"{path}: holds {len(foreign)} records that do not belong to this work, the first is "
+            f"{foreign[0]!r}. Write somewhere else, or delete the file to start again."
+        )
     missing = [k for k in work if k not in have]
     gate = asyncio.Semaphore(concurrency)
     if on_done and have:

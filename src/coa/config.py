@@ -95,11 +95,6 @@ def to_json(settings: object) -> Json:
     return plain
 
 
-def to_toml(settings: object) -> str:
-    """The resolved settings as a recipe; an unset optional is left out, as TOML has no null."""
-    return "\n".join(_tables((), to_json(settings))).lstrip("\n") + "\n"
-
-
 def load_object(reference: str, what: str = "plug-in") -> Any:
     """Import `module:attribute`; modules in the current directory are found too."""
     name, colon, attribute = reference.partition(":")
@@ -309,30 +304,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (set, frozenset)):
         return sorted(_plain(item) for item in value)
     return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
-
-
-def _tables(at: Key, table: Json) -> Iterator[str]:
-    values = {name: value for name, value in table.items() if not isinstance(value, dict)}
-    if at and (any(value is not None for value in values.values()) or not table):
-        yield f"\n[{'.'.join(_toml_key(name) for name in at)}]"
-    for name, value in values.items():
-        if value is not None:
-            yield f"{_toml_key(name)} = {_toml(value)}"
-    for name, value in table.items():
-        if isinstance(value, dict):
-            yield from _tables((*at, name), value)
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    if isinstance(value, list):
-        return "[" + ", ".join(_toml(item) for item in value if item is not None) + "]"
-    if isinstance(value, dict):
-        pairs = (f"{_toml_key(k)} = {_toml(v)}" for k, v in value.items() if v is not None)
-        return "{ " + ", ".join(pairs) + " }"
-    return str(value).lower() if isinstance(value, bool) else repr(value)
-
-
-def _toml_key(name: str) -> str:
-    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _toml(name)

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from coa.protocol import Grammar, Splitter
+from coa.protocol import Grammar, Splitter, load_grammar
 from coa.protocol.parse import Event
 from coa.runs import Json
-from coa.trajectory import Author, Segment, Trajectory
+from coa.trajectory import Author, Segment, Trajectory, load_trajectories
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,6 +31,9 @@ _COLOURS = {
 _TOOL_COLOURS = ("cyan", "bright_cyan", "bright_blue", "bright_magenta")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 FOLD = 240
+LABEL = 16
+"""Width of the column of agents' names."""
+_NEXT_LINE = "\n" + " " * (LABEL + 2)
 
 
 def colour_of(role: str) -> str:
@@ -93,7 +98,7 @@ class ChainPrinter:
                 if event.role is None and not text.strip():
                     continue
                 style = colour_of(event.role) if event.role else "red"
-                self.out.print(text, style=style, end="")
+                self.out.print(text.replace("\n", _NEXT_LINE), style=style, end="")
                 self._line_open, self._fresh = True, self._fresh and not text
             elif event.kind == "close":
                 self._break_line()
@@ -103,7 +108,7 @@ class ChainPrinter:
                 self.out.print(harmless(event.text), style="red")
 
     def _label(self, role: str, colour: str) -> None:
-        self.out.print(f"{role:>16}  ", style=colour, end="")
+        self.out.print(f"{role:>{LABEL}}  ", style=colour, end="")
 
     def _break_line(self) -> None:
         if self._line_open:
@@ -113,7 +118,7 @@ class ChainPrinter:
 
 def print_chain(out: Console, trajectory: Trajectory, grammar: Grammar) -> None:
     """Print a finished trajectory the way `coa ask` streams one."""
-    out.print(f"{'question':>16}  {harmless(trajectory.question)}", style="bold")
+    out.print(f"{'question':>{LABEL}}  {harmless(trajectory.question)}", style="bold")
     printer = ChainPrinter(out, grammar)
     for step in trajectory.steps:
         printer.model_text(step.model.text)
@@ -134,34 +139,39 @@ def closing_line(trajectory: Trajectory) -> str:
         parts.append(f"ended: {trajectory.stop}")
     if trajectory.error:
         parts.append(trajectory.error)
-    return harmless(f"{'=':>16}  {' | '.join(parts)}")
+    return harmless(f"{'=':>{LABEL}}  {' | '.join(parts)}")
 
 
 def print_mask(out: Console, trajectory: Trajectory) -> None:
-    """The text with its loss mask: green is trained, red is a mistake at weight 0, dim is not."""
+    """The text with its loss mask: green is trained, red is a mistake at weight 0, dim is not.
+
+    Without colour what is not trained stands in brackets, a mistake in braces.
+    """
+    plain = out.no_color or not out.color_system
     out.print(f"{trajectory.task_id}  {trajectory.grammar}", style="bold")
-    trained = shown = 0
+    counts = {"trained": 0, "mistake": 0, "not trained": 0}
+    looks = {"trained": ("green", "", ""), "mistake": ("red", "{{", "}}")}
+    for kind, text in _mask_spans(trajectory):
+        counts[kind] += len(text)
+        style, opening, closing = looks.get(kind, ("dim", "[[", "]]"))
+        shown = f"{opening}{harmless(text)}{closing}" if plain else harmless(text)
+        out.print(shown, style=style, end="")
+    out.print()
+    figures = ", ".join(f"{kind} {count}" for kind, count in counts.items())
+    out.print(f"characters: {figures}", style="dim")
+
+
+def _mask_spans(trajectory: Trajectory) -> Iterator[tuple[str, str]]:
     for segment in trajectory.segments:
-        length = len(segment.ids) if segment.ids is not None else len(segment.text)
-        shown += length
         if segment.author is not Author.MODEL:
-            out.print(_marked(segment.text, out), style="dim", end="")
+            yield "not trained", segment.text
             continue
-        trained += length
         position = 0
         for start, end in sorted(segment.errs):
-            out.print(harmless(segment.text[position:start]), style="green", end="")
-            out.print(harmless(segment.text[start:end]), style="red", end="")
+            yield "trained", segment.text[position:start]
+            yield "mistake", segment.text[start:end]
             position = end
-        out.print(harmless(segment.text[position:]), style="green", end="")
-    unit = "tokens" if all(s.ids is not None for s in trajectory.segments) else "characters"
-    out.print()
-    out.print(f"written by the model: {trained} of {shown} {unit}", style="dim")
-
-
-def _marked(text: str, out: Console) -> str:
-    """Without colour the parts that are not trained stand in brackets."""
-    return harmless(text) if out.color_system else f"[[{harmless(text)}]]"
+        yield "trained", segment.text[position:]
 
 
 def print_grammar(out: Console, grammar: Grammar) -> None:
@@ -191,6 +201,9 @@ def print_summary(out: Console, summary: Json, where: str) -> None:
         out.print(f"{key:>20}  {summary[key]}")
     stops = ", ".join(f"{name} {count}" for name, count in summary["stop_reasons"].items())
     out.print(f"{'stop reasons':>20}  {stops}")
+    if summary["environment"]:
+        ended = f"{summary['environment']} rollouts were ended by the environment and count as 0"
+        out.print(f"{'!!':>20}  {ended}", style="red")
     for name, group in summary.get("by_family", {}).items():
         accuracy = percent(group["accuracy"], group["ci95"])
         out.print(f"{name:>20}  {accuracy}  n={group['n']}", style="dim")
@@ -206,3 +219,29 @@ def print_comparison(out: Console, result: Json) -> None:
             line += f"  {100 * row['difference']:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}]"
             line += f"  wins {row['wins']} losses {row['losses']} p={row['p_value']:.3g}"
         out.print(line)
+
+
+def print_speedrun(out: Console, result: Json) -> None:
+    """The table of a speedrun and three chains of the trained model."""
+    columns = f"{'n':>5}{'calls':>7}{'tokens/task':>13}{'uncached':>10}"
+    out.print(f"{'':<22}{'accuracy, 95% interval':<24}{columns}")
+    for row in result["rows"]:
+        accuracy = percent(row["accuracy"], row["ci95"])
+        out.print(
+            f"{row['name']:<22}{accuracy:<24}{row['n']:>5}{row['tool_calls_per_task']:>7}"
+            f"{row['tokens_per_task']:>13.0f}{row['tokens_per_task_uncached']:>10.0f}"
+        )
+    gain = result["gain"]
+    low, high = gain["difference_ci95"]
+    out.print(
+        f"sft against base: {100 * gain['difference']:+.1f} points [{100 * low:+.1f}, "
+        f"{100 * high:+.1f}], wins {gain['wins']}, losses {gain['losses']}"
+    )
+    out.print()
+    for trajectory in load_trajectories(Path(result["out"]) / "eval-sft" / "trajectories.jsonl")[
+        :3
+    ]:
+        print_chain(out, trajectory, load_grammar(trajectory.grammar))
+        out.print()
+    question = "What is the capital of the country where Osaka is located?"
+    out.print(f'now try: {Path(sys.argv[0])} ask "{question}"')

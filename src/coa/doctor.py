@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import shutil
 import sys
 from importlib import metadata, util
-from pathlib import Path
 
 from coa.engines.store import BASE, cache_dir, is_pulled
+from coa.machine import cores, memory_gb, native_bfloat16
 from coa.runs import Json
 
 PACKAGES = {
@@ -37,13 +36,10 @@ def examine() -> Json:
         found = metadata.version(package) if present else "not installed"
         target = "chain-of-agents" if extra == "core" else f'"chain-of-agents[{extra}]"'
         add(package, present, found, f"pip install {target}")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    add("cores", True, str(cores))
-    memory = _memory_gb()
+    add("cores", True, str(cores()))
+    memory = memory_gb()
     add("memory", memory is None or memory >= 4, f"{memory} GB", "training needs about 4 GB")
-    flags = _cpu_flags()
-    native = "avx512_bf16" in flags or "amx_bf16" in flags
-    add("bfloat16", True, "native" if native else "not native: float32 is used")
+    add("bfloat16", True, "native" if native_bfloat16() else "not native: float32 is used")
     folder = cache_dir()
     existing = next(p for p in (folder, *folder.parents) if p.exists())
     free = round(shutil.disk_usage(existing).free / 1e9, 1)
@@ -51,21 +47,6 @@ def examine() -> Json:
     pulled = is_pulled()
     add("model", pulled, f"{BASE} {'ready' if pulled else 'not pulled'}", "coa model pull")
     return {"ok": all(check["ok"] for check in checks), "checks": checks}
-
-
-def _memory_gb() -> float | None:
-    try:
-        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1)
-    except (ValueError, OSError, AttributeError):
-        return None
-
-
-def _cpu_flags() -> set[str]:
-    path = Path("/proc/cpuinfo")
-    if not path.is_file():
-        return set()
-    lines = (line for line in path.read_text().splitlines() if line.startswith(("flags", "Feat")))
-    return set(next(lines, "").split())
 
 
 def print_findings(findings: Json) -> None:

@@ -25,7 +25,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, TypeVar
 
 from coa.errors import ConfigError, RecordError, UsageError
@@ -98,18 +97,21 @@ def read_records(path: Path, parse: Callable[[Json], T]) -> list[T]:
 
 
 class Appender:
-    """An append-only JSONL file: each record is on disk before `write` returns.
+    """An append-only JSONL file: each record is with the operating system when `write` returns.
 
-    Opening it removes a last line that a killed writer left without its newline.
+    So a killed process loses nothing that was written; a machine that loses power may lose what
+    was written since the file was opened, which is synced to the disk when it is closed. Opening
+    it removes a last line that a killed writer left in the middle; one that lacks only its newline
+    (other programs write such files) gets it.
     """
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
         self._file = path.open("a+b")
-        self._drop_torn_tail()
+        self._mend_tail()
 
-    def _drop_torn_tail(self) -> None:
+    def _mend_tail(self) -> None:
         size = self._file.seek(0, os.SEEK_END)
         keep = size
         while keep > 0:
@@ -121,7 +123,11 @@ class Appender:
                 break
             keep = start
         if keep < size:
-            self._file.truncate(keep)
+            self._file.seek(keep)
+            if _is_object(self._file.read()):
+                self._file.write(b"\n")
+            else:
+                self._file.truncate(keep)
 
     def write(self, record: Mapping[str, Any]) -> None:
         self._file.write(dumps(record).encode() + b"\n")
@@ -136,12 +142,7 @@ class Appender:
     def __enter__(self) -> Appender:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 
@@ -181,7 +182,7 @@ class Run:
         made_with: Json = {"packages": _versions(), "python": sys.version.split()[0]}
         made_with["commit"] = _commit()
         path.mkdir(parents=True, exist_ok=True)
-        lock = _lock(path)
+        held_lock = _lock_run(path)
         try:
             held = _read_manifest(path)
             if held is not None:
@@ -191,18 +192,12 @@ class Run:
                 text = json.dumps(asked | made_with, indent=2, ensure_ascii=False)
                 write_atomic(path / MANIFEST, text + "\n")
         except BaseException:
-            lock.close()
+            held_lock.close()
             raise
-        run = cls(path, held or asked | made_with, lock, resumed=held is not None)
+        run = cls(path, held or asked | made_with, held_lock, resumed=held is not None)
         changed = {k: v for k, v in made_with.items() if held is not None and held.get(k) != v}
         run.timing({"event": "resumed" if held else "started"} | changed)
         return run
-
-    def path(self, name: str) -> Path:
-        """Where the artefact `name` of this run lives; its folder exists."""
-        path = self.root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return path
 
     def metrics(self, record: Mapping[str, Any]) -> None:
         """Add a line to metrics.jsonl: results only, nothing that depends on the clock."""
@@ -238,52 +233,89 @@ class Run:
     def __enter__(self) -> Run:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 
-def _lock(path: Path) -> IO[str]:
-    import fcntl
+def claim(path: Path, recipe: Json) -> None:
+    """Write what makes a growing file into `path.manifest.json`, or refuse to mix two recipes."""
+    manifest = path.with_name(f"{path.name}.manifest.json")
+    if path.is_file() and manifest.is_file():
+        held = _read_object(manifest, f"Delete it and {path.name} to start again.")
+        _check_same(path, held, _as_read(recipe))
+    else:
+        write_atomic(manifest, json.dumps(recipe, indent=2, ensure_ascii=False) + "\n")
 
-    file = (path / LOCK).open("a+", encoding="utf-8")
+
+def lock(path: Path, busy: Callable[[str], None]) -> IO[str]:
+    """Lock a file until it is closed or this process dies, however it dies.
+
+    When another process has it, `busy` is given that process's id; if it returns, we wait.
+    """
+    file = path.open("a+", encoding="utf-8")
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.seek(0)
-        holder = file.read().strip() or "unknown"
+        _flock(file, busy)
+    except BaseException:
         file.close()
-        raise UsageError(
-            f"{path}: in use by another process (pid {holder}). Wait for it, or use another "
-            "directory."
-        ) from None
-    except OSError as exc:
-        warnings.warn(
-            f"{path}: this file system cannot lock ({exc.strerror}); start only one process on "
-            "this directory.",
-            stacklevel=3,
-        )
-        return file
+        raise
     file.truncate(0)
     file.write(f"{os.getpid()}\n")
     file.flush()
     return file
 
 
+def _flock(file: IO[str], busy: Callable[[str], None]) -> None:
+    try:
+        import fcntl
+    except ImportError:  # not a POSIX system: nothing can be locked, and the renames still hold
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.seek(0)
+        busy(file.read().strip() or "unknown")
+        fcntl.flock(file, fcntl.LOCK_EX)
+    except OSError as exc:
+        warnings.warn(
+            f"{file.name}: this file system cannot lock ({exc.strerror}); start only one process "
+            "on this directory.",
+            stacklevel=4,
+        )
+
+
+def _lock_run(path: Path) -> IO[str]:
+    def refuse(holder: str) -> None:
+        raise UsageError(
+            f"{path}: in use by another process (pid {holder}). Wait for it, or use another "
+            "directory."
+        )
+
+    return lock(path / LOCK, refuse)
+
+
+def _is_object(text: bytes) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except ValueError:
+        return False
+
+
+def _read_object(path: Path, advice: str) -> Json:
+    try:
+        held = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as exc:
+        raise RecordError(f"{path}: not JSON ({exc}). {advice}") from None
+    if not isinstance(held, dict):
+        raise RecordError(f"{path}: found a {type(held).__name__}, expected an object. {advice}")
+    return held
+
+
 def _read_manifest(path: Path) -> Json | None:
     manifest = path / MANIFEST
     if not manifest.is_file():
         return None
-    try:
-        held = json.loads(manifest.read_text(encoding="utf-8"))
-    except ValueError as exc:
-        raise RecordError(f"{manifest}: not JSON ({exc}). Delete the run directory.") from None
-    if not isinstance(held, dict) or held.get("schema") != SCHEMA:
-        found = held.get("schema") if isinstance(held, dict) else held
+    held = _read_object(manifest, "Delete the run directory.")
+    if (found := held.get("schema")) != SCHEMA:
         raise RecordError(
             f"{manifest}: found manifest schema {found!r}, expected {SCHEMA}. "
             "Use the version of chain-of-agents that wrote it, or another directory."
@@ -311,8 +343,8 @@ def _check_same(path: Path, held: Json, asked: Json) -> None:
         was, now = _shown(before, key), _shown(after, key)
         name = key.removeprefix("recipe.").replace("inputs.", "input ")
         raise ConfigError(
-            f"{path}: this run was started with {name} {was}, and it is {now} here. "
-            "Use another directory, or delete this one to start again."
+            f"{path}: this was started with {name} {was}, and it is {now} here. "
+            "Write somewhere else, or delete it to start again."
         )
 
 

@@ -16,23 +16,26 @@ from importlib import resources
 from pathlib import Path
 
 from coa.config import load_recipe, read_toml, to_json
-from coa.display import console, percent, print_chain
 from coa.distill.pipeline import distill, save_distilled
 from coa.engines import load_engine
 from coa.engines.base import Engine
-from coa.engines.store import is_pulled, pull
+from coa.engines.codec import Codec
+from coa.engines.store import BASE, is_pulled, model_folder, pull, resolve
+from coa.evaluate.metrics import estimate
 from coa.evaluate.run import compare
 from coa.evaluate.stage import EvalSettings, run_eval
 from coa.progress import counted, duration
 from coa.protocol import load_grammar
+from coa.rewards import exact_match
 from coa.runs import Json, Run, write_atomic
 from coa.tasks import make_tasks
 from coa.tasks.task import Task, TaskSet
 from coa.teachers import load_teacher, record_all
+from coa.teachers.episode import Use
 from coa.tools.search import toolbox_for
 from coa.train.settings import SftSettings
 from coa.train.stage import train_on
-from coa.trajectory import Trajectory, load_trajectories
+from coa.trajectory import Trajectory
 
 Note = Callable[[str], None]
 
@@ -56,7 +59,7 @@ class TeacherPart:
 
 @dataclass(frozen=True)
 class EvalPart:
-    """Held-out tasks, none of which shares an entity with the training tasks."""
+    """Held-out tasks: what they name and pass through never occurs in a training question."""
 
     n: int = 100
     world_seed: int = 7
@@ -67,6 +70,7 @@ class EvalPart:
     malformed: int = 1
     context: int = 1536
     concurrency: int = 64
+    deterministic: bool = False
 
 
 @dataclass(frozen=True)
@@ -81,23 +85,21 @@ def run_speedrun(
     directory: Path, recipe_path: Path | None, overrides: Sequence[str], note: Note
 ) -> Json:
     """Run every stage that is not done yet; returns what `result.json` holds."""
-    if recipe_path is None:
-        with resources.as_file(resources.files("coa").joinpath("recipes/speedrun.toml")) as path:
-            recipe = load_recipe(None, overrides, SpeedrunRecipe, read_toml(path))
-    else:
-        recipe = load_recipe(recipe_path, overrides, SpeedrunRecipe)
+    with resources.as_file(resources.files("coa").joinpath("recipes/speedrun.toml")) as shipped:
+        recipe = load_recipe(recipe_path, overrides, SpeedrunRecipe, read_toml(shipped))
     with Run.open(directory, "speedrun", to_json(recipe), {}, recipe.sft.seed) as run:
         clock = _Clock(run, note)
-        if not is_pulled():
+        if recipe.sft.model.startswith(BASE) and not is_pulled():
             with clock("pull the base model"):
                 pull(progress=note)
         with clock("record and distil"):
             trajectories = _distil(recipe, directory, note)
         with clock("fine-tune"):
             adapter = train_on(trajectories, recipe.sft, directory / "sft", note)
-        result = _measure(recipe, directory, f"{recipe.sft.model}+{adapter}", clock)
+        trained = f"{recipe.sft.model.partition('+')[0]}+{adapter}"
+        result = {"out": str(directory)} | _measure(recipe, directory, trained, clock)
         write_atomic(directory / "result.json", json.dumps(result, indent=2) + "\n")
-        _print(directory, result, clock)
+        note(f"{duration(clock.total())} in this call; everything is in {directory}")
     return result
 
 
@@ -108,6 +110,9 @@ class _Clock:
         self._run, self._note = run, note
         self.seconds: dict[str, float] = {}
         self._what, self._begun = "", 0.0
+
+    def total(self) -> float:
+        return sum(self.seconds.values())
 
     def __call__(self, what: str) -> _Clock:
         self._what = what
@@ -188,7 +193,8 @@ def _measure(recipe: SpeedrunRecipe, directory: Path, trained: str, clock: _Cloc
             ("sft, wrong passages", controls, "wrong"),
         ],
     }
-    rows: list[Json] = []
+    with clock("measure the team"):
+        rows = [_team_row(recipe, directory, TaskSet.load(heldout))]
     for model, measurements in plan.items():
         with _loaded(model, part) as engine:
             for name, path, observations in measurements:
@@ -202,6 +208,7 @@ def _measure(recipe: SpeedrunRecipe, directory: Path, trained: str, clock: _Cloc
                     malformed=part.malformed,
                     context=part.context,
                     concurrency=part.concurrency,
+                    deterministic=part.deterministic,
                     seed=part.seed,
                 )
                 out = directory / f"eval-{name.replace(', ', '-').replace(' ', '-')}"
@@ -213,37 +220,41 @@ def _measure(recipe: SpeedrunRecipe, directory: Path, trained: str, clock: _Cloc
     return {"rows": rows, "gain": gain}
 
 
+def _team_row(recipe: SpeedrunRecipe, directory: Path, tasks: TaskSet) -> Json:
+    """The teacher on the same held-out tasks, its tokens counted with the student's tokenizer."""
+    teacher = load_teacher("experts", error_rate=recipe.teacher.error_rate)
+    path = directory / "eval-team" / "episodes.jsonl"
+    episodes = asyncio.run(
+        record_all(tasks, teacher, toolbox_for(), path, seed=recipe.teacher.seed)
+    )
+    pairs = list(zip(tasks, episodes, strict=True))
+    scores = [exact_match(episode.answer or "", task.answers) for task, episode in pairs]
+    codec = Codec.from_folder(model_folder(resolve(recipe.sft.model)))
+    tokens = [episode.count_tokens(lambda text: len(codec.encode(text))) for episode in episodes]
+    calls = sum(isinstance(event, Use) for episode in episodes for event in episode.events)
+    result, n = estimate(scores), len(tasks)
+    return {
+        "name": "team of experts",
+        "run": str(path.parent),
+        "n": n,
+        "accuracy": round(result.value, 4),
+        "ci95": [round(result.low, 4), round(result.high, 4)],
+        "tokens_per_task": round(sum(count.total_cached for count in tokens) / n, 1),
+        "tokens_per_task_uncached": round(sum(count.total for count in tokens) / n, 1),
+        "tool_calls_per_task": round(calls / n, 2),
+    }
+
+
 @contextmanager
 def _loaded(model: str, part: EvalPart) -> Iterator[Engine]:
     """One engine for several measurements: a model is loaded once."""
-    engine = load_engine(model, slots=part.concurrency, context=part.context)
+    engine = load_engine(
+        model,
+        slots=part.concurrency,
+        context=part.context,
+        deterministic=part.deterministic,
+    )
     try:
         yield engine
     finally:
         asyncio.run(engine.close())
-
-
-def _print(directory: Path, result: Json, clock: _Clock) -> None:
-    out = console()
-    out.print()
-    out.print(f"{'':<24}{'accuracy, 95% interval':<28}{'n':>5}{'tokens/task':>13}{'calls':>7}")
-    for row in result["rows"]:
-        accuracy = percent(row["accuracy"], row["ci95"])
-        out.print(
-            f"{row['name']:<24}{accuracy:<28}{row['n']:>5}{row['tokens_per_task']:>13}"
-            f"{row['tool_calls_per_task']:>7}"
-        )
-    gain = result["gain"]
-    low, high = gain["difference_ci95"]
-    out.print(
-        f"sft against base: {100 * gain['difference']:+.1f} points [{100 * low:+.1f}, "
-        f"{100 * high:+.1f}], wins {gain['wins']}, losses {gain['losses']}"
-    )
-    out.print()
-    shown = load_trajectories(directory / "eval-sft" / "trajectories.jsonl")
-    for trajectory in shown[:3]:
-        print_chain(out, trajectory, load_grammar(trajectory.grammar))
-        out.print()
-    total = sum(clock.seconds.values())
-    out.print(f"{duration(total)} in all; everything is in {directory}", style="dim")
-    out.print('now try: coa ask "What is the capital of the country where Osaka is located?"')

@@ -18,6 +18,9 @@ from coa.teachers.episode import Episode, Say, Use
 from coa.trajectory import Author, Segment, StopReason, Trajectory, Usage
 
 Span = tuple[int, int]
+LEAD = " "
+"""Opens every block: a name right after a tag would be other tokens than the same name in running
+text, and a small model copies tokens. Without it half of the wrong answers were misspelt copies."""
 
 
 class NotConvertible(CoaError, ValueError):
@@ -43,15 +46,15 @@ class _Turn:
         thoughts, self.thoughts = self.thoughts or [("Next step.", False)], []
         self.add(role, " ".join(text for text, _ in thoughts), all(err for _, err in thoughts))
         if not self.marks[-1]:
-            position = len(f"<{role}>")
+            position = len(f"<{role}>{LEAD}")
             for text, erred in thoughts:
                 if erred:
                     self.marks[-1].append((position, position + len(text)))
                 position += len(text) + 1
 
     def add(self, role: str, body: str, erred: bool = False) -> None:
-        self.blocks.append(Block(role, body))
-        self.marks.append([(0, len(f"<{role}>{body}</{role}>"))] if erred else [])
+        self.blocks.append(Block(role, f"{LEAD}{body}"))
+        self.marks.append([(0, len(f"<{role}>{LEAD}{body}</{role}>"))] if erred else [])
 
 
 def convert(episode: Episode, grammar: Grammar, prompt: PromptKind = "compact") -> Trajectory:

@@ -13,8 +13,9 @@ __all__ = ["Completion", "Engine", "Finish", "Sampling", "load_engine", "samplin
 def load_engine(ref: str, **options: Any) -> Engine:
     """The engine for a model reference; what it needs is imported only now.
 
-    Options of a local model: dtype ('auto', 'bfloat16', 'float32'), deterministic, slots, context,
-    threads, note (gets a line when a slower path is taken).
+    Options of a local model: dtype ('auto', 'bfloat16', 'float32'), deterministic, slots (at most
+    16 are used when deterministic), context, threads, note (gets a line when a slower path is
+    taken).
     """
     from coa.engines.store import resolve
 

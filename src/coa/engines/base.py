@@ -38,7 +38,11 @@ class Completion:
     """What an engine returned for one turn."""
 
     ids: list[int]
-    """Sampled ids, the stop token included, an end-of-sequence token left out."""
+    """All sampled ids: a stop token and an end-of-sequence token were sampled, so they are here.
+
+    Ending the turn is an action of the model like any other: training needs its id and logprob.
+    `decode` leaves special tokens out, so the text does not show it.
+    """
     logprobs: list[float]
     """One per id, under the distribution sampled from (after temperature; greedy: untempered)."""
     finish: Finish

@@ -188,12 +188,11 @@ class Batch:
         samplings = [r.sampling for r in requests]
         tokens, logprobs = draw(logits, samplings, [len(r.ids) for r in requests])
         for request, token, logprob in zip(requests, tokens, logprobs, strict=True):
-            if token in self._eos:
-                request.finish = "eos"
-                continue
             request.ids.append(token)
             request.logprobs.append(logprob)
-            if completes_stop(self._codec.decode, request.ids, request.sampling.stop):
+            if token in self._eos:
+                request.finish = "eos"
+            elif completes_stop(self._codec.decode, request.ids, request.sampling.stop):
                 request.finish = "stop"
             elif len(request.ids) >= request.limit:
                 request.finish = "length"

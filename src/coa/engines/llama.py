@@ -29,6 +29,8 @@ from coa.engines.weights import weight_files
 from coa.errors import ModelError
 
 FIRST_CAPACITY = 512
+EXACT_ROWS = 16
+"""Rows of every decoding step in exact mode: a product's last bits depend on its shape."""
 FAMILY = ("llama", "qwen2", "qwen3", "mistral")
 Linear = Callable[[Tensor], Tensor]
 
@@ -172,6 +174,7 @@ class LlamaForward:
     def __init__(
         self, folder: Path, dtype: torch.dtype, slots: int, context: int, exact: bool
     ) -> None:
+        assert slots <= EXACT_ROWS or not exact, slots
         self.shape = Shape.read(read_config(folder))
         self._folder, self._dtype, self._exact = folder, dtype, exact
         self.slots, self.context = slots, context
@@ -254,7 +257,7 @@ class LlamaForward:
     def decode(self, tokens: list[int], lengths: list[int]) -> Tensor:
         """Add tokens[i] to slot i, which holds lengths[i] tokens; float32 logits [n, vocab]."""
         self._make_room(max(lengths) + 1)
-        count, wide = len(tokens), self.slots if self._exact else len(tokens)
+        count, wide = len(tokens), EXACT_ROWS if self._exact else len(tokens)
         ids = torch.tensor(tokens + [0] * (wide - count))
         positions = torch.tensor(lengths + [0] * (wide - count))
         rows, places = torch.arange(count), positions[:count]

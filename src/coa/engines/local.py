@@ -5,7 +5,8 @@ through the coroutine's own event loop. A slow tool never stalls the others' dec
 the thread computes. Whatever fails in the thread reaches every waiting caller as an `EngineError`.
 
 bfloat16 where the CPU multiplies it natively, float32 elsewhere or on request.
-`deterministic=True` means float32 and fixed shapes: results do not depend on who shares the batch.
+`deterministic=True` means float32 and fixed shapes: results depend neither on who shares the batch
+nor on `slots`.
 """
 
 from __future__ import annotations
@@ -14,34 +15,27 @@ import asyncio
 import concurrent.futures
 import contextlib
 import json
-import os
 import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from coa.engines.base import Completion, OnText, Sampling
 from coa.engines.batch import Batch, Forward, Request
 from coa.engines.codec import Codec, Offsets
-from coa.engines.llama import LlamaForward, read_config, unsupported
-from coa.engines.lora import Adapter, read_adapter
+from coa.engines.llama import EXACT_ROWS, LlamaForward, read_config, unsupported
+from coa.engines.lora import Adapter, adapter_hash, read_adapter
 from coa.engines.plain import PlainForward
 from coa.engines.store import base_hash, model_folder, resolve
 from coa.errors import CoaError, ConfigError, EngineError, ModelError
+from coa.machine import cores, native_bfloat16
 
-Dtype = Literal["auto", "bfloat16", "float32"]
 DEFAULT_CONTEXT = 4096
 DEFAULT_SLOTS = 64
-
-
-def native_bfloat16() -> bool:
-    """Whether this CPU multiplies bfloat16 in hardware (elsewhere it is slower than float32)."""
-    capability = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
-    return any(capability.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16", "arm_bf16"))
 
 
 def choose_dtype(dtype: str, deterministic: bool) -> torch.dtype:
@@ -80,17 +74,18 @@ class LocalEngine:
         self.codec = Codec.from_folder(self._folder)
         longest = config.get("max_position_embeddings") or config.get("n_positions")
         self._context = min(context or DEFAULT_CONTEXT, longest or DEFAULT_CONTEXT)
-        torch.set_num_threads(threads or _cores())
+        torch.set_num_threads(threads or cores())
+        slots = min(slots, EXACT_ROWS) if deterministic else slots  # more requests wait their turn
         self._forward = self._make_forward(slots, deterministic, note or _say)
         self._eos = _eos_ids(self._folder, config, self.codec)
         self._batch = Batch(self._forward, self.codec, self._eos, deterministic)
-        self._weights = "base"
+        self._weights = self.base_sha256[:8]
         self._wake = threading.Condition()
         self._queue: deque[_Ticket] = deque()
         self._closing = False
         if source.adapter is not None:
             self._forward.load(read_adapter(source.adapter, self.base_sha256))
-            self._weights = source.adapter.name
+            self._weights += f"+{adapter_hash(source.adapter)[:8]}"
         self._thread = threading.Thread(target=self._serve, name="coa-engine", daemon=True)
         self._thread.start()
 
@@ -107,6 +102,7 @@ class LocalEngine:
 
     @property
     def weights(self) -> str:
+        """Beginnings of the hashes of base and adapter, or the version that `load` was given."""
         return self._weights
 
     @property
@@ -276,10 +272,6 @@ def _completion(request: Request) -> Completion:
     return Completion(request.ids, request.logprobs, request.finish)
 
 
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def _say(line: str) -> None:
     print(line, file=sys.stderr)
 
@@ -300,7 +292,8 @@ def _show_text(codec: Codec, requests: Sequence[Request]) -> None:
         before = codec.decode(request.ids[request.anchor : request.shown])
         now = codec.decode(request.ids[request.anchor :])
         if request.finish or not now.endswith("\ufffd"):
-            request.on_text(now[len(before) :])
+            if len(now) > len(before):  # an end of sequence has no text
+                request.on_text(now[len(before) :])
             request.anchor, request.shown = request.shown, len(request.ids)
 
 

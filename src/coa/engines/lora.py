@@ -6,6 +6,7 @@ An adapter only means something on the weights it was trained on, so its folder 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import Any
 
 from coa.errors import ModelError
 
-MANIFEST = "manifest.json"
+MANIFEST, WEIGHTS = "manifest.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 
 
@@ -25,6 +26,15 @@ class Adapter:
     scale: float
     pairs: dict[str, tuple[Any, Any]]
     """Module name (as in the base's state dict, without `.weight`) to (down, up) tensors."""
+
+
+def adapter_hash(folder: Path) -> str:
+    """sha256 of an adapter's weights file: two adapters are the same exactly if this is."""
+    try:
+        with (folder / WEIGHTS).open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as exc:
+        raise ModelError(f"{folder}: cannot read {WEIGHTS} ({exc.strerror}).") from exc
 
 
 def check_base(folder: Path, base: str) -> None:
@@ -58,9 +68,9 @@ def read_adapter(folder: Path, base: str) -> Adapter:
         if config.get(key):
             raise ModelError(f"{config_path}: {key} is set, which is not supported.")
     try:
-        tensors = load_file(folder / "adapter_model.safetensors")
+        tensors = load_file(folder / WEIGHTS)
     except (OSError, SafetensorError) as exc:
-        raise ModelError(f"{folder}: cannot read adapter_model.safetensors ({exc}).") from exc
+        raise ModelError(f"{folder}: cannot read {WEIGHTS} ({exc}).") from exc
     rank = config["r"]
     root = math.sqrt(rank) if config.get("use_rslora") else rank
     return Adapter(config["lora_alpha"] / root, pair_up(tensors))

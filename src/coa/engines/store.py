@@ -15,6 +15,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import importlib.util
+import json
 import os
 import shutil
 import subprocess
@@ -25,12 +26,23 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+from coa.engines.lora import MANIFEST, adapter_hash
 from coa.engines.weights import base_hash, convert_gguf, sync_folder
 from coa.errors import MissingExtra, ModelError, Unavailable, UsageError, did_you_mean
+from coa.runs import lock
 
-__all__ = ["ModelSource", "base_hash", "cache_dir", "model_folder", "pull", "resolve"]
+__all__ = [
+    "ModelSource",
+    "base_hash",
+    "cache_dir",
+    "identity",
+    "model_folder",
+    "pull",
+    "resolve",
+    "trained_on",
+]
 
 Kind = Literal["local", "openai", "scripted"]
 Progress = Callable[[str], None]
@@ -160,6 +172,36 @@ def model_folder(source: ModelSource) -> Path:
     return source.path
 
 
+def identity(ref: str) -> dict[str, str]:
+    """Hashes of what a reference stands for now, for manifests: a path alone does not say.
+
+    `base` and `adapter` for a model in this process, `script` for a script; a server tells nothing.
+    """
+    source = resolve(ref)
+    if source.kind == "scripted":
+        assert source.path is not None, source
+        return {"script": _sha256(source.path)}
+    if source.kind != "local":
+        return {}
+    found = {"base": base_hash(model_folder(source))}
+    if source.adapter is not None:
+        found["adapter"] = adapter_hash(source.adapter)
+    return found
+
+
+def trained_on(ref: str) -> dict[str, Any]:
+    """The grammar and the prompt an adapter was trained on, so that it can be asked the same way.
+
+    A value is a string, or a list when it was trained on several. {} where nothing says it.
+    """
+    adapter = resolve(ref).adapter
+    try:
+        manifest = json.loads((adapter / MANIFEST).read_text("utf-8")) if adapter else {}
+    except (OSError, ValueError):
+        return {}  # loading the adapter reports what is wrong with its manifest
+    return {key: manifest[key] for key in ("grammar", "prompt") if key in manifest}
+
+
 def _hub_folder(source: ModelSource) -> Path:
     try:
         from huggingface_hub import snapshot_download
@@ -184,7 +226,7 @@ def pull(ref: str = BASE, progress: Progress = lambda line: None) -> Path:
         raise UsageError(f"{ref!r} is not something to pull; it is used as it is.")
     if source.path != base_folder():
         return model_folder(source)
-    with _no_space_in_one_line(), _lock(progress):
+    with _no_space_in_one_line(), _one_at_a_time(progress):
         if is_pulled():
             progress(f"{BASE} is already in {base_folder()}")
             return base_folder()
@@ -259,20 +301,14 @@ def _sha256(path: Path) -> str:
 
 
 @contextmanager
-def _lock(progress: Progress) -> Iterator[None]:
-    """One pull at a time; the lock dies with its process. Without fcntl, the rename still wins."""
+def _one_at_a_time(progress: Progress) -> Iterator[None]:
+    """One pull at a time."""
     cache_dir().mkdir(parents=True, exist_ok=True)
-    try:
-        import fcntl
-    except ImportError:
-        yield
-        return
-    with (cache_dir() / "pull.lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            progress("another pull is running; waiting for it")
-            fcntl.flock(file, fcntl.LOCK_EX)
+
+    def wait(holder: str) -> None:
+        progress("another pull is running; waiting for it")
+
+    with lock(cache_dir() / "pull.lock", wait):
         _sweep()
         yield
 

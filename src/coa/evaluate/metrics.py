@@ -24,9 +24,6 @@ class Estimate(NamedTuple):
     high: float
     n: int
 
-    def __str__(self) -> str:
-        return f"{100 * self.value:.1f}% [{100 * self.low:.1f}, {100 * self.high:.1f}]"
-
 
 def wilson(successes: float, n: int) -> Estimate:
     """The Wilson score interval of a proportion."""

@@ -101,6 +101,7 @@ def summarise(
     n = max(1, len(trajectories))
     solved = sum(sum(values) for values in scores.values())
     tokens = sum(t.usage.total_tokens for t in trajectories)
+    uncached = sum(t.usage.prompt_tokens + t.usage.sampled_tokens for t in trajectories)
     stops = Counter(str(t.stop) for t in trajectories)
     summary: Json = {
         "n": len(tasks),
@@ -109,6 +110,7 @@ def summarise(
         "ci95": [round(overall.low, 4), round(overall.high, 4)],
         "f1": round(f1_sum / n, 4),
         "tokens_per_task": round(tokens / n, 1),
+        "tokens_per_task_uncached": round(uncached / n, 1),
         "tokens_per_solved": round(tokens / solved, 1) if solved else None,
         "sampled_tokens_per_task": round(sum(t.usage.sampled_tokens for t in trajectories) / n, 1),
         "tool_calls_per_task": round(sum(t.usage.tool_calls for t in trajectories) / n, 2),
@@ -116,6 +118,7 @@ def summarise(
         "stop_reasons": dict(sorted(stops.items())),
         "truncated": sum(bool(t.stop and t.stop.truncated) for t in trajectories),
         "malformed": stops[StopReason.MALFORMED.value],
+        "environment": sum(bool(t.stop and t.stop.environment) for t in trajectories),
     }
     for field in ("family", "hops", "phrasing_heldout"):
         groups = _grouped(tasks, means, field)

@@ -9,12 +9,12 @@ from pathlib import Path
 from coa.config import to_json
 from coa.engines import load_engine
 from coa.engines.base import Engine
-from coa.engines.store import resolve_default
-from coa.errors import ConfigError
+from coa.engines.store import identity, resolve_default, trained_on
+from coa.errors import ConfigError, ModelError, UsageError
 from coa.evaluate.run import attempt_all, save_summary, summarise
 from coa.progress import counted
-from coa.protocol import PromptKind, load_grammar
-from coa.rewards import load_scorer
+from coa.protocol import Grammar, PromptKind, load_grammar
+from coa.rewards import SCORERS, load_scorer
 from coa.runs import Json, Run
 from coa.runtime import Budget, Decoding
 from coa.tasks.task import TaskSet
@@ -27,7 +27,8 @@ class EvalSettings:
 
     model: str = "auto"
     tasks: str = ""
-    grammar: str = "mhqa"
+    grammar: str = "auto"
+    """auto: what the model's adapter was trained on, else mhqa."""
     k: int = 1
     observations: str = "real"
     """real; withheld and wrong are the controls."""
@@ -50,16 +51,37 @@ class EvalSettings:
                 raise ConfigError(f"{name} is {found!r}, expected at least 1.")
         if self.temperature < 0:
             raise ConfigError(f"temperature is {self.temperature!r}, expected 0 or more.")
+        if self.k > 1 and self.temperature == 0:
+            raise ConfigError(
+                f"k is {self.k} at temperature 0: all rollouts of a task would be the same. "
+                "Set a temperature, 1.0 for instance."
+            )
+
+
+def choose_grammar(grammar: str, model: str) -> Grammar:
+    """The grammar that was asked for; `auto` is the one that the model's adapter was trained on."""
+    return load_grammar(_fitting("grammar", grammar, model, "mhqa"))
 
 
 def choose_prompt(prompt: str, model: str) -> PromptKind:
-    """The prompt that fits a model: one without an adapter was never trained on the protocol."""
-    if prompt == "auto":
-        trained = "+" in model or model.startswith(("afm", "scripted:"))
-        return "compact" if trained else "full"
+    """The prompt that was asked for; `auto` is the one that the model's adapter was trained on, and
+    the full one for a model without an adapter, which was never trained on the protocol."""
+    scripted = "compact" if model.startswith("scripted:") else "full"
+    prompt = _fitting("prompt", prompt, model, scripted)
     if prompt not in ("full", "compact"):
         raise ConfigError(f"prompt {prompt!r}: expected full, compact or auto.")
     return "full" if prompt == "full" else "compact"
+
+
+def _fitting(what: str, asked: str, model: str, otherwise: str) -> str:
+    """What was asked for, or for `auto` what the adapter remembers of its training."""
+    if asked != "auto":
+        return asked
+    remembered = (trained_on(model) if "+" in model else {}).get(what, otherwise)
+    if not isinstance(remembered, str):
+        choices = ", ".join(remembered)
+        raise ConfigError(f"{model} was trained on several: {choices}. Choose one with --{what}.")
+    return remembered
 
 
 def run_eval(
@@ -70,9 +92,15 @@ def run_eval(
     An `engine` that is given is used and left open; otherwise the model is loaded and closed.
     """
     tasks = TaskSet.load(Path(settings.tasks))
-    grammar, scorer = load_grammar(settings.grammar), load_scorer(settings.reward)
     toolbox_of = toolbox_for(settings.observations, settings.passages)
     model = resolve_default(settings.model)
+    grammar, scorer = choose_grammar(settings.grammar, model), load_scorer(settings.reward)
+    blank = next((task for task in tasks if not task.answers), None)
+    if blank is not None and settings.reward in SCORERS:
+        raise UsageError(
+            f"{settings.tasks}: task {blank.id} has no gold answer, so {settings.reward!r} cannot "
+            "judge it. Evaluation needs gold answers for every task."
+        )
     decoding = Decoding(
         temperature=settings.temperature,
         seed=settings.seed,
@@ -86,7 +114,16 @@ def run_eval(
         seconds=24 * 3600.0,
     )
     recipe = to_json(settings) | {"model": model}
-    inputs = {"tasks": tasks.fingerprint()}
+    for name in ("tasks", "concurrency"):  # the fingerprint stands for the file; the rest is speed
+        del recipe[name]
+    recipe |= {"grammar": grammar.name, "prompt": decoding.prompt}
+    inputs = {"tasks": tasks.fingerprint(), "grammar": grammar.fingerprint()}
+    try:
+        inputs |= identity(model)
+    except ModelError:
+        if engine is None:
+            raise
+        inputs["weights"] = engine.weights  # an engine of the caller's own, under a name of its own
     with Run.open(directory, "eval", recipe, inputs, settings.seed) as run:
         used = engine or load_engine(
             model,

@@ -10,9 +10,10 @@ which blocks may come next, `grammar.advance(state, block)` moves on or says wha
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 from typing import Literal
@@ -165,6 +166,10 @@ class Grammar:
         for name in names:
             flat.update(dict.fromkeys(self.tool_roles if name == ANY_TOOL else (name,)))
         return tuple(flat)
+
+    def fingerprint(self) -> str:
+        """A hash of the value, for manifests: a name does not say what a file of one's own held."""
+        return hashlib.sha256(repr(asdict(self)).encode()).hexdigest()[:16]
 
     # -- text -------------------------------------------------------------------------------
 

@@ -19,6 +19,12 @@ _SCALE = re.compile(
     re.I,
 )
 """The scale itself: 'on a scale of 1 to 4', '(1-4)'. Taken out before a score is looked for."""
+_DENIED = re.compile(
+    rf"\b(?:not|never|isn't|no)\s+(?:an?\s+)?(?:[1-4](?:\s*/\s*4)?|{_WORD}|good|average|fair|poor)\b"
+    r"(?![.,/]?\d)[\s,]*(?:but\b)?",
+    re.I,
+)
+"""What is said not to be: 'not 4 but 2', 'not poor'. Taken out before a score is looked for."""
 _DIGIT = r"(?<![\d.,/\w])(?P<{0}>[1-4])(?:\.0)?(?:\s*/\s*4)?(?![\d/\w]|[.,]\d)"
 _RANGE = r"(?!\s*(?:-|\u2013|or|to)\s*(?:[0-9]|one|two|three|four)\b)"
 _KEY = (
@@ -45,7 +51,7 @@ _RATING = r"(?P<r>good|average|fair|poor)"
 
 def parse_score(text: str) -> int | None:
     """The score from 1 to 4 in `text`; the last one stated wins, None if there is none."""
-    text = _SCALE.sub(" ", text)
+    text = _SCALE.sub(" ", _DENIED.sub(" ", text))
     for pattern in (_KEYED, _OUT_OF):
         found = [m.group("n") or m.group("w").lower() for m in pattern.finditer(text)]
         if found:
@@ -58,6 +64,7 @@ def parse_score(text: str) -> int | None:
 
 def parse_ratings(text: str, criteria: Sequence[str]) -> dict[str, str] | None:
     """The rating of each criterion, or None if one is missing. 'fair' reads as 'average'."""
+    text = _DENIED.sub(" ", text)
     names = {c: r"[\s_-]+".join(map(re.escape, c.split())) for c in criteria}
     ratings: dict[str, str] = {}
     for criterion, name in names.items():

@@ -13,10 +13,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from coa.errors import RecordError
+from coa.errors import RecordError, did_you_mean
 from coa.runs import Json, dumps, read_records, write_atomic
 
 SCHEMA = 1
+_FIELDS = ("schema", "id", "question", "answers", "answer", "meta", "gold")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,13 @@ class Task:
                 f"task schema {schema!r} is newer than this package (schema {SCHEMA}). "
                 "Update chain-of-agents."
             )
-        answers = record.get("answers", ())
+        unknown = next((key for key in record if key not in _FIELDS), None)
+        if unknown is not None:
+            hint = did_you_mean(unknown, _FIELDS)
+            raise RecordError(
+                f"{unknown!r} is not a field of a task.{hint} Fields of your own go under 'meta'."
+            )
+        answers = record["answers"] if "answers" in record else record.get("answer") or ()
         return cls(
             question=record["question"],
             answers=(answers,) if isinstance(answers, str) else tuple(answers),

@@ -9,13 +9,13 @@ ever sees it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from coa.errors import RecordError
-from coa.runs import Json, dumps, read_records, write_atomic
+from coa.runs import Json, read_records
 
 SCHEMA = 1
 USER = "user"
@@ -166,10 +166,6 @@ class Episode:
             agents=[AgentSpec(**agent) for agent in record["agents"]],
             events=events,
         )
-
-
-def save_episodes(path: Path, episodes: Iterable[Episode]) -> None:
-    write_atomic(path, "".join(dumps(e.to_json()) + "\n" for e in episodes))
 
 
 def load_episodes(path: Path) -> list[Episode]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import random
 import re
 from dataclasses import dataclass, field
+from typing import Literal
 
 from coa.corpus.reading import read
 from coa.corpus.relations import RELATIONS, query_for
@@ -46,8 +47,9 @@ class _Desk:
     def say(self, event: Say) -> None:
         self.episode.events.append(event)
 
-    def count(self, what: str) -> None:
-        self.episode.meta[what] = self.episode.meta.get(what, 0) + 1
+    def count(self, what: str, times: int = 1) -> None:
+        if times:
+            self.episode.meta[what] = self.episode.meta.get(what, 0) + times
 
 
 class Experts:
@@ -130,29 +132,39 @@ class Experts:
         return next((form for form in forms if form not in desk.queries), good)
 
     def _report(self, desk: _Desk, find: Find, passages: str) -> list[str] | None:
-        """The reader reports, the reflector judges; a report that is rejected is read again."""
-        right = read(find.relation, find.subject, passages)
-        misread = self._misread(desk, find, passages) if right else []
-        if misread:
-            desk.count("misreadings")
-            self._read_aloud(desk, find, misread, erred=True)
-            if desk.rng.random() < self.miss_rate:
-                desk.count("missed_mistakes")
+        """The reader reports, the reflector judges; None sends the searcher out again."""
+        for careful in (False, True):
+            reported = read(find.relation, find.subject, passages)
+            misread = [] if careful or not reported else self._misread(desk, find, passages)
+            self._read_aloud(desk, find, misread or reported, erred=bool(misread))
+            objection, todo = self._judge(desk, find, passages, misread or reported, careful)
+            desk.count("misreadings", bool(misread))
+            desk.count("missed_mistakes", bool(misread) and not objection)
+            desk.count("false_alarms", bool(objection and reported and not misread))
+            if not objection:
                 self._approve(desk)
-                return misread
-            self._object(desk, f"The passages give another value for {_need(find)}. Read again.")
-        elif not right:
-            text = f"The passages do not give {_need(find)}."
-            desk.say(Say("reader", "reflector", text, facts={"part": "finding", "found": False}))
-            self._object(desk, "The search missed. Search again with other words.")
-            return None
-        self._read_aloud(desk, find, right)
-        if not misread and desk.rng.random() < self.false_alarm_rate:
-            desk.count("false_alarms")
-            self._object(desk, f"I am not sure about {_need(find)}. Search again.")
-            return None
-        self._approve(desk)
-        return right
+                return misread or reported
+            self._object(desk, objection)
+            if todo == "search":
+                return None
+        return None
+
+    def _judge(
+        self, desk: _Desk, find: Find, passages: str, reported: list[str], again: bool
+    ) -> tuple[str, Literal["", "read", "search"]]:
+        """The reflector's objection and what to do again, from the report and its own reading.
+
+        It reads well when it is attentive; it does not know whether the reader erred. `again`: it
+        has objected to these passages before, and does not doubt them a second time.
+        """
+        if not reported:
+            return "The search missed. Search again with other words.", "search"
+        attentive = desk.rng.random() >= self.miss_rate
+        if attentive and reported != read(find.relation, find.subject, passages):
+            return f"The passages give another value for {_need(find)}. Read again.", "read"
+        if not again and desk.rng.random() < self.false_alarm_rate:
+            return f"I am not sure about {_need(find)}. Search again.", "search"
+        return "", ""
 
     def _misread(self, desk: _Desk, find: Find, passages: str) -> list[str]:
         """Another fact of the same subject, taken by mistake; empty when the reader is careful."""
@@ -170,8 +182,10 @@ class Experts:
         return []
 
     def _read_aloud(self, desk: _Desk, find: Find, values: list[str], erred: bool = False) -> None:
-        found = WORDINGS[find.relation].found.format(s=find.subject, v=", ".join(values))
-        facts = {"part": "finding", "found": True, "values": values}
+        found = f"The passages do not give {_need(find)}."
+        if values:
+            found = WORDINGS[find.relation].found.format(s=find.subject, v=", ".join(values))
+        facts = {"part": "finding", "values": values}
         desk.say(Say("reader", "reflector", found[0].upper() + found[1:], "", facts, erred=erred))
 
     def _approve(self, desk: _Desk) -> None:

@@ -135,8 +135,9 @@ def _most(
     ranked = sorted(zip(numbers, names, values, strict=True), key=lambda row: row[0] or 0)
     chosen = ranked[0] if shape.smaller else ranked[-1]
     extreme = _extreme(shape, len(names) == 2)
-    stated = " and ".join(value[0] for value in values)
-    return Verdict(chosen[1], f"Of {stated} the {extreme} is {chosen[2][0]}, so {chosen[1]}.")
+    sides = [f"{value[0]} for {name}" for name, value in zip(names, values, strict=True)]
+    best = f"{chosen[2][0]} for {chosen[1]}"
+    return Verdict(chosen[1], f"{' and '.join(sides)}: the {extreme} is {best}.")
 
 
 def _extreme(shape: Comparison | Superlative, pair: bool) -> str:

@@ -1,8 +1,8 @@
 """wiki_search: passages of an encyclopedia for a query, and the controls that replace it.
 
 The controls answer one question about a trained model: does it read? `withheld` finds nothing,
-`wrong` returns passages about other subjects. A model that memorised facts does not mind; a model
-that reads fails.
+`wrong` returns passages about other subjects, `closed_book` takes the tool away. A model that
+memorised facts does not mind; a model that reads fails.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from coa.errors import ConfigError, RecordError, did_you_mean
 from coa.tasks.task import Task
 from coa.tools.base import Tool, Toolbox
 
-OBSERVATIONS = ("real", "withheld", "wrong")
+OBSERVATIONS = ("real", "withheld", "wrong", "closed_book")
 PASSAGES = 2
 NOTHING = "Nothing was found."
 _ABOUT = "Search the encyclopedia; the content is the query, and passages come back"
@@ -67,9 +67,11 @@ def wrong_search(corpus: Sequence[Passage], passages: int = PASSAGES) -> Tool:
 
 @cache
 def atlas_toolbox(world: int = 0, observations: str = "real", passages: int = PASSAGES) -> Toolbox:
-    """The tools over the Atlas of one world; `observations` is real, withheld or wrong."""
+    """The tools over the Atlas of one world, or one of the controls in `OBSERVATIONS`."""
     if observations == "real":
         return Toolbox([wiki_search(atlas_index(world), passages)])
+    if observations == "closed_book":
+        return Toolbox()
     if observations == "withheld":
         return Toolbox([withheld_search()])
     if observations == "wrong":

@@ -1,7 +1,7 @@
 """Checkpoints of a training run: a folder each, written beside, synced, renamed; two are kept.
 
 A folder that has its final name is whole. Whatever else lies there is what a killed process left,
-and is removed.
+and is removed. That a folder belongs to this run is checked by `Run`, which holds the directory.
 """
 
 from __future__ import annotations
@@ -14,12 +14,10 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from coa.engines.weights import sync_folder
-from coa.errors import ConfigError
 from coa.train.policy import Policy
 
 KEPT = 2
@@ -27,17 +25,10 @@ _NAME = re.compile(r"update-(\d{7})")
 
 
 class Checkpoints:
-    """The checkpoints of one run. `identity` must be the same for a run to be continued."""
+    """The checkpoints of one run."""
 
-    def __init__(
-        self,
-        folder: Path,
-        policy: Policy,
-        optimizer: torch.optim.Optimizer,
-        identity: dict[str, Any],
-    ) -> None:
+    def __init__(self, folder: Path, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
         self._folder, self._policy, self._optimizer = folder, policy, optimizer
-        self._identity: dict[str, Any] = json.loads(json.dumps(identity))
 
     def save(self, update: int, loss: float) -> Path:
         target = self._folder / f"update-{update:07d}"
@@ -50,7 +41,7 @@ class Checkpoints:
             {"optimizer": self._optimizer.state_dict(), "rng": torch.get_rng_state()},
             part / "optimizer.pt",
         )
-        record = {"update": update, "loss": loss, "identity": self._identity}
+        record = {"update": update, "loss": loss}
         (part / "position.json").write_text(json.dumps(record) + "\n", encoding="utf-8")
         sync_folder(part)
         part.rename(target)
@@ -74,24 +65,11 @@ class Checkpoints:
             return 0, float("nan")
         newest = whole[-1]
         record = json.loads((newest / "position.json").read_text(encoding="utf-8"))
-        self._check_identity(record["identity"], newest)
         self._policy.restore(newest / "adapter")
         state = torch.load(newest / "optimizer.pt", weights_only=True)
         self._optimizer.load_state_dict(state["optimizer"])
         torch.set_rng_state(state["rng"])
         return int(record["update"]), float(record["loss"])
-
-    def _check_identity(self, found: dict[str, Any], where: Path) -> None:
-        if found == self._identity:
-            return
-        settings, present = found.get("settings", {}), self._identity.get("settings", {})
-        changed = [key for key in present if settings.get(key) != present[key]]
-        what = ", ".join(f"{k} {settings.get(k)!r} -> {present[k]!r}" for k in changed)
-        what = what or "the rows differ"
-        raise ConfigError(
-            f"{where.parent.parent}: holds a run with other settings ({what}). "
-            "Choose another run directory, or delete this one to start over."
-        )
 
 
 @contextmanager

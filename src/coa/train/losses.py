@@ -1,27 +1,9 @@
-"""Losses as pure functions of tensors; checked by hand and against other libraries.
-
-Position t of a row predicts token t+1, so the hidden state at t is weighted with the weight of the
-token at t+1. Only weighted positions go through the output layer: logits of a 49k vocabulary are
-the largest tensor of a small model.
-"""
+"""Losses as pure functions of tensors, checked by hand."""
 
 from __future__ import annotations
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
-
-
-def weighted_positions(ids: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Flat indices of positions that predict a weighted token, those tokens, and their weights.
-
-    `ids` and `weights` are [rows, length]; the indices address a [rows * length, ...] tensor.
-    """
-    rows, length = ids.shape
-    shifted = weights.new_zeros(rows, length)
-    shifted[:, :-1] = weights[:, 1:]
-    places = shifted.reshape(-1).nonzero()[:, 0]
-    return places, ids.reshape(-1)[places + 1], shifted.reshape(-1)[places]
 
 
 def token_logprobs(logits: Tensor, targets: Tensor, temperature: float = 1.0) -> Tensor:
@@ -40,9 +22,3 @@ def masked_cross_entropy(
     if total is None:
         total = weights.sum()
     return (-logprobs * weights).sum() / total
-
-
-def entropy(logits: Tensor) -> Tensor:
-    """float32 entropy in nats of each row of logits [n, vocab]."""
-    logs = torch.log_softmax(logits.float(), dim=-1)
-    return -(logs.exp() * logs).sum(dim=-1)

@@ -3,6 +3,9 @@
 Weights come from authorship: what the model wrote has weight 1, what it was shown has weight 0, and
 a mistake that was left in so that its correction can be learnt has weight 0 too. Nothing is found
 by searching text or ids. A row that would train nothing is an error.
+
+Ids that a trajectory carries are trained as they are, so they must belong to the tokenizer of the
+model that is trained. Ids do not say whose they are; that they decode to their text does.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from coa.errors import TrainingError
+from coa.errors import RecordError, TrainingError
 from coa.trajectory import Author, Segment, Trajectory
 
 Decode = Callable[[Sequence[int]], str]
@@ -29,6 +32,8 @@ class Row:
     advantages: list[float] | None = None
     logprobs: list[float] | None = None
     """Of the distribution sampled from; 0 where the model did not write."""
+    cut: bool = False
+    """Whether it lost its end to `max_length`."""
 
     def __post_init__(self) -> None:
         assert len(self.ids) == len(self.weights), (len(self.ids), len(self.weights))
@@ -36,6 +41,16 @@ class Row:
     @property
     def trained(self) -> int:
         return sum(weight > 0 for weight in self.weights)
+
+
+def opening(trajectory: Trajectory) -> Segment:
+    """The prompt segment, without which nobody can say what the model was asked."""
+    if not trajectory.segments or trajectory.segments[0].author is not Author.PROMPT:
+        raise RecordError(
+            f"task {trajectory.task_id!r}: its trajectory does not begin with a prompt segment. "
+            "Train on what coa distill or coa eval wrote."
+        )
+    return trajectory.segments[0]
 
 
 def build_row(
@@ -50,17 +65,20 @@ def build_row(
     """The row of a trajectory whose prompt was encoded as `prompt_ids`.
 
     Later segments keep the ids they carry; one without ids is encoded by itself, as the rollout
-    does. `decode` is needed to place marked mistakes on sampled ids. A row longer than `max_length`
-    loses whole segments from its end, never a part of one.
+    does. `decode` places marked mistakes on sampled ids, and checks that ids belong to their text.
+    A row longer than `max_length` loses whole segments from its end, never a part of one.
     """
     ids, weights = list(prompt_ids), [0.0] * len(prompt_ids)
     logprobs = [0.0] * len(prompt_ids)
-    sampled = False
+    sampled = shortened = False
+    if decode is not None:
+        _check_tokenizer(trajectory, encode_with_offsets, decode)
     for segment in trajectory.segments:
         if segment.author is Author.PROMPT:
             continue
         new_ids, new_weights = _weigh(segment, encode_with_offsets, decode, err_weight)
         if max_length is not None and len(ids) + len(new_ids) > max_length:
+            shortened = True
             break
         ids += new_ids
         weights += new_weights
@@ -72,7 +90,30 @@ def build_row(
             f"Task {trajectory.task_id!r}: its trajectory has no trainable token{limit}. "
             "Expected at least one token written by the model."
         )
-    return Row(trajectory.task_id, ids, weights, logprobs=logprobs if sampled else None)
+    kept = logprobs if sampled else None
+    return Row(trajectory.task_id, ids, weights, logprobs=kept, cut=shortened)
+
+
+def _check_tokenizer(trajectory: Trajectory, encode: EncodeWithOffsets, decode: Decode) -> None:
+    """Raise unless ids and text of every segment agree under this tokenizer.
+
+    A budget may cut a character in half, so replacement characters at the end are not compared. A
+    prompt's ids hold the chat template too; there, the text must be inside.
+    """
+    for segment in trajectory.segments:
+        if segment.ids is None:
+            continue
+        found, text = decode(segment.ids).rstrip("\ufffd"), segment.text.rstrip("\ufffd")
+        if segment.author is Author.PROMPT:
+            same = text.strip() in found and trajectory.question.strip() in found
+        else:  # a tokenizer that normalises does not give back what it was given
+            same = found == text
+            same = same or (segment.author is Author.ENV and encode(segment.text)[0] == segment.ids)
+        if not same:
+            raise RecordError(
+                f"task {trajectory.task_id!r}: was sampled with another tokenizer; train on text "
+                "by dropping the ids, or use the same base model."
+            )
 
 
 def _weigh(
@@ -96,9 +137,15 @@ def _weigh(
 
 
 def _decoded_spans(ids: list[int], decode: Decode) -> list[tuple[int, int]]:
-    """Characters each sampled id added; sampled ids need not be what an encoder would choose."""
+    """Characters each sampled id wrote; sampled ids need not be what an encoder would choose.
+
+    An id that adds none (the rest of a character's bytes, an end of sequence) belongs to the
+    character before it.
+    """
     ends = [len(decode(ids[:count])) for count in range(1, len(ids) + 1)]
-    return list(zip([0, *ends], ends, strict=False))
+    for at in range(len(ends) - 2, -1, -1):  # half a character may decode to several marks
+        ends[at] = min(ends[at], ends[at + 1])
+    return [(min(start, end - 1), end) for start, end in zip([0, *ends], ends, strict=False)]
 
 
 def batches(rows: Sequence[Row], size: int, seed: int, epoch: int) -> list[list[Row]]:

@@ -1,28 +1,33 @@
 """Supervised fine-tuning: masked cross-entropy over rows, resumable to the bit.
 
-A run directory holds `metrics.jsonl` (one line per update, nothing that depends on the clock),
-`timings.jsonl`, `checkpoints/` (the last two) and, at the end, `adapter/`. A checkpoint is a folder
-written beside, synced and renamed: adapter, optimiser, position. Ctrl-C writes one, too. Starting
-again in the same folder continues from the newest one, and drops metrics lines written after it.
-The order of rows depends on the seed and the epoch only, so with `deterministic` the files are the
-same as without a kill.
+The run directory (see `coa.runs`) holds `metrics.jsonl` (one line per update, nothing that depends
+on the clock), `timings.jsonl`, `checkpoints/` (the last two) and, at the end, `adapter/`. A
+checkpoint is a folder written beside, synced and renamed: adapter, optimiser, position. Ctrl-C
+writes one, too. Starting again in the same folder continues from the newest one, and drops metrics
+lines written after it. The order of rows depends on the seed and the epoch only, so with
+`deterministic` the files are the same as without a kill.
 """
 
 from __future__ import annotations
 
+import json
 import math
-import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from coa.config import to_json
 from coa.engines.local import choose_dtype
+from coa.engines.lora import MANIFEST
+from coa.engines.store import identity
 from coa.errors import TrainingError
-from coa.runs import Appender, read_jsonl, write_atomic
+from coa.machine import cores
+from coa.runs import Run
 from coa.train.checkpoint import Checkpoints, held_interrupt
 from coa.train.losses import masked_cross_entropy
 from coa.train.policy import Policy
@@ -31,14 +36,13 @@ from coa.train.settings import SftSettings
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
-    """What a progress line shows."""
+class UpdateReport:
+    """What is told after each update."""
 
     update: int
     updates: int
     loss: float
     tokens_per_second: float
-    seconds_left: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,30 +51,47 @@ class SftResult:
     updates: int
     loss: float
     """Of the last update."""
+    trained: bool = True
+    """False when an earlier call had finished the run already."""
 
 
-OnProgress = Callable[[Progress], None]
+OnUpdate = Callable[[UpdateReport], None]
 
 
 def run_sft(
     settings: SftSettings,
     rows: Sequence[Row],
-    run_dir: Path,
+    directory: Path,
     *,
-    progress: OnProgress | None = None,
+    on_update: OnUpdate | None = None,
     policy: Policy | None = None,
+    manifest: Mapping[str, Any] | None = None,
 ) -> SftResult:
-    """Train on rows and write `run_dir/adapter`; the same call continues an interrupted run."""
+    """Train on rows in a run directory; the same call continues an interrupted run.
+
+    `manifest` adds to the adapter's manifest what rows cannot say: the grammar, the prompt.
+    """
     if not rows:
         raise TrainingError("There are no rows to train on.")
     _check_rows(rows, settings)
-    threads = settings.threads or (os.cpu_count() or 1)
-    torch.set_num_threads(threads)
+    torch.set_num_threads(settings.threads or cores())
     torch.use_deterministic_algorithms(settings.deterministic)
     if policy is None:
         policy = make_policy(settings)
-    run_dir.mkdir(parents=True, exist_ok=True)
-    return _Run(settings, rows, run_dir, policy, progress).execute()
+    recipe, inputs = to_json(settings), {"rows": fingerprint(rows)}
+    inputs |= {name: value for name, value in identity(settings.model).items() if name != "base"}
+    with Run.open(directory, "sft", recipe, inputs, settings.seed, base=policy.base_sha256) as run:
+        training = _Training(settings, rows, run, policy, on_update)
+        if (training.adapter / MANIFEST).is_file():
+            return _finished(training.adapter)
+        result = training.execute(manifest or {})
+        run.timing({"event": "finished"})
+    return result
+
+
+def _finished(adapter: Path) -> SftResult:
+    held = json.loads((adapter / MANIFEST).read_text(encoding="utf-8"))
+    return SftResult(adapter, held["updates"], held.get("loss", math.nan), trained=False)
 
 
 def make_policy(settings: SftSettings) -> Policy:
@@ -96,48 +117,49 @@ def _check_rows(rows: Sequence[Row], settings: SftSettings) -> None:
             raise TrainingError(f"Task {row.task_id!r}: its row has no trainable token.")
 
 
-class _Run:
+class _Training:
     def __init__(
         self,
         settings: SftSettings,
         rows: Sequence[Row],
-        run_dir: Path,
+        run: Run,
         policy: Policy,
-        progress: OnProgress | None,
+        on_update: OnUpdate | None,
     ) -> None:
         self._settings, self._rows, self._policy = settings, rows, policy
-        self._dir, self._progress = run_dir, progress
+        self._run, self._on_update = run, on_update
+        self.adapter = run.root / "adapter"
         self._per_epoch = math.ceil(len(rows) / settings.batch_size)
         self._updates = self._per_epoch * settings.epochs
         self._optimizer = torch.optim.AdamW(
             policy.parameters, lr=settings.lr, weight_decay=settings.weight_decay, fused=True
         )
-        identity = {"settings": asdict(settings), "rows": fingerprint(rows)}
-        self._checkpoints = Checkpoints(run_dir / "checkpoints", policy, self._optimizer, identity)
+        self._checkpoints = Checkpoints(run.root / "checkpoints", policy, self._optimizer)
 
-    def execute(self) -> SftResult:
+    def execute(self, manifest: Mapping[str, Any]) -> SftResult:
         done, loss = self._checkpoints.restore()
-        _drop_lines_after(self._dir / "metrics.jsonl", done)
-        first = done
-        metrics = Appender(self._dir / "metrics.jsonl")
-        timings = Appender(self._dir / "timings.jsonl")
+        reached = done
+        self._run.keep_metrics(lambda record: record["update"] <= reached)
         started, tokens = time.perf_counter(), 0
-        with metrics, timings, held_interrupt() as interrupted:
+        with held_interrupt() as interrupted:
             while done < self._updates:
                 begun = time.perf_counter()
                 line = self._update(self._batch(done), done)
                 done, loss = done + 1, float(line["loss"])
-                metrics.write(line)
-                timings.write({"update": done, "seconds": time.perf_counter() - begun})
+                self._run.metrics(line)
+                self._run.timing({"update": done, "seconds": time.perf_counter() - begun})
                 tokens += int(line["tokens"])
-                self._report(done, loss, tokens, time.perf_counter() - started, first)
+                if self._on_update is not None:
+                    speed = tokens / max(time.perf_counter() - started, 1e-9)
+                    self._on_update(UpdateReport(done, self._updates, loss, speed))
                 if done % self._settings.checkpoint_every == 0 or interrupted.is_set():
                     self._checkpoints.save(done, loss)
                 if interrupted.is_set():
                     raise KeyboardInterrupt
-        adapter = self._dir / "adapter"
-        self._policy.save(adapter, stage="sft", updates=done, settings=asdict(self._settings))
-        return SftResult(adapter, done, loss)
+        made_by = {"stage": "sft", "updates": done, "loss": loss}
+        made_by["settings"] = asdict(self._settings)
+        self._policy.save(self.adapter, **made_by, **manifest)
+        return SftResult(self.adapter, done, loss)
 
     def _batch(self, done: int) -> list[Row]:
         epoch, index = divmod(done, self._per_epoch)
@@ -174,15 +196,13 @@ class _Run:
             "trained_tokens": sum(row.trained for row in batch),
         }
 
-    def _report(self, done: int, loss: float, tokens: int, seconds: float, first: int) -> None:
-        if self._progress is None:
-            return
-        left = (self._updates - done) * seconds / max(1, done - first)
-        self._progress(Progress(done, self._updates, loss, tokens / max(seconds, 1e-9), left))
-
 
 def sft_loss(policy: Policy, rows: Sequence[Row], total: float) -> Tensor:
-    """Weighted cross-entropy of rows, normalised by `total` weight."""
+    """Weighted cross-entropy of rows, normalised by `total` weight.
+
+    Position t of a row predicts token t+1 and has that token's weight. Only weighted positions go
+    through the output layer: logits of a 49k vocabulary are the largest tensor of a small model.
+    """
     places, targets, weights, offset = [], [], [], 0
     for row in rows:
         for at, weight in enumerate(row.weights[1:]):
@@ -211,19 +231,3 @@ def schedule(done: int, updates: int, warmup: float) -> float:
     if done < rise:
         return (done + 1) / rise
     return 0.5 * (1 + math.cos(math.pi * (done - rise) / max(1, updates - rise)))
-
-
-def _drop_lines_after(path: Path, update: int) -> None:
-    """Remove lines of updates that the checkpoint does not contain, and a torn last line."""
-    if not path.exists():
-        return
-    Appender(path).close()
-    with path.open(encoding="utf-8") as file:
-        lines = file.readlines()
-    kept = [
-        line
-        for line, (_, record) in zip(lines, read_jsonl(path), strict=True)
-        if record.get("update", 0) <= update
-    ]
-    if len(kept) < len(lines):
-        write_atomic(path, "".join(kept))

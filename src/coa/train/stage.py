@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from coa.config import load_recipe, to_json
+from coa.config import load_recipe
 from coa.errors import ConfigError, MissingExtra, RecordError
-from coa.runs import Run
 from coa.train.settings import SftSettings
-from coa.trajectory import Author, Trajectory, load_trajectories
+from coa.trajectory import Trajectory, load_trajectories
+
+if TYPE_CHECKING:
+    from coa.train.policy import Policy
+    from coa.train.rows import Row
 
 Note = Callable[[str], None]
 
@@ -41,54 +45,73 @@ def train_on(
 ) -> Path:
     """Train on trajectories in a run directory; continues what is there."""
     try:
-        from coa.train.policy import Policy
-        from coa.train.rows import build_row, fingerprint, total_tokens
-        from coa.train.sft import Progress as State
-        from coa.train.sft import make_policy, run_sft
+        from coa.train.rows import total_tokens
+        from coa.train.sft import UpdateReport, make_policy, run_sft
     except ImportError as exc:
         raise MissingExtra("Training", "train") from exc
     from coa.progress import Progress
 
     if not trajectories:
         raise RecordError("there is no trajectory to train on.")
-    policy: Policy = make_policy(settings)
-    rows = []
-    for trajectory in trajectories:
-        prompt = trajectory.segments[0]
-        assert prompt.author is Author.PROMPT, trajectory.task_id
-        rows.append(
-            build_row(
-                trajectory,
-                policy.codec.encode_prompt(prompt.text, trajectory.question),
-                policy.codec.encode_with_offsets,
-                err_weight=settings.err_weight,
-                max_length=settings.max_length,
-                decode=policy.codec.decode,
-            )
-        )
+    policy = make_policy(settings)
+    rows = _rows(trajectories, settings, policy)
     tokens, trained = total_tokens(rows), sum(row.trained for row in rows)
     note(
         f"{len(rows)} rows, {tokens} tokens, {trained} trained; "
         f"{policy.trainable:,} parameters at rank {policy.rank}"
     )
-    recipe, inputs = to_json(settings), {"rows": fingerprint(rows)}
-    with Run.open(directory, "sft", recipe, inputs, settings.seed, base=policy.base_sha256) as run:
-        adapter = directory / "adapter"
-        if (adapter / "manifest.json").is_file():
-            note(f"{adapter} is finished already")
-            return adapter
-        bar: Progress | None = None
+    if shortened := sum(row.cut for row in rows):
+        lost = "1 row lost its end" if shortened == 1 else f"{shortened} rows lost their end"
+        note(f"{lost}: longer than sft.max_length {settings.max_length}")
+    bar: Progress | None = None
 
-        def on_update(state: State) -> None:
-            nonlocal bar
-            if bar is None:
-                bar = Progress("sft update", state.updates, done=state.update - 1).__enter__()
-            bar.advance(1, loss=state.loss, tokens_per_s=round(state.tokens_per_second))
+    def on_update(report: UpdateReport) -> None:
+        nonlocal bar
+        if bar is None:
+            bar = Progress("sft update", report.updates, done=report.update - 1).__enter__()
+        bar.advance(1, loss=report.loss, tokens_per_s=round(report.tokens_per_second))
 
-        try:
-            result = run_sft(settings, rows, directory, progress=on_update, policy=policy)
-        finally:
-            if bar is not None:
-                bar.__exit__(None, None, None)
-        run.timing({"event": "finished"})
+    try:
+        result = run_sft(
+            settings,
+            rows,
+            directory,
+            on_update=on_update,
+            policy=policy,
+            manifest=protocol_of(trajectories),
+        )
+    finally:
+        if bar is not None:
+            bar.__exit__(None, None, None)
+    if not result.trained:
+        note(f"{result.adapter} is finished already")
     return result.adapter
+
+
+def _rows(trajectories: Sequence[Trajectory], settings: SftSettings, policy: Policy) -> list[Row]:
+    from coa.train.rows import build_row, opening
+
+    rows = []
+    for trajectory in trajectories:
+        prompt, codec = opening(trajectory), policy.codec
+        prompt_ids = prompt.ids or codec.encode_prompt(prompt.text, trajectory.question)
+        rows.append(
+            build_row(
+                trajectory,
+                prompt_ids,
+                codec.encode_with_offsets,
+                err_weight=settings.err_weight,
+                max_length=settings.max_length,
+                decode=codec.decode,
+            )
+        )
+    return rows
+
+
+def protocol_of(trajectories: Sequence[Trajectory]) -> dict[str, str | list[str]]:
+    """Grammar and prompt that the adapter will know: one each, or a list of several."""
+    found = {
+        "grammar": sorted({trajectory.grammar for trajectory in trajectories}),
+        "prompt": sorted({trajectory.prompt for trajectory in trajectories}),
+    }
+    return {name: held[0] if len(held) == 1 else held for name, held in found.items()}

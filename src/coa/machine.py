@@ -1,0 +1,32 @@
+"""What this machine offers, asked in one place and without torch."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def cores() -> int:
+    """Cores this process may use: a container or `taskset` may leave it fewer than there are."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def native_bfloat16() -> bool:
+    """Whether this CPU multiplies bfloat16 in hardware (elsewhere it is slower than float32).
+
+    Where the system does not list the CPU's features, float32 is the safe answer.
+    """
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return False
+    listed = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(listed.split())
+
+
+def memory_gb() -> float | None:
+    """Memory of the machine in GB, or None where the system does not say."""
+    try:
+        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1)
+    except (ValueError, OSError, AttributeError):
+        return None

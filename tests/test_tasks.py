@@ -1,0 +1,63 @@
+"""Tasks from files: fields, columns, and gold that stays where only scorers look."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from coa.errors import ConfigError, RecordError, UsageError
+from coa.evaluate.stage import EvalSettings, run_eval
+from coa.tasks import TaskSet
+from coa.tools.search import toolbox_for
+
+
+def test_every_column_that_sounds_like_an_answer_is_hidden_from_the_public_task(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "tasks.csv"
+    path.write_text("question,answer,target,Gold,level\nWhere?,Lima,LIMA,lima,2\n")
+    (task,) = TaskSet.load(path)
+    assert task.answers == ("Lima",)
+    assert task.gold == {"target": "LIMA", "Gold": "lima"}
+    assert task.meta == {"level": "2"}
+    public = task.public()
+    assert not public.gold and not public.answers and public.meta == {"level": "2"}
+
+
+def test_one_answer_may_be_written_without_a_list(tmp_path: Path) -> None:
+    path = tmp_path / "tasks.jsonl"
+    path.write_text('{"question": "Where?", "answer": "Lima"}\n')
+    (task,) = TaskSet.load(path)
+    assert task.answers == ("Lima",)
+
+
+def test_an_unknown_field_is_named_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "tasks.jsonl"
+    path.write_text('{"question": "Where?", "anwser": "Lima"}\n')
+    with pytest.raises(RecordError, match=r"tasks.jsonl:1: 'anwser' is not a field of a task. Did"):
+        TaskSet.load(path)
+
+
+def test_a_task_without_gold_is_refused_before_anything_is_rolled_out(tmp_path: Path) -> None:
+    path = tmp_path / "tasks.jsonl"
+    path.write_text('{"question": "Where?"}\n')
+    script = tmp_path / "model.jsonl"
+    script.write_text('{"question": "Where?", "turns": ["<answer>Lima</answer>"]}\n')
+    settings = EvalSettings(model=f"scripted:{script}", tasks=str(path))
+    with pytest.raises(UsageError, match="has no gold answer"):
+        run_eval(settings, tmp_path / "run", quiet=True)
+    assert not (tmp_path / "run").exists()
+
+
+def test_several_rollouts_at_temperature_zero_are_refused() -> None:
+    with pytest.raises(ConfigError, match="k is 4 at temperature 0"):
+        EvalSettings(k=4)
+
+
+def test_a_closed_book_has_no_tools(tmp_path: Path) -> None:
+    path = tmp_path / "tasks.jsonl"
+    path.write_text('{"question": "Where?", "answer": "Lima"}\n')
+    (task,) = TaskSet.load(path)
+    assert len(toolbox_for("closed_book")(task)) == 0
+    assert list(toolbox_for("withheld")(task)) == ["wiki_search"]
