@@ -18,7 +18,14 @@ import pytest
 from coa.asking import ask_once
 from coa.cli import main
 from coa.tasks import TaskSet, make_tasks
-from coa.trajectory import StopReason, load_trajectories
+from coa.trajectory import (
+    Author,
+    Segment,
+    StopReason,
+    Trajectory,
+    load_trajectories,
+    save_trajectories,
+)
 from scripts import write_script
 
 QUESTION = "What is the capital of Peru?"
@@ -388,3 +395,12 @@ def test_a_chain_under_a_grammar_of_ones_own_can_be_shown(coa: Coa, tmp_path: Pa
     assert "answer: Lima" in coa(*ASK, "--grammar", "mine.toml", "--out", "t.jsonl").out
     assert coa("show", "t.jsonl").code == 2
     assert "answer: Lima" in coa("show", "t.jsonl", "--grammar", "mine.toml").out
+
+
+def test_a_chain_with_a_tool_of_ones_own_is_shown_as_it_was(coa: Coa, tmp_path: Path) -> None:
+    chain = Trajectory("t", "How much?", "react", tools=["calculator"], answer="42")
+    turn = "<think>Multiply.</think>\n<calculator>6 * 7</calculator>"
+    chain.segments = [Segment(Author.PROMPT, "p"), Segment(Author.MODEL, turn)]
+    save_trajectories(tmp_path / "own.jsonl", [chain])
+    shown = coa("show", "own.jsonl").out
+    assert "calculator  6 * 7" in shown and "malformed" not in shown

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+import subprocess
+import sys
 from contextlib import aclosing
 from pathlib import Path
 
@@ -355,3 +357,24 @@ async def test_an_engine_that_fails_is_a_result(error: Exception) -> None:
     assert trajectory.stop is StopReason.ENGINE_FAILED and trajectory.stop.environment
     assert str(error).encode("utf-8", "replace").decode() in (trajectory.error or "")
     assert len(trajectory.segments) == 3 and trajectory.usage.turns == 1
+
+
+HANGING = """
+import asyncio, threading
+from coa import ScriptedEngine, Task, Toolbox, load_grammar, run, tool
+
+@tool(timeout_s=0.05)
+def stuck(query: str) -> str:
+    threading.Event().wait()
+    return query
+
+turns = ["<think>t</think><stuck>q</stuck>", "<think>t</think><answer>a</answer>"]
+done = asyncio.run(run(Task("Q?"), ScriptedEngine(turns), load_grammar("react"), Toolbox([stuck])))
+print(done.stop, done.answer)
+"""
+
+
+def test_a_plain_function_that_hangs_does_not_keep_the_program_from_ending() -> None:
+    command = [sys.executable, "-c", HANGING]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "answered a\n"

@@ -126,7 +126,6 @@ def show(
 ) -> None:
     """Print chains from a trajectories file."""
     from coa.display import console, print_chain
-    from coa.protocol import load_grammar
     from coa.trajectory import load_trajectories
 
     chosen = [t for t in load_trajectories(file) if not task or t.task_id == task][:n]
@@ -134,7 +133,7 @@ def show(
         raise UsageError(f"{file}: nothing to show{f' for task {task!r}' if task else ''}.")
     out = console()
     for trajectory in chosen:
-        print_chain(out, trajectory, load_grammar(grammar or trajectory.grammar))
+        print_chain(out, trajectory, grammar)
         out.print()
 
 

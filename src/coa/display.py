@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from coa.protocol import Grammar, Splitter, load_grammar
+from coa.protocol import Grammar, Role, Splitter, load_grammar
 from coa.protocol.parse import Event
 from coa.runs import Json
 from coa.trajectory import Author, Segment, Trajectory, load_trajectories
@@ -116,10 +116,13 @@ class ChainPrinter:
             self._line_open = False
 
 
-def print_chain(out: Console, trajectory: Trajectory, grammar: Grammar) -> None:
-    """Print a finished trajectory the way `coa ask` streams one."""
+def print_chain(out: Console, trajectory: Trajectory, grammar: str = "") -> None:
+    """Print a finished trajectory the way `coa ask` streams one; `grammar` names one's own file."""
+    loaded = load_grammar(grammar or trajectory.grammar)
+    if trajectory.tools:
+        loaded = loaded.with_tools([Role(name, "tool") for name in trajectory.tools])
     out.print(f"{'question':>{LABEL}}  {harmless(trajectory.question)}", style="bold")
-    printer = ChainPrinter(out, grammar)
+    printer = ChainPrinter(out, loaded)
     for step in trajectory.steps:
         printer.model_text(step.model.text)
         printer.end_turn(step.observation)
@@ -241,7 +244,7 @@ def print_speedrun(out: Console, result: Json) -> None:
     for trajectory in load_trajectories(Path(result["out"]) / "eval-sft" / "trajectories.jsonl")[
         :3
     ]:
-        print_chain(out, trajectory, load_grammar(trajectory.grammar))
+        print_chain(out, trajectory)
         out.print()
     question = "What is the capital of the country where Osaka is located?"
     out.print(f'now try: {Path(sys.argv[0])} ask "{question}"')

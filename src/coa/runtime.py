@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 from coa.engines.base import Completion, Engine, OnText, Sampling, sampling_key
-from coa.errors import CoaError, EngineError, UsageError, boundary
+from coa.errors import CoaError, EngineError, boundary
 from coa.protocol import Block, Fault, FaultKind, Grammar, PromptKind, State, parse, system_prompt
 from coa.tasks.task import Task
 from coa.tools.base import Observation, Toolbox, ToolCall, clean
@@ -83,6 +83,7 @@ def open_trajectory(
         question=task.question,
         grammar=grammar.name,
         prompt=decoding.prompt,
+        tools=list(grammar.tool_roles),
         segments=[Segment(Author.PROMPT, system, ids)],
         weights=engine.weights,
         seed=decoding.seed,
@@ -101,18 +102,18 @@ async def rollout(
     into: Trajectory | None = None,
     on_text: OnText | None = None,
 ) -> AsyncIterator[Step]:
-    """Yield the steps of one rollout; `into` is the trajectory it fills (see `run`)."""
+    """Yield the steps of one rollout.
+
+    `into` is the trajectory that it fills, made by `open_trajectory` with the same arguments:
+    whoever wants to keep a partial one (see `run` and `coa ask`) holds it from the start.
+    """
     budget, decoding = budget or Budget(), decoding or Decoding()
-    if not task.question.strip():
-        raise UsageError("the question is empty.")
     grammar = toolbox.bind(grammar)
-    fresh = open_trajectory(task.public(), grammar, engine, decoding)
-    trajectory = fresh if into is None else into
-    trajectory.segments[:] = fresh.segments
+    trajectory = into or open_trajectory(task.public(), grammar, engine, decoding)
     limit = min(budget.context or engine.context, engine.context)
     started = time.monotonic()
     trajectory.seconds.update(total=0.0, engine=0.0, tools=0.0)
-    work = _Work(grammar, started + budget.seconds, limit, list(fresh.ids))
+    work = _Work(grammar, started + budget.seconds, limit, trajectory.ids)
     try:
         while trajectory.stop is None:
             trajectory.stop = _spent(trajectory, work, budget)

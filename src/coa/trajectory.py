@@ -137,6 +137,8 @@ class Trajectory:
     question: str
     grammar: str
     segments: list[Segment] = field(default_factory=list)
+    tools: list[str] = field(default_factory=list)
+    """The tool roles it had: a grammar's name does not say which were bound to it."""
     prompt: str = "compact"
     """Which of the grammar's prompts opened it: full or compact."""
     stop: StopReason | None = None
@@ -190,6 +192,7 @@ class Trajectory:
             "task_id": self.task_id,
             "question": self.question,
             "grammar": self.grammar,
+            "tools": self.tools,
             "prompt": self.prompt,
             "stop": self.stop.value if self.stop else None,
             "answer": self.answer,
@@ -215,6 +218,7 @@ class Trajectory:
             task_id=record["task_id"],
             question=record["question"],
             grammar=record["grammar"],
+            tools=record.get("tools", []),
             prompt=record["prompt"],
             stop=StopReason(stop) if stop else None,
             answer=record["answer"],

@@ -66,6 +66,7 @@ def convert(episode: Episode, grammar: Grammar, prompt: PromptKind = "compact") 
         question=episode.question,
         grammar=grammar.name,
         prompt=prompt,
+        tools=list(grammar.tool_roles),
         segments=[Segment(Author.PROMPT, system_prompt(grammar, prompt))],
         weights=episode.teacher,
         seed=episode.seed,

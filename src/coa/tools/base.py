@@ -8,7 +8,9 @@ a broken query.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
+import threading
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -72,7 +74,7 @@ def tool(function: Callable[[str], Any] | None = None, *, name: str = "", **limi
         async def run(argument: str) -> str:
             if inspect.iscoroutinefunction(function):
                 return str(await function(argument))
-            return str(await asyncio.to_thread(_in_thread, function, argument))
+            return str(await _in_thread(function, argument))
 
         about = (inspect.getdoc(function) or "").partition("\n")[0].rstrip(".")
         return Tool(name=name or function.__name__, run=run, about=about, **limits)
@@ -80,11 +82,34 @@ def tool(function: Callable[[str], Any] | None = None, *, name: str = "", **limi
     return build if function is None else build(function)
 
 
-def _in_thread(function: Callable[[str], Any], argument: str) -> Any:
-    try:
-        return function(argument)
-    except StopIteration as exc:  # a future cannot carry it: the caller would wait for ever
-        raise RuntimeError("StopIteration") from exc
+async def _in_thread(function: Callable[[str], Any], argument: str) -> Any:
+    """Run a plain function in a thread of its own, which dies with the process: one that hangs
+    takes no place in a shared pool and does not keep the program from ending."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Any] = loop.create_future()
+
+    def settle(value: Any, error: BaseException | None) -> None:
+        if future.done():  # timed out or cancelled meanwhile
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(value)
+
+    def work() -> None:
+        value: Any = None
+        error: BaseException | None = None
+        try:
+            value = function(argument)
+        except StopIteration:  # a future cannot carry it: the caller would wait for ever
+            error = RuntimeError("StopIteration")
+        except BaseException as exc:
+            error = exc
+        with contextlib.suppress(RuntimeError):  # the loop has ended; nobody waits any more
+            loop.call_soon_threadsafe(settle, value, error)
+
+    threading.Thread(target=work, name=f"tool {function.__name__}", daemon=True).start()
+    return await future
 
 
 class Toolbox(Mapping[str, Tool]):
