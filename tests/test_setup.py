@@ -188,7 +188,8 @@ def test_a_package_that_does_not_exist_is_one_line_with_the_reason(clone: Clone)
 
 
 def test_make_names_every_target() -> None:
-    done = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True)
+    command = ["make", "--no-print-directory", "help"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     named = [line.split()[1] for line in done.stdout.splitlines()]
     assert named == ["help", "setup", "run", "test", "test-slow", "check", "bench", "clean"]
 

@@ -12,13 +12,14 @@ from coa.engines.base import Engine
 from coa.engines.store import identity, resolve_default, trained_on
 from coa.errors import ConfigError, ModelError, UsageError
 from coa.evaluate.run import attempt_all, save_summary, summarise
-from coa.progress import counted
+from coa.progress import Mode, counted
 from coa.protocol import Grammar, PromptKind, load_grammar
 from coa.rewards import SCORERS, load_scorer
 from coa.runs import Json, Run
 from coa.runtime import Budget, Decoding
 from coa.tasks.task import TaskSet
 from coa.tools.search import PASSAGES, toolbox_for
+from coa.trajectory import Trajectory
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,16 @@ class EvalSettings:
                 f"k is {self.k} at temperature 0: all rollouts of a task would be the same. "
                 "Set a temperature, 1.0 for instance."
             )
+
+    def budget(self) -> Budget:
+        """What one rollout may spend; the clock is left out, since it is the machine's."""
+        return Budget(
+            turns=self.turns,
+            turn_tokens=self.turn_tokens,
+            context=self.context,
+            malformed=self.malformed,
+            seconds=24 * 3600.0,
+        )
 
 
 def choose_grammar(grammar: str, model: str) -> Grammar:
@@ -95,35 +106,13 @@ def run_eval(
     toolbox_of = toolbox_for(settings.observations, settings.passages)
     model = resolve_default(settings.model)
     grammar, scorer = choose_grammar(settings.grammar, model), load_scorer(settings.reward)
-    blank = next((task for task in tasks if not task.answers), None)
-    if blank is not None and settings.reward in SCORERS:
-        raise UsageError(
-            f"{settings.tasks}: task {blank.id} has no gold answer, so {settings.reward!r} cannot "
-            "judge it. Evaluation needs gold answers for every task."
-        )
-    decoding = Decoding(
-        temperature=settings.temperature,
-        seed=settings.seed,
-        prompt=choose_prompt(settings.prompt, model),
-    )
-    budget = Budget(
-        turns=settings.turns,
-        turn_tokens=settings.turn_tokens,
-        context=settings.context,
-        malformed=settings.malformed,
-        seconds=24 * 3600.0,
-    )
-    recipe = to_json(settings) | {"model": model}
+    prompt = choose_prompt(settings.prompt, model)
+    _check_gold(tasks, settings)
+    recipe = to_json(settings) | {"model": model, "grammar": grammar.name, "prompt": prompt}
     for name in ("tasks", "concurrency"):  # the fingerprint stands for the file; the rest is speed
         del recipe[name]
-    recipe |= {"grammar": grammar.name, "prompt": decoding.prompt}
     inputs = {"tasks": tasks.fingerprint(), "grammar": grammar.fingerprint()}
-    try:
-        inputs |= identity(model)
-    except ModelError:
-        if engine is None:
-            raise
-        inputs["weights"] = engine.weights  # an engine of the caller's own, under a name of its own
+    inputs |= _weights(model, engine)
     with Run.open(directory, "eval", recipe, inputs, settings.seed) as run:
         used = engine or load_engine(
             model,
@@ -132,31 +121,50 @@ def run_eval(
             context=settings.context,
         )
 
-        async def work() -> Json:
+        async def attempt() -> list[Trajectory]:
+            mode: Mode = "silent" if quiet else "auto"
             try:
-                with counted(
-                    "evaluate", len(tasks) * settings.k, "silent" if quiet else "auto"
-                ) as (on_done):
-                    trajectories = await attempt_all(
+                with counted("evaluate", len(tasks) * settings.k, mode) as on_done:
+                    return await attempt_all(
                         tasks,
                         used,
                         grammar,
                         toolbox_of,
                         directory,
                         k=settings.k,
-                        budget=budget,
-                        decoding=decoding,
+                        budget=settings.budget(),
+                        decoding=Decoding(
+                            temperature=settings.temperature, seed=settings.seed, prompt=prompt
+                        ),
                         concurrency=settings.concurrency,
                         on_done=on_done,
                     )
             finally:
                 if engine is None:
                     await used.close()
-            summary, records = summarise(tasks, trajectories, scorer)
-            summary = {"model": model, "tasks": settings.tasks, **summary}
-            save_summary(directory, summary, records)
-            return summary
 
-        summary = asyncio.run(work())
+        summary, records = summarise(tasks, asyncio.run(attempt()), scorer)
+        summary = {"model": model, "tasks": settings.tasks, **summary}
+        save_summary(directory, summary, records)
         run.timing({"event": "finished"})
         return summary
+
+
+def _check_gold(tasks: TaskSet, settings: EvalSettings) -> None:
+    """Say that a task cannot be judged before hours of rollouts, not after."""
+    blank = next((task for task in tasks if not task.answers), None)
+    if blank is not None and settings.reward in SCORERS:
+        raise UsageError(
+            f"{settings.tasks}: task {blank.id} has no gold answer, so {settings.reward!r} cannot "
+            "judge it. Evaluation needs gold answers for every task."
+        )
+
+
+def _weights(model: str, engine: Engine | None) -> dict[str, str]:
+    """What identifies the weights: hashes, or the word of a caller's own engine."""
+    try:
+        return identity(model)
+    except ModelError:
+        if engine is None:
+            raise
+        return {"weights": engine.weights}
