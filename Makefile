@@ -2,12 +2,14 @@
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 VENV_PYTHON := .venv/bin/python
+XLLAMACPP ?= xllamacpp==2026.10.11549
+SERVERS := .cache/servers
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-slow check bench clean
+.PHONY: help setup run test test-slow test-servers check bench clean
 
 help:  ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup:  ## install into .venv, once (PYTHON and TORCH can be set)
 	@PYTHON="$(PYTHON)" TORCH="$(TORCH)" sh dev/setup.sh
@@ -21,6 +23,13 @@ test: setup  ## the default tests: no GPU, no network
 test-slow: setup  ## the tests that take minutes or the real model
 	@$(VENV_PYTHON) -m pytest -m slow
 
+test-servers: setup  ## the openai engine against a real llama.cpp server, in its own environment
+	@$(SERVERS)/bin/python -c 'import xllamacpp' 2>/dev/null || { \
+		$(VENV_PYTHON) -m venv --clear $(SERVERS) && \
+		$(SERVERS)/bin/python -m pip install --no-input -q $(XLLAMACPP); }
+	@.venv/bin/coa model pull
+	@COA_TEST_SERVERS=$(SERVERS) $(VENV_PYTHON) -m pytest -m slow tests/test_llama_server.py
+
 check: setup  ## format, lint and types
 	@$(VENV_PYTHON) -m ruff format --check .
 	@$(VENV_PYTHON) -m ruff check .
@@ -30,5 +39,5 @@ bench: setup  ## measure against peers
 	@.venv/bin/coa bench parse
 
 clean:  ## remove .venv, caches and built files; runs/ stays
-	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis dist build
+	rm -rf .venv .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis dist build
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,4 +1,4 @@
-"""A reward of your own: `coa eval --reward own_reward:short_and_right ...` in this folder."""
+"""A reward of your own: `coa eval --reward own_reward:short_and_right --model REF ...` here."""
 
 from coa import Task, Trajectory, exact
 

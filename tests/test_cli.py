@@ -404,3 +404,39 @@ def test_a_chain_with_a_tool_of_ones_own_is_shown_as_it_was(coa: Coa, tmp_path: 
     save_trajectories(tmp_path / "own.jsonl", [chain])
     shown = coa("show", "own.jsonl").out
     assert "calculator  6 * 7" in shown and "malformed" not in shown
+
+
+def test_a_directory_of_trajectories_can_be_shown(coa: Coa, tmp_path: Path) -> None:
+    chain = Trajectory("t", "How much?", "react", answer="42")
+    chain.segments = [Segment(Author.PROMPT, "p"), Segment(Author.MODEL, "<answer>42</answer>")]
+    save_trajectories(tmp_path / "run" / "trajectories.jsonl", [chain])
+    assert "How much?" in coa("show", "run").out
+    assert coa("show", "run", "--n", "-3").code == 2
+
+
+def test_runs_of_different_rewards_are_not_compared(coa: Coa, tmp_path: Path) -> None:
+    for name in ("exact", "f1"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "scores.jsonl").write_text('{"task_id": "t", "score": 1.0}\n')
+        (tmp_path / name / "summary.json").write_text(json.dumps({"reward": name}))
+    refused = coa("compare", "exact", "f1")
+    assert refused.code == 2 and "different rewards: exact (exact), f1 (f1)" in refused.err
+
+
+def test_a_distillation_that_keeps_nothing_says_why(coa: Coa) -> None:
+    coa("tasks", "make", "--n", "2", "--out", "t.jsonl")
+    coa("record", "--tasks", "t.jsonl", "--out", "e.jsonl")
+    done = coa("distill", "--episodes", "e.jsonl", "--grammar", "web", "--out", "d")
+    assert done.code == 2 and "no episode was kept: " in done.err
+
+
+def test_what_cannot_be_written_is_found_before_the_work(coa: Coa, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    done = coa("ask", QUESTION, "--model", "scripted:model.jsonl", "--out", "folder")
+    assert done.code == 2 and "folder: Is a directory" in done.err and not done.out
+
+
+def test_a_question_that_fills_the_context_is_explained(coa: Coa) -> None:
+    model = ("--model", "scripted:model.jsonl")
+    done = coa("ask", QUESTION + " really?" * 150_000, *model)
+    assert "the question and its prompt alone have" in done.out

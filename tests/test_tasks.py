@@ -61,3 +61,16 @@ def test_a_closed_book_has_no_tools(tmp_path: Path) -> None:
     (task,) = TaskSet.load(path)
     assert len(toolbox_for("closed_book")(task)) == 0
     assert list(toolbox_for("withheld")(task)) == ["wiki_search"]
+
+
+def test_a_table_that_is_not_utf8_is_named_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "tasks.csv"
+    path.write_bytes(b"question,answer\nfine,1\ncaf\xe9?,2\n")
+    with pytest.raises(RecordError, match=r"tasks.csv:3: not UTF-8. Save the file as UTF-8"):
+        TaskSet.load(path)
+
+
+@pytest.mark.parametrize("temperature", [-1.0, float("nan"), float("inf")])
+def test_a_temperature_is_a_number_from_zero_up(temperature: float) -> None:
+    with pytest.raises(ConfigError, match="temperature is"):
+        EvalSettings(temperature=temperature)

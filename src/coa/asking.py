@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 from coa.display import LABEL, ChainPrinter, closing_line, console
@@ -33,22 +34,30 @@ async def ask_once(
     corpus: str,
     prompt: str,
     temperature: float,
+    constrain: bool = False,
     seed: int,
     out_path: Path | None,
     quiet: bool,
 ) -> Trajectory:
     """Roll out one question, printing the chain unless `quiet`; Ctrl-C keeps what there is."""
     toolbox = corpus_toolbox(corpus)
-    asked, model, task = model, resolve_default(model), Task(question)
+    model, task = resolve_default(model), Task(question)
+    if out_path is not None:
+        Appender(out_path).close()  # what cannot be written is found out before the work
     grammar = toolbox.bind(choose_grammar(grammar_name, model))
-    decoding = Decoding(temperature=temperature, seed=seed, prompt=choose_prompt(prompt, model))
+    if not 0 <= temperature < math.inf:
+        raise UsageError(f"temperature is {temperature!r}, expected a number of 0 or more.")
+    decoding = Decoding(
+        temperature=temperature,
+        seed=seed,
+        prompt=choose_prompt(prompt, model),
+        constrain=constrain,
+    )
     engine = load_engine(model, slots=1)
     trajectory = open_trajectory(task, grammar, engine, decoding)
     out = console()
     printer = None if quiet else ChainPrinter(out, grammar)
     if not quiet:
-        if asked == "auto" and "+" not in model:
-            out.print("no adapter of `coa speedrun` in this folder: the untrained base answers")
         out.print(f"{'model':>{LABEL}}  {model}", style="dim")
     steps = rollout(
         task,

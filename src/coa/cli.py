@@ -35,6 +35,9 @@ JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object on
 GrammarOption = Annotated[
     str, typer.Option(help="Preset name or a .toml file; auto is what the model was trained on.")
 ]
+ConstrainFlag = Annotated[
+    bool, typer.Option("--constrain", help="Sample only what the grammar allows.")
+]
 ModelOption = Annotated[str, typer.Option(help="Model reference; see `coa model list`.")]
 SeedOption = Annotated[int, typer.Option(help="Seed of every random choice.")]
 
@@ -77,6 +80,7 @@ def ask(
     corpus: Annotated[str, typer.Option(help="atlas, or atlas:K for world K.")] = "atlas",
     prompt: Annotated[str, typer.Option(help="full or compact; auto fits the model.")] = "auto",
     temperature: float = 0.0,
+    constrain: ConstrainFlag = False,
     seed: SeedOption = 0,
     out: Annotated[Path | None, typer.Option(help="Append the trajectory to this file.")] = None,
     as_json: JsonFlag = False,
@@ -94,6 +98,7 @@ def ask(
             corpus=corpus,
             prompt=prompt,
             temperature=temperature,
+            constrain=constrain,
             seed=seed,
             out_path=out,
             quiet=as_json,
@@ -119,8 +124,8 @@ def doctor(as_json: JsonFlag = False) -> None:
 
 @app.command()
 def show(
-    file: Annotated[Path, typer.Argument(help="A trajectories.jsonl.")],
-    n: Annotated[int, typer.Option(help="How many to show.")] = 3,
+    file: Annotated[Path, typer.Argument(help="A trajectories.jsonl, or its directory.")],
+    n: Annotated[int, typer.Option(min=1, help="How many to show.")] = 3,
     task: Annotated[str, typer.Option(help="Only the task with this id.")] = "",
     grammar: Annotated[str, typer.Option(help="A .toml file, when it is no preset.")] = "",
 ) -> None:
@@ -139,8 +144,8 @@ def show(
 
 @app.command()
 def inspect(
-    file: Annotated[Path, typer.Argument(help="A trajectories.jsonl.")],
-    n: Annotated[int, typer.Option(help="How many to show.")] = 1,
+    file: Annotated[Path, typer.Argument(help="A trajectories.jsonl, or its directory.")],
+    n: Annotated[int, typer.Option(min=1, help="How many to show.")] = 1,
 ) -> None:
     """Show the loss mask: what is trained, what is a marked mistake, what is not trained."""
     from coa.display import console, print_mask
@@ -251,7 +256,7 @@ def record(
 def distill(
     episodes: Annotated[Path, typer.Option(help="Episodes file from `coa record`.")],
     out: Annotated[Path, typer.Option(help="Directory to write.")],
-    grammar: GrammarOption = "mhqa",
+    grammar: Annotated[str, typer.Option(help="Preset name or a .toml file.")] = "mhqa",
     tasks: Annotated[
         Path | None, typer.Option(help="Task file with gold, to drop wrong answers.")
     ] = None,
@@ -284,6 +289,9 @@ def distill(
             )
         )
     save_distilled(out, distilled)
+    if not distilled.kept:
+        reasons = ", ".join(distilled.funnel["rejected"])
+        raise UsageError(f"no episode was kept: {reasons}. See {out}/rejected.jsonl.")
     print(json.dumps(distilled.funnel, indent=2))
 
 
@@ -311,6 +319,7 @@ def evaluate(
     ] = "real",
     prompt: Annotated[str, typer.Option(help="full or compact; auto fits the model.")] = "auto",
     temperature: float = 0.0,
+    constrain: ConstrainFlag = False,
     reward: Annotated[str, typer.Option(help="exact, f1 or module:attribute.")] = "exact",
     turns: Annotated[int, typer.Option(help="Most turns of a rollout.")] = 12,
     turn_tokens: Annotated[int, typer.Option(help="Most tokens sampled in a turn.")] = 256,
@@ -331,6 +340,7 @@ def evaluate(
         observations=observations,
         prompt=prompt,
         temperature=temperature,
+        constrain=constrain,
         reward=reward,
         turns=turns,
         turn_tokens=turn_tokens,

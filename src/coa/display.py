@@ -152,6 +152,7 @@ def print_mask(out: Console, trajectory: Trajectory) -> None:
     """
     plain = out.no_color or not out.color_system
     out.print(f"{trajectory.task_id}  {trajectory.grammar}", style="bold")
+    out.print(harmless(trajectory.question), style="bold")
     counts = {"trained": 0, "mistake": 0, "not trained": 0}
     looks = {"trained": ("green", "", ""), "mistake": ("red", "{{", "}}")}
     for kind, text in _mask_spans(trajectory):
@@ -161,7 +162,8 @@ def print_mask(out: Console, trajectory: Trajectory) -> None:
         out.print(shown, style=style, end="")
     out.print()
     figures = ", ".join(f"{kind} {count}" for kind, count in counts.items())
-    out.print(f"characters: {figures}", style="dim")
+    legend = "; [[not trained]] {{mistake}}" if plain else ""
+    out.print(f"characters: {figures}{legend}", style="dim")
 
 
 def _mask_spans(trajectory: Trajectory) -> Iterator[tuple[str, str]]:
@@ -199,7 +201,10 @@ def percent(value: float, interval: Sequence[float]) -> str:
 def print_summary(out: Console, summary: Json, where: str) -> None:
     """An evaluation in a few lines."""
     accuracy = percent(summary["accuracy"], summary["ci95"])
-    out.print(f"accuracy {accuracy}  n={summary['n']} k={summary['k']}", style="bold")
+    reward = summary.get("reward", "exact")
+    figure = "accuracy" if reward == "exact" else f"mean of {reward}"
+    out.print(f"{figure} {accuracy}  n={summary['n']} k={summary['k']}", style="bold")
+    out.print(f"{'model':>20}  {summary.get('model', '')}")
     for key in ("tokens_per_task", "tokens_per_solved", "tool_calls_per_task", "f1"):
         out.print(f"{key:>20}  {summary[key]}")
     stops = ", ".join(f"{name} {count}" for name, count in summary["stop_reasons"].items())
@@ -213,6 +218,10 @@ def print_summary(out: Console, summary: Json, where: str) -> None:
     out.print(f"trajectories, scores and summary in {where}", style="dim")
 
 
+def significance(p_value: float) -> str:
+    return f"p={p_value:.2g}" if p_value >= 0.0001 else "p<0.0001"
+
+
 def print_comparison(out: Console, result: Json) -> None:
     """Runs side by side, each against the first."""
     for row in result["runs"]:
@@ -220,7 +229,7 @@ def print_comparison(out: Console, result: Json) -> None:
         if "difference" in row:
             low, high = row["difference_ci95"]
             line += f"  {100 * row['difference']:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}]"
-            line += f"  wins {row['wins']} losses {row['losses']} p={row['p_value']:.3g}"
+            line += f"  wins {row['wins']} losses {row['losses']} {significance(row['p_value'])}"
         out.print(line)
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from coa.engines.base import Completion, Engine, OnText, Sampling, sampling_key
 from coa.errors import CoaError, EngineError, boundary
 from coa.protocol import Block, Fault, FaultKind, Grammar, PromptKind, State, parse, system_prompt
+from coa.protocol.constrain import Limits, Schemas, turn_grammar
 from coa.tasks.task import Task
 from coa.tools.base import Observation, Toolbox, ToolCall, clean
 from coa.trajectory import Author, Segment, Step, StopReason, Trajectory
@@ -51,6 +52,8 @@ class Decoding:
     seed: int = 0
     sample: int = 0
     prompt: PromptKind = "compact"
+    constrain: bool = False
+    """Sample only what the grammar allows; the engine must be able to."""
 
 
 @dataclass
@@ -61,6 +64,7 @@ class _Work:
     deadline: float
     context: int
     ids: list[int]
+    schemas: Schemas = ()
     state: State = field(default_factory=State)
     memory: dict[ToolCall, Observation] = field(default_factory=dict)
     seen: int = 0
@@ -88,6 +92,8 @@ def open_trajectory(
         weights=engine.weights,
         seed=decoding.seed,
         sample=decoding.sample,
+        # Text mode of a server: ids are re-encoded, logprobs unknown, so no one may train on them.
+        meta={} if getattr(engine, "exact", True) else {"exact": False},
     )
 
 
@@ -113,7 +119,8 @@ async def rollout(
     limit = min(budget.context or engine.context, engine.context)
     started = time.monotonic()
     trajectory.seconds.update(total=0.0, engine=0.0, tools=0.0)
-    work = _Work(grammar, started + budget.seconds, limit, trajectory.ids)
+    schemas = toolbox.schemas(grammar) if decoding.constrain else ()
+    work = _Work(grammar, started + budget.seconds, limit, trajectory.ids, schemas)
     try:
         while trajectory.stop is None:
             trajectory.stop = _spent(trajectory, work, budget)
@@ -167,6 +174,9 @@ def _spent(trajectory: Trajectory, work: _Work, budget: Budget) -> StopReason | 
     if usage.sampled_tokens >= budget.tokens:
         return StopReason.TOKENS
     if len(work.ids) >= work.context:
+        if not usage.turns:
+            found = f"{len(work.ids)} tokens, and the context holds {work.context}"
+            trajectory.error = f"the question and its prompt alone have {found}"
         return StopReason.CONTEXT
     return StopReason.TIME if work.remaining_s() <= 0 else None
 
@@ -203,14 +213,7 @@ async def _turn(
         if room <= 0:
             trajectory.stop = _which_limit(usage.sampled_tokens, work, budget)
             break
-        sampling = Sampling(
-            temperature=decoding.temperature,
-            top_p=decoding.top_p,
-            top_k=decoding.top_k,
-            max_tokens=room,
-            stop=work.grammar.stop_strings,
-            key=sampling_key(decoding.seed, trajectory.task_id, decoding.sample, len(work.ids)),
-        )
+        sampling = _sampling(trajectory, work, budget, decoding, room)
         completion = await _generate(trajectory, work, engine, sampling, on_text)
         if completion is None:
             break
@@ -220,6 +223,8 @@ async def _turn(
         assert segment.ids is not None and segment.logprobs is not None
         segment.ids += completion.ids
         segment.logprobs += completion.logprobs
+        if completion.allowed_logmass is not None:
+            segment.allowed = (segment.allowed or []) + completion.allowed_logmass
         work.ids += completion.ids
         work.seen = len(work.ids)
         segment.text = engine.decode(segment.ids)
@@ -237,6 +242,25 @@ async def _turn(
         usage.turns += 1
         trajectory.segments.append(segment)
     return segment if trajectory.stop is None or segment.ids else None
+
+
+def _sampling(
+    trajectory: Trajectory, work: _Work, budget: Budget, decoding: Decoding, room: int
+) -> Sampling:
+    """How to sample from where the work stands, at most `room` tokens."""
+    constraint = ""
+    if decoding.constrain:
+        limits = Limits.within(budget.turn_tokens)
+        constraint = turn_grammar(work.grammar, work.state, limits, work.schemas)
+    return Sampling(
+        temperature=decoding.temperature,
+        top_p=decoding.top_p,
+        top_k=decoding.top_k,
+        max_tokens=room,
+        stop=work.grammar.stop_strings,
+        key=sampling_key(decoding.seed, trajectory.task_id, decoding.sample, len(work.ids)),
+        constraint=constraint,
+    )
 
 
 def _which_limit(sampled: int, work: _Work, budget: Budget) -> StopReason:

@@ -79,6 +79,9 @@ class Segment:
     """One per id, of the distribution sampled from; only on sampled segments."""
     errs: list[tuple[int, int]] = field(default_factory=list)
     """Character spans that hold a mistake and must not be imitated (weight 0 in training)."""
+    allowed: list[float] | None = None
+    """Under a constraint, one per id: log of the probability that the allowed tokens had together
+    before it was applied. The logprobs are over the allowed tokens."""
 
     def to_json(self) -> Json:
         record: Json = {"author": self.author.value, "text": self.text}
@@ -86,6 +89,8 @@ class Segment:
             record["ids"] = self.ids
         if self.logprobs is not None:
             record["logprobs"] = [round(value, 6) for value in self.logprobs]
+        if self.allowed is not None:
+            record["allowed"] = [round(value, 6) for value in self.allowed]
         if self.errs:
             record["errs"] = [list(span) for span in self.errs]
         return record
@@ -98,6 +103,7 @@ class Segment:
             ids=record.get("ids"),
             logprobs=record.get("logprobs"),
             errs=[(start, end) for start, end in record.get("errs", ())],
+            allowed=record.get("allowed"),
         )
 
 
@@ -237,5 +243,6 @@ def save_trajectories(path: Path, trajectories: Iterable[Trajectory]) -> None:
 
 
 def load_trajectories(path: Path) -> list[Trajectory]:
-    """Read a trajectories file; a damaged line is named with its number."""
+    """Read a trajectories file, or the one in a directory; a damaged line is named."""
+    path = path / "trajectories.jsonl" if path.is_dir() else path
     return read_records(path, Trajectory.from_json)

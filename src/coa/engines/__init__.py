@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from coa.engines.base import Completion, Engine, Finish, Sampling, sampling_key
-from coa.errors import MissingExtra, ModelError
+from coa.errors import MissingExtra
 
 __all__ = ["Completion", "Engine", "Finish", "Sampling", "load_engine", "sampling_key"]
 
@@ -15,7 +15,7 @@ def load_engine(ref: str, **options: Any) -> Engine:
 
     Options of a local model: dtype ('auto', 'bfloat16', 'float32'), deterministic, slots (at most
     16 are used when deterministic), context, threads, note (gets a line when a slower path is
-    taken).
+    taken). Of one on a server: tokenizer, slots, context, timeout_s, retries, note.
     """
     from coa.engines.store import resolve
 
@@ -26,7 +26,9 @@ def load_engine(ref: str, **options: Any) -> Engine:
         assert source.path is not None
         return ScriptedEngine.from_file(source.path)
     if source.kind == "openai":
-        raise ModelError(f"{ref!r}: servers are not supported by this version yet.")
+        from coa.engines.openai import OpenAIEngine
+
+        return OpenAIEngine(ref, **options)
     try:
         import torch  # noqa: F401
     except ImportError as exc:

@@ -31,6 +31,10 @@ class Sampling:
     """Generation ends with the token that completes any of these; that token is kept whole."""
     key: int = 0
     """Seeds this turn's randomness; see `sampling_key`."""
+    constraint: str = ""
+    """A Lark grammar (llguidance) that the sampled text must follow; empty: anything.
+
+    An engine that cannot constrain raises an EngineError; only a scripted one ignores it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +48,12 @@ class Completion:
     `decode` leaves special tokens out, so the text does not show it.
     """
     logprobs: list[float]
-    """One per id, under the distribution sampled from (after temperature; greedy: untempered)."""
+    """One per id, under the distribution sampled from (after temperature; greedy: untempered; under
+    a constraint: over the allowed tokens)."""
     finish: Finish
+    allowed_logmass: list[float] | None = None
+    """Under a constraint, one per id: log of the probability that the allowed tokens had together
+    before it was applied (after temperature; greedy: untempered)."""
 
 
 def sampling_key(seed: int, task_id: str, sample: int, position: int) -> int:

@@ -19,8 +19,9 @@ from torch import Tensor
 
 from coa.engines.base import Finish, OnText, Sampling
 from coa.engines.codec import Codec
-from coa.engines.draw import draw
+from coa.engines.draw import draw_allowed
 from coa.engines.llama import Chunk
+from coa.engines.masks import Matcher, allowed_tokens
 from coa.engines.stops import completes_stop
 
 PREFILL_TOKENS = 1024
@@ -57,6 +58,11 @@ class Request:
     shown: int = 0
     """How many ids have been passed to `on_text` as text, and how many before the last time."""
     anchor: int = 0
+    matcher: Matcher | None = None
+    """Says which tokens a constraint allows next."""
+    masses: list[float] = field(default_factory=list)
+    failure: str = ""
+    """Why it ended without a result."""
 
 
 @dataclass(slots=True)
@@ -186,8 +192,9 @@ class Batch:
 
     def _draw(self, logits: Tensor, requests: list[Request]) -> None:
         samplings = [r.sampling for r in requests]
-        tokens, logprobs = draw(logits, samplings, [len(r.ids) for r in requests])
-        for request, token, logprob in zip(requests, tokens, logprobs, strict=True):
+        allowed = allowed_tokens([r.matcher for r in requests], logits.shape[-1])
+        drawn = draw_allowed(logits, samplings, [len(r.ids) for r in requests], allowed)
+        for request, token, logprob, mass in zip(requests, *drawn, strict=True):
             request.ids.append(token)
             request.logprobs.append(logprob)
             if token in self._eos:
@@ -196,6 +203,10 @@ class Batch:
                 request.finish = "stop"
             elif len(request.ids) >= request.limit:
                 request.finish = "length"
+            if request.matcher is not None:
+                request.masses.append(mass)
+                request.failure = request.matcher.take(token)
+                request.finish = "stop" if request.failure else request.finish
 
     def _leave(self, requests: list[Request]) -> None:
         """Take requests out; the last running slot moves into the gap."""

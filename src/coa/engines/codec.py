@@ -14,7 +14,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from coa.errors import ModelError
+from coa.errors import MissingExtra, ModelError
 
 _SYSTEM = "\ue000system\ue001"
 _USER = "\ue000user\ue001"
@@ -97,8 +97,11 @@ class Codec:
         return ids
 
     def _render(self, messages: list[dict[str, str]]) -> str | None:
-        from jinja2 import TemplateError
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
+        try:
+            from jinja2 import TemplateError
+            from jinja2.sandbox import ImmutableSandboxedEnvironment
+        except ImportError as exc:
+            raise MissingExtra("A chat template", "train") from exc
 
         def refuse(message: str) -> None:
             raise TemplateError(message)

@@ -2,7 +2,8 @@
 
 One uniform number per token, taken through the cumulative distribution, so a draw does not depend
 on who shares the batch or on when it is made. Log-probabilities are float32 and belong to the
-distribution that was sampled from: after temperature and after top-k and top-p.
+distribution that was sampled from: after temperature, after a constraint's mask and after top-k and
+top-p.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from coa.engines.base import Sampling
 
 _BLOCK = 256
 _MASK = (1 << 64) - 1
+_FAINT = 1e-20
+"""Allowed tokens with less mass than this are computed apart, where nothing underflows."""
 
 
 def uniform(key: int, position: int) -> float:
@@ -31,22 +34,69 @@ def draw(
     logits: Tensor, samplings: Sequence[Sampling], positions: Sequence[int]
 ) -> tuple[list[int], list[float]]:
     """Sample one token per row of float32 logits [rows, vocab]."""
-    hot = [row for row, sampling in enumerate(samplings) if sampling.temperature > 0]
-    scale = torch.tensor([s.temperature if s.temperature > 0 else 1.0 for s in samplings])
-    scaled = logits / scale[:, None] if hot else logits
-    for row in hot:
-        if samplings[row].top_k > 0 or samplings[row].top_p < 1:
-            scaled[row] = _keep_top(scaled[row], samplings[row])
-    totals = scaled.logsumexp(dim=-1)
+    tokens, logprobs, _ = draw_allowed(logits, samplings, positions, None)
+    return tokens, logprobs
+
+
+def draw_allowed(
+    logits: Tensor,
+    samplings: Sequence[Sampling],
+    positions: Sequence[int],
+    allowed: Tensor | None,
+) -> tuple[list[int], list[float], list[float]]:
+    """Sample one token per row among those allowed (0 or 1, [rows, vocab]; None: all).
+
+    The third list is the log of the probability that the allowed tokens of a row had together.
+    Softmax is by far the fastest way to exponents here, so everything is read from its result.
+    """
+    rows = range(len(samplings))
+    hot = [row for row in rows if samplings[row].temperature > 0]
+    scale = [s.temperature if s.temperature > 0 else 1.0 for s in samplings]
+    scaled = logits if set(scale) == {1.0} else logits / torch.tensor(scale)[:, None]
+    cut = [row for row in hot if samplings[row].top_k > 0 or samplings[row].top_p < 1]
+    if allowed is None:
+        mass = scaled.softmax(dim=-1)
+        for row in cut:
+            mass[row] = _keep_top(scaled[row], samplings[row]).softmax(dim=-1)
+        totals, shares = torch.ones(len(samplings)), torch.zeros(len(samplings))
+    else:
+        bound = [row for row in rows if samplings[row].constraint]
+        mass, totals, shares = _restrict(scaled, allowed, bound, samplings, cut)
     chosen = torch.empty(len(samplings), dtype=torch.long)
-    cold = [row for row in range(len(samplings)) if row not in set(hot)]
+    cold = [row for row in rows if samplings[row].temperature <= 0]
     if cold:
-        chosen[cold] = _rows(scaled, cold).argmax(dim=-1)
+        chosen[cold] = _rows(mass, cold).argmax(dim=-1)
     if hot:
         points = [uniform(samplings[row].key, positions[row]) for row in hot]
-        chosen[hot] = _invert((_rows(scaled, hot) - totals[hot, None]).exp_(), points)
-    picked = scaled.gather(1, chosen[:, None])[:, 0] - totals
-    return chosen.tolist(), picked.tolist()
+        chosen[hot] = _invert(_rows(mass, hot), points)
+    picked = (mass.gather(1, chosen[:, None])[:, 0] / totals).log()
+    return chosen.tolist(), picked.tolist(), shares.tolist()
+
+
+def _restrict(
+    scaled: Tensor,
+    allowed: Tensor,
+    bound: Sequence[int],
+    samplings: Sequence[Sampling],
+    cut: Sequence[int],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The mass of each allowed token, its sum per row, and the log of the allowed share.
+
+    Rows that are not bound by a constraint come out as if there were none in the batch.
+    """
+    mass = scaled.softmax(dim=-1).mul_(allowed)
+    totals, shares = torch.ones(len(scaled)), torch.zeros(len(scaled))
+    totals[bound] = mass.sum(dim=-1)[bound]
+    shares[bound] = totals[bound].log().clamp_(max=0.0)
+    faint = (totals < _FAINT).nonzero()[:, 0].tolist()
+    for row in {*cut, *faint}:
+        kept = scaled[row]
+        if row in bound:
+            kept = kept.masked_fill(allowed[row] == 0, float("-inf"))
+            shares[row] = kept.logsumexp(dim=-1) - scaled[row].logsumexp(dim=-1)
+        kept = _keep_top(kept, samplings[row]) if row in cut else kept
+        mass[row], totals[row] = kept.softmax(dim=-1), 1.0
+    return mass, totals, shares
 
 
 def _rows(logits: Tensor, rows: list[int]) -> Tensor:
@@ -67,7 +117,8 @@ def _invert(mass: Tensor, points: list[float]) -> Tensor:
     block = torch.searchsorted(coarse, wanted, right=True).clamp_(max=coarse.shape[1] - 1)
     before = coarse.gather(1, block) - sums.gather(1, block)
     inside = blocks[torch.arange(rows), block[:, 0]].to(torch.float64)
-    fine = torch.searchsorted(inside.cumsum(dim=-1), wanted - before, right=True)
+    within = (wanted - before).clamp_(min=0.0)  # rounding must not find a token without mass
+    fine = torch.searchsorted(inside.cumsum(dim=-1), within, right=True)
     last = _BLOCK - 1 - inside.flip(-1).gt(0).to(torch.uint8).argmax(dim=-1, keepdim=True)
     return (block * _BLOCK + torch.minimum(fine, last))[:, 0]
 

@@ -29,6 +29,7 @@ from coa.engines.batch import Batch, Forward, Request
 from coa.engines.codec import Codec, Offsets
 from coa.engines.llama import EXACT_ROWS, LlamaForward, read_config, unsupported
 from coa.engines.lora import Adapter, adapter_hash, read_adapter
+from coa.engines.masks import Matchers
 from coa.engines.plain import PlainForward
 from coa.engines.store import base_hash, model_folder, resolve
 from coa.errors import CoaError, ConfigError, EngineError, ModelError
@@ -79,6 +80,7 @@ class LocalEngine:
         self._forward = self._make_forward(slots, deterministic, note or _say)
         self._eos = _eos_ids(self._folder, config, self.codec)
         self._batch = Batch(self._forward, self.codec, self._eos, deterministic)
+        self._matchers = Matchers(self.codec, int(config["vocab_size"]), self._eos)
         self._weights = self.base_sha256[:8]
         self._wake = threading.Condition()
         self._queue: deque[_Ticket] = deque()
@@ -188,7 +190,7 @@ class LocalEngine:
                         done = self._batch.step()
                         _show_text(self.codec, [*self._batch.running, *done])
                         for request in done:
-                            tickets.pop(id(request)).resolve(_completion(request))
+                            _answer(tickets.pop(id(request)), request)
                         self._forget_cancelled(tickets)
                 except Exception as exc:
                     self._batch.forget()
@@ -226,6 +228,8 @@ class LocalEngine:
                 self._weights = ticket.version
                 ticket.resolve(None)
             elif not ticket.request.cancelled:
+                if constraint := ticket.request.sampling.constraint:
+                    ticket.request.matcher = self._matchers.start(constraint)
                 tickets[id(ticket.request)] = ticket
                 self._batch.join(ticket.request)
         except CoaError as exc:
@@ -267,9 +271,13 @@ class _Ticket:
             self.answer.set_exception(error)
 
 
-def _completion(request: Request) -> Completion:
+def _answer(ticket: _Ticket, request: Request) -> None:
     assert request.finish is not None
-    return Completion(request.ids, request.logprobs, request.finish)
+    if request.failure:
+        ticket.refuse(EngineError(request.failure))
+        return
+    masses = request.masses if request.matcher is not None else None
+    ticket.resolve(Completion(request.ids, request.logprobs, request.finish, masses))
 
 
 def _say(line: str) -> None:

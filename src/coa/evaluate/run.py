@@ -159,10 +159,20 @@ def load_scores(directory: Path) -> dict[str, float]:
     return {task_id: sum(v) / len(v) for task_id, v in values.items()}
 
 
+def _reward_of(directory: Path) -> str:
+    path = directory / "summary.json"
+    summary = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return str(summary.get("reward", "exact"))
+
+
 def compare(directories: Sequence[Path]) -> Json:
     """Each later run against the first, paired by task; tasks must be the same."""
     runs = [load_scores(directory) for directory in directories]
     first, names = runs[0], [str(directory) for directory in directories]
+    rewards = {_reward_of(directory): str(directory) for directory in directories}
+    if len(rewards) > 1:
+        listed = ", ".join(f"{reward} ({name})" for reward, name in rewards.items())
+        raise UsageError(f"the runs have different rewards: {listed}; compare like with like.")
     rows: list[Json] = []
     for name, scores in zip(names, runs, strict=True):
         if scores.keys() != first.keys():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,6 +38,8 @@ class EvalSettings:
     prompt: str = "auto"
     """full, compact, or auto: compact for a model with an adapter, full for one without."""
     temperature: float = 0.0
+    constrain: bool = False
+    """Sample only what the grammar allows."""
     reward: str = "exact"
     passages: int = PASSAGES
     turns: int = 12
@@ -50,7 +54,7 @@ class EvalSettings:
         for name in ("k", "passages", "turns", "turn_tokens", "context", "concurrency"):
             if (found := getattr(self, name)) < 1:
                 raise ConfigError(f"{name} is {found!r}, expected at least 1.")
-        if self.temperature < 0:
+        if not 0 <= self.temperature < math.inf:
             raise ConfigError(f"temperature is {self.temperature!r}, expected 0 or more.")
         if self.k > 1 and self.temperature == 0:
             raise ConfigError(
@@ -86,9 +90,13 @@ def choose_prompt(prompt: str, model: str) -> PromptKind:
 
 def _fitting(what: str, asked: str, model: str, otherwise: str) -> str:
     """What was asked for, or for `auto` what the adapter remembers of its training."""
+    known = (trained_on(model) if "+" in model else {}).get(what)
     if asked != "auto":
+        if known is not None and asked != known and asked not in known:
+            note = f"{model} was trained on {what} {known}, not {asked}: expect malformed turns"
+            print(note, file=sys.stderr)
         return asked
-    remembered = (trained_on(model) if "+" in model else {}).get(what, otherwise)
+    remembered = known or otherwise
     if not isinstance(remembered, str):
         choices = ", ".join(remembered)
         raise ConfigError(f"{model} was trained on several: {choices}. Choose one with --{what}.")
@@ -111,6 +119,8 @@ def run_eval(
     recipe = to_json(settings) | {"model": model, "grammar": grammar.name, "prompt": prompt}
     for name in ("tasks", "concurrency"):  # the fingerprint stands for the file; the rest is speed
         del recipe[name]
+    if not settings.constrain:  # as in the records of runs from before there was a choice
+        del recipe["constrain"]
     inputs = {"tasks": tasks.fingerprint(), "grammar": grammar.fingerprint()}
     inputs |= _weights(model, engine)
     with Run.open(directory, "eval", recipe, inputs, settings.seed) as run:
@@ -134,7 +144,10 @@ def run_eval(
                         k=settings.k,
                         budget=settings.budget(),
                         decoding=Decoding(
-                            temperature=settings.temperature, seed=settings.seed, prompt=prompt
+                            temperature=settings.temperature,
+                            seed=settings.seed,
+                            prompt=prompt,
+                            constrain=settings.constrain,
                         ),
                         concurrency=settings.concurrency,
                         on_done=on_done,
@@ -144,7 +157,12 @@ def run_eval(
                     await used.close()
 
         summary, records = summarise(tasks, asyncio.run(attempt()), scorer)
-        summary = {"model": model, "tasks": settings.tasks, **summary}
+        summary = {
+            "model": model,
+            "tasks": settings.tasks,
+            "reward": settings.reward,
+            **summary,
+        }
         save_summary(directory, summary, records)
         run.timing({"event": "finished"})
         return summary

@@ -1,5 +1,6 @@
 """The chain-of-agents protocol: one Grammar value, and everything that is read from it."""
 
+from coa.protocol.constrain import Limits, turn_grammar
 from coa.protocol.grammar import Block, Fault, FaultKind, Grammar, Role, State
 from coa.protocol.load import PRESETS, grammar_from_toml, load_grammar
 from coa.protocol.parse import (
@@ -23,6 +24,7 @@ __all__ = [
     "Fault",
     "FaultKind",
     "Grammar",
+    "Limits",
     "Parsed",
     "PromptKind",
     "Role",
@@ -37,4 +39,5 @@ __all__ = [
     "parse_ratings",
     "parse_score",
     "system_prompt",
+    "turn_grammar",
 ]

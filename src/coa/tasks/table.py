@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 from pathlib import Path
 
 from coa.errors import RecordError, UsageError, boundary
@@ -16,11 +17,13 @@ def read_csv(path: Path) -> TaskSet:
     """Read tasks from CSV; alternatives in the answer column are joined by `|`."""
     if not path.is_file():
         raise UsageError(f"{path}: no such file.")
-    with (
-        boundary(RecordError, f"{path}: reading it as CSV"),
-        path.open(encoding="utf-8-sig", errors="replace", newline="") as file,
-    ):
-        reader = csv.DictReader(file)
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as exc:
+        line = exc.object[: exc.start].count(b"\n") + 1
+        raise RecordError(f"{path}:{line}: not UTF-8. Save the file as UTF-8.") from None
+    with boundary(RecordError, f"{path}: reading it as CSV"):
+        reader = csv.DictReader(io.StringIO(text, newline=""))
         columns = {(name or "").strip().lower(): name for name in reader.fieldnames or ()}
         question = next((columns[name] for name in QUESTION if name in columns), None)
         answer = next((columns[name] for name in ANSWER if name in columns), None)
@@ -28,7 +31,8 @@ def read_csv(path: Path) -> TaskSet:
             found = ", ".join(repr(name) for name in reader.fieldnames or ()) or "nothing"
             raise RecordError(
                 f"{path}: found columns {found}, expected one named 'question' "
-                "(and 'answer' if answers are known). Rename the column in the first line."
+                "(and 'answer' if answers are known), separated by commas. "
+                "Rename the column in the first line."
             )
         tasks = []
         for row in reader:

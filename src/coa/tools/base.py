@@ -54,6 +54,8 @@ class Tool:
     timeout_s: float = 30.0
     max_chars: int = 4000
     """Longer results keep their head and tail, and say what was left out."""
+    schema: str = ""
+    """JSON schema of the argument as JSON text, for a body of JSON; constrained decoding obeys."""
 
     def show(self, text: str, failure: Failure | None = None) -> Observation:
         """What the model is shown of `text`: storable characters only, and not too many."""
@@ -142,6 +144,12 @@ class Toolbox(Mapping[str, Tool]):
         served = {role.tool or role.name for role in roles}
         roles += [each.role() for each in self._tools.values() if each.name not in served]
         return grammar if roles == known else grammar.with_tools(roles)
+
+    def schemas(self, grammar: Grammar) -> tuple[tuple[str, str], ...]:
+        """(role, schema) of the tools that have one, by the names they have in a bound grammar."""
+        roles = [grammar.by_name[name] for name in grammar.tool_roles]
+        tools = [(role.name, self._tools.get(role.tool or role.name)) for role in roles]
+        return tuple((name, each.schema) for name, each in tools if each and each.schema)
 
     async def call(self, call: ToolCall, limit_s: float | None = None) -> Observation:
         """Run a call within its limits; every failure is an Observation."""

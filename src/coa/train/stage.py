@@ -35,8 +35,6 @@ def sft_from_recipe(path: Path, overrides: Sequence[str], note: Note) -> Path:
     if not recipe.trajectories:
         raise ConfigError(f"{path}: trajectories is not set; give the file to train on.")
     source = Path(recipe.trajectories)
-    if source.is_dir():
-        source = source / "trajectories.jsonl"
     return train_on(load_trajectories(source), recipe.sft, Path(recipe.out), note)
 
 

@@ -1,0 +1,229 @@
+"""OpenAIEngine: a model behind an OpenAI-compatible server, as the same Engine.
+
+What a server can do is found out when the engine is loaded, by asking it for one token. A server
+that takes and returns token ids (vLLM, llama.cpp) is as good as a model in this process:
+`exact` is True. One that speaks only text still works, for evaluation and for `coa ask`; one line
+says that token exactness is lost, and such trajectories must not be used for RL.
+
+The key comes from COA_API_KEY or OPENAI_API_KEY and is written nowhere.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from coa.engines.base import Completion, OnText, Sampling
+from coa.engines.codec import Codec
+from coa.engines.dialects import Dialect, TokenCompletions, Turn
+from coa.engines.native import NativeCompletions
+from coa.engines.server_codec import TOKENIZER_NAME, choose_codec
+from coa.engines.store import resolve
+from coa.engines.text_dialects import ChatContinuation, TextCompletions
+from coa.engines.transport import Refused, Transport, Usage
+from coa.errors import EngineError, ModelError, did_you_mean
+
+DEFAULT_CONTEXT = 4096
+_REMEMBERED = 4096
+"""Prompts kept for a server that wants text or messages instead of ids."""
+
+
+class OpenAIEngine:
+    """The Engine protocol over a server.
+
+    `slots` limits the requests at once, `context` the tokens of one (the server's own limit counts
+    too), `retries` the further attempts after a failure that may pass. `tokenizer` is a model
+    folder or a reference like `smollm2-135m`; COA_TOKENIZER is its default. `note` gets the lines
+    that a user must see.
+    """
+
+    def __init__(
+        self,
+        ref: str,
+        *,
+        tokenizer: str | None = None,
+        slots: int = 64,
+        context: int | None = None,
+        timeout_s: float = 600.0,
+        retries: int = 5,
+        backoff_s: float = 0.5,
+        note: Callable[[str], None] | None = None,
+        **ignored: Any,
+    ) -> None:
+        source = resolve(ref)
+        if source.kind != "openai" or source.model is None or source.url is None:
+            raise ModelError(f"{ref!r} is not a model on a server (openai:MODEL@URL).")
+        self._name, self._model = ref, source.model
+        self._note = note or _say
+        self._prompts: OrderedDict[tuple[int, ...], tuple[str, str]] = OrderedDict()
+        self._transport = Transport(
+            source.url, at_once=slots, timeout_s=timeout_s, retries=retries, backoff_s=backoff_s
+        )
+        entry = self._find_model()
+        self.codec, own = choose_codec(self._transport, entry, tokenizer)
+        self._context = self._find_context(entry, context)
+        self._dialect = self._find_dialect(own)
+        self._said_raw = False
+        self._say_what_is_ignored(ignored)
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def weights(self) -> str:
+        """The model's name on the server: a server does not tell the version of its weights."""
+        return self._model
+
+    @property
+    def context(self) -> int:
+        return self._context
+
+    @property
+    def exact(self) -> bool:
+        """Whether ids and logprobs are those the server sampled; if not, do not train on them."""
+        return self._dialect.exact
+
+    @property
+    def tempered(self) -> bool:
+        """Whether logprobs are of the distribution sampled from at every temperature."""
+        return self._dialect.tempered
+
+    @property
+    def usage(self) -> Usage:
+        """What the server counted since the engine was loaded."""
+        return self._transport.usage
+
+    def encode(self, text: str) -> list[int]:
+        return self.codec.encode(text)
+
+    def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        return self.codec.encode_with_offsets(text)
+
+    def encode_prompt(self, system: str, user: str) -> list[int]:
+        ids = self.codec.encode_prompt(system, user)
+        if not self.exact:
+            self._prompts[tuple(ids)] = (system, user)
+            self._prompts.move_to_end(tuple(ids))
+            if len(self._prompts) > _REMEMBERED:
+                self._prompts.popitem(last=False)
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self.codec.decode(ids)
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, on_text: OnText | None = None
+    ) -> Completion:
+        prompt = list(prompt_ids)
+        room = self._context - len(prompt)
+        if not prompt:
+            raise EngineError("The prompt has no tokens.")
+        if room <= 0:
+            raise EngineError(
+                f"The prompt has {len(prompt)} tokens and the context holds {self._context}. "
+                "Shorten it or start the server with a larger context."
+            )
+        if sampling.max_tokens < 1:
+            raise EngineError(f"Found max_tokens {sampling.max_tokens}, expected at least 1.")
+        if sampling.constraint:
+            raise EngineError(
+                f"{self._transport.api}: constrained decoding is not supported on a server yet. "
+                "Turn it off, or use a model in this process."
+            )
+        self._say_when_raw(sampling)
+        turn = Turn(prompt, sampling, min(sampling.max_tokens, room), on_text)
+        return await self._dialect.complete(turn)
+
+    async def close(self) -> None:
+        await self._transport.close()
+
+    def _find_model(self) -> dict[str, Any]:
+        """The server's own record of the model; a model it does not list is refused."""
+        address = f"{self._transport.api}/models"
+        try:
+            answer = self._transport.ask(address)
+        except Refused as error:
+            if error.status in (404, 405):  # no list: the probe will tell
+                return {}
+            raise
+        listed = answer.get("data") if isinstance(answer, dict) else None
+        if not isinstance(listed, list):
+            raise EngineError(f"{address}: found no list of models, expected an OpenAI server.")
+        models = {str(entry.get("id")): entry for entry in listed if isinstance(entry, dict)}
+        if self._model not in models:
+            raise ModelError(
+                f"{self._transport.api} has no model {self._model!r}."
+                f"{did_you_mean(self._model, models)}"
+            )
+        found: dict[str, Any] = models[self._model]
+        return found
+
+    def _find_context(self, entry: dict[str, Any], wanted: int | None) -> int:
+        served = entry.get("max_model_len")
+        if served is None:
+            try:
+                props = self._transport.ask(f"{self._transport.root}/props", probe=True)
+                served = props["default_generation_settings"]["n_ctx"]
+            except (EngineError, KeyError, TypeError):
+                served = None
+        limits = [int(limit) for limit in (served, wanted) if limit]
+        return min(limits, default=DEFAULT_CONTEXT)
+
+    def _find_dialect(self, own: bool) -> Dialect:
+        """The most exact way that the server offers."""
+        http, model, codec = self._transport, self._model, self.codec
+        found: Dialect | None = None
+        if own:
+            found = TokenCompletions.probe(http, model, codec)
+            found = found or NativeCompletions.probe(http, model, codec)
+        if found is not None:
+            return found
+        if own and isinstance(codec, Codec):
+            found = TextCompletions.probe(http, model, codec, self._recall)
+        found = found or ChatContinuation.probe(http, model, codec, self._recall)
+        if found is None:
+            raise ModelError(
+                f"{http.api}: the server completes neither token ids nor text nor a message that "
+                f"has begun (continue_final_message) for {model!r}."
+            )
+        why = "" if own else f"; no tokenizer of the model is known (set {TOKENIZER_NAME})"
+        self._note(
+            f"{self._name}: the server exchanges text, not token ids{why}. Token exactness is "
+            "lost: good for evaluation, not for RL"
+        )
+        return found
+
+    def _recall(self, ids: Sequence[int]) -> tuple[str, str, str]:
+        """The messages behind a prompt's ids: the longest remembered prompt it begins with."""
+        prompt = tuple(ids)
+        begun = [known for known in self._prompts if prompt[: len(known)] == known]
+        if not begun:
+            raise EngineError("A server that wants messages needs a prompt made by encode_prompt.")
+        known = max(begun, key=len)
+        return *self._prompts[known], self.codec.decode(prompt[len(known) :])
+
+    def _say_when_raw(self, sampling: Sampling) -> None:
+        """Once: logprobs before temperature are not those of the distribution sampled from."""
+        plain = sampling.temperature in (0.0, 1.0) and sampling.top_p >= 1 and not sampling.top_k
+        if self._said_raw or plain or self.tempered or not self.exact:
+            return
+        self._said_raw = True
+        self._note(
+            f"{self._name}: the server's logprobs are those before temperature, top-p and top-k. "
+            "For RL sample at temperature 1, or start vLLM with --logprobs-mode processed_logprobs"
+        )
+
+    def _say_what_is_ignored(self, options: dict[str, Any]) -> None:
+        known = {"dtype": "auto", "deterministic": False, "threads": None}
+        for name, value in options.items():
+            if name not in known:
+                raise EngineError(f"Unknown option {name!r} of a server's model.")
+            if value != known[name]:
+                self._note(f"{self._name}: {name} is the server's to decide and is ignored")
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr)

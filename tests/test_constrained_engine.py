@@ -1,0 +1,199 @@
+"""The local engine under a constraint: what it may sample, what it records, what it refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from playing import TASK, box
+from tiny_model import make_tiny_model
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("llguidance")
+
+from coa.engines import Completion, Sampling, load_engine  # noqa: E402
+from coa.engines.draw import draw_allowed  # noqa: E402
+from coa.engines.masks import allowed_tokens  # noqa: E402
+from coa.errors import EngineError  # noqa: E402
+from coa.protocol import PRESETS, Limits, load_grammar  # noqa: E402
+from coa.runtime import Budget, Decoding, run  # noqa: E402
+from coa.tasks.task import Task  # noqa: E402
+from coa.trajectory import Author, Segment, StopReason, Trajectory  # noqa: E402
+
+CHOICE = 'start: /(yes|no|perhaps) [0-9]{3}/ "."'
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("tiny") / "model")
+
+
+@pytest.fixture
+def engine(folder: Path) -> Any:
+    made = load_engine(f"hf:{folder}", dtype="float32", slots=8)
+    yield made
+    asyncio.run(made.close())
+
+
+def complete(engine: Any, samplings: list[Sampling], question: str = "Rome?") -> list[Any]:
+    async def together() -> list[Any]:
+        prompt = engine.encode_prompt("Be brief.", question)
+        jobs = [engine.generate(prompt, sampling) for sampling in samplings]
+        return await asyncio.gather(*jobs, return_exceptions=True)
+
+    return asyncio.run(together())
+
+
+def test_only_what_the_constraint_allows_is_sampled(engine: Any) -> None:
+    hot = [Sampling(temperature=1.0, key=i, constraint=CHOICE) for i in range(20)]
+    results = complete(engine, [*hot, Sampling(constraint=CHOICE)])
+    for result in results:
+        text = engine.decode(result.ids)
+        word, _, number = text.removesuffix(".").partition(" ")
+        assert word in ("yes", "no", "perhaps") and len(number) == 3 and number.isdigit(), text
+        assert result.finish == "eos" and text.endswith(".")
+        assert len(result.allowed_logmass) == len(result.ids) == len(result.logprobs)
+        assert all(mass <= 0 for mass in result.allowed_logmass)
+    assert len({engine.decode(result.ids) for result in results}) > 5
+
+
+def test_neighbours_without_a_constraint_are_left_alone(engine: Any) -> None:
+    free = Sampling(temperature=1.0, max_tokens=12, key=3)
+    (alone,) = complete(engine, [free])
+    engine._batch.forget()
+    with_others, *_ = complete(engine, [free, *[Sampling(constraint=CHOICE)] * 3])
+    assert with_others.ids == alone.ids
+    assert with_others.logprobs == pytest.approx(alone.logprobs, abs=1e-4)
+    assert alone.allowed_logmass is None and with_others.allowed_logmass is None
+
+
+def test_logprobs_are_renormalised_and_the_mass_is_what_was_lost(engine: Any) -> None:
+    """Logprob over the allowed tokens + log of their mass = logprob without a constraint."""
+    sampling = Sampling(temperature=0.7, key=5, constraint=CHOICE)
+    (result,) = complete(engine, [sampling])
+    prompt = engine.encode_prompt("Be brief.", "Rome?")
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(engine._folder, dtype=torch.float32)
+    with torch.no_grad():
+        logits = model(torch.tensor([prompt + result.ids])).logits[0].float() / 0.7
+    logs = torch.log_softmax(logits, -1)[len(prompt) - 1 : -1]
+    for i, token in enumerate(result.ids):
+        free = logs[i, token].item()
+        assert result.logprobs[i] + result.allowed_logmass[i] == pytest.approx(free, abs=1e-3)
+
+
+def test_a_draw_among_allowed_tokens() -> None:
+    weights = torch.tensor([[0.5, 0.3, 0.15, 0.05]])
+    allowed = torch.tensor([[0, 1, 0, 1]], dtype=torch.uint8)
+    found = set()
+    for key in range(100):
+        sampling = Sampling(temperature=1.0, key=key, constraint=CHOICE)
+        (token,), (logprob,), (mass,) = draw_allowed(weights.log(), [sampling], [0], allowed)
+        found.add(token)
+        assert mass == pytest.approx(math.log(0.35), abs=1e-5)
+        assert logprob == pytest.approx(math.log(weights[0, token].item() / 0.35), abs=1e-5)
+    assert found == {1, 3}
+    assert draw_allowed(weights.log(), [Sampling(constraint=CHOICE)], [0], allowed)[0] == [1]
+    top = Sampling(temperature=1.0, top_k=1, constraint=CHOICE)
+    (token,), (logprob,), (mass,) = draw_allowed(weights.log(), [top], [0], allowed)
+    assert (token, logprob) == (1, 0.0) and mass == pytest.approx(math.log(0.35), abs=1e-5)
+    assert allowed_tokens([None, None], 4) is None
+
+
+def test_tokens_that_are_all_but_impossible_can_be_drawn() -> None:
+    """A forced tag may have a probability that float32 cannot hold."""
+    logits = torch.tensor([[0.0, -200.0, -201.0, -50.0]])
+    allowed = torch.tensor([[0, 1, 1, 0]], dtype=torch.uint8)
+    found = set()
+    for key in range(100):
+        sampling = Sampling(temperature=1.0, key=key, constraint=CHOICE)
+        (token,), (logprob,), (mass,) = draw_allowed(logits, [sampling], [0], allowed)
+        found.add(token)
+        share = 1 / (1 + math.exp(-1)) if token == 1 else 1 / (1 + math.e)
+        assert logprob == pytest.approx(math.log(share), abs=1e-4)
+        assert mass == pytest.approx(-200 + math.log(1 + math.exp(-1)), abs=1e-3)
+    assert found == {1, 2}
+
+
+def test_a_constraint_that_is_no_grammar_fails_alone(engine: Any) -> None:
+    bad, good = complete(engine, [Sampling(constraint="start: ("), Sampling(constraint=CHOICE)])
+    assert isinstance(bad, EngineError) and "\n" not in str(bad)
+    assert str(bad).startswith("The constraint is not a grammar: ")
+    assert isinstance(good, Completion)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_rollouts_of_a_random_model_are_never_malformed(
+    name: str, engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short = classmethod(lambda cls, tokens: cls(text=20, call=8, code=24))
+    monkeypatch.setattr(Limits, "within", short)
+
+    async def rollouts() -> list[Trajectory]:
+        jobs = [
+            run(
+                Task(f"Where is it? {i}"),
+                engine,
+                load_grammar(name),
+                box(name),
+                budget=Budget(turns=4),
+                decoding=Decoding(temperature=1.0, sample=i, constrain=True),
+            )
+            for i in range(12)
+        ]
+        return await asyncio.gather(*jobs)
+
+    done = asyncio.run(rollouts())
+    for trajectory in done:
+        assert trajectory.usage.malformed == 0, trajectory.text
+        assert trajectory.error is None
+        stop = trajectory.stop
+        assert stop is not None and (stop is StopReason.ANSWERED or stop.truncated)
+        for segment in trajectory.segments:
+            if segment.author is Author.MODEL:
+                assert segment.allowed is not None and segment.ids is not None
+                assert len(segment.allowed) == len(segment.ids)
+    assert any(t.usage.turns > 1 or t.stop is StopReason.ANSWERED for t in done)
+
+
+def test_the_allowed_mass_is_on_record(engine: Any) -> None:
+    decoding = Decoding(constrain=True)
+    grammar = load_grammar("mhqa")
+    trajectory = asyncio.run(
+        run(TASK, engine, grammar, box("mhqa"), budget=Budget(turns=1), decoding=decoding)
+    )
+    again = Trajectory.from_json(trajectory.to_json())
+    assert again.segments[1].allowed == pytest.approx(trajectory.segments[1].allowed, abs=1e-5)
+    assert "allowed" not in Segment(Author.MODEL, "x", [1], [0.0]).to_json()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_untrained_base_is_never_malformed_under_a_constraint(name: str) -> None:
+    """The real model at temperature 1, which without a constraint almost never gets it right."""
+    engine = load_engine("smollm2-135m", slots=16, context=2048)
+    questions = ["What is the capital of Peru?", "Which river flows through Lyon?"]
+
+    async def rollouts() -> list[Trajectory]:
+        jobs = [
+            run(
+                Task(questions[i % 2]),
+                engine,
+                load_grammar(name),
+                box(name),
+                budget=Budget(turns=4, turn_tokens=256),
+                decoding=Decoding(temperature=1.0, sample=i, prompt="full", constrain=True),
+            )
+            for i in range(16)
+        ]
+        return await asyncio.gather(*jobs)
+
+    done = asyncio.run(rollouts())
+    asyncio.run(engine.close())
+    assert sum(t.usage.malformed for t in done) == 0
+    assert all(t.stop is StopReason.ANSWERED or (t.stop and t.stop.truncated) for t in done)
