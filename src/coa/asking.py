@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 from coa.display import LABEL, ChainPrinter, closing_line, console
@@ -45,8 +44,6 @@ async def ask_once(
     if out_path is not None:
         Appender(out_path).close()  # what cannot be written is found out before the work
     grammar = toolbox.bind(choose_grammar(grammar_name, model))
-    if not 0 <= temperature < math.inf:
-        raise UsageError(f"temperature is {temperature!r}, expected a number of 0 or more.")
     decoding = Decoding(
         temperature=temperature,
         seed=seed,

@@ -250,9 +250,7 @@ def print_speedrun(out: Console, result: Json) -> None:
         f"{100 * high:+.1f}], wins {gain['wins']}, losses {gain['losses']}"
     )
     out.print()
-    for trajectory in load_trajectories(Path(result["out"]) / "eval-sft" / "trajectories.jsonl")[
-        :3
-    ]:
+    for trajectory in load_trajectories(Path(result["out"]) / "eval-sft")[:3]:
         print_chain(out, trajectory)
         out.print()
     question = "What is the capital of the country where Osaka is located?"

@@ -9,12 +9,13 @@ what a model, a tool or an engine did.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 from coa.engines.base import Completion, Engine, OnText, Sampling, sampling_key
-from coa.errors import CoaError, EngineError, boundary
+from coa.errors import CoaError, ConfigError, EngineError, boundary
 from coa.protocol import Block, Fault, FaultKind, Grammar, PromptKind, State, parse, system_prompt
 from coa.protocol.constrain import Limits, Schemas, turn_grammar
 from coa.tasks.task import Task
@@ -54,6 +55,10 @@ class Decoding:
     prompt: PromptKind = "compact"
     constrain: bool = False
     """Sample only what the grammar allows; the engine must be able to."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature < math.inf:
+            raise ConfigError(f"temperature is {self.temperature!r}, expected 0 or more.")
 
 
 @dataclass

@@ -94,3 +94,31 @@ class Engine(Protocol):
 
     async def close(self) -> None:
         """Free what the engine holds."""
+
+
+@runtime_checkable
+class TextCodec(Protocol):
+    """Text to ids and back."""
+
+    def encode(self, text: str) -> list[int]: ...
+    def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]: ...
+    def encode_prompt(self, system: str, user: str) -> list[int]: ...
+    def decode(self, ids: Sequence[int]) -> str: ...
+
+
+class CodecEngine:
+    """What every engine does with its codec."""
+
+    codec: TextCodec
+
+    def encode(self, text: str) -> list[int]:
+        return self.codec.encode(text)
+
+    def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        return self.codec.encode_with_offsets(text)
+
+    def encode_prompt(self, system: str, user: str) -> list[int]:
+        return self.codec.encode_prompt(system, user)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self.codec.decode(ids)

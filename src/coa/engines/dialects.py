@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from coa.engines.base import Completion, Finish, OnText, Sampling
-from coa.engines.scripted import TextCodec
+from coa.engines.base import Completion, Finish, OnText, Sampling, TextCodec
 from coa.engines.stops import completes_stop
 from coa.engines.transport import Transport, offered
 from coa.errors import EngineError

@@ -24,9 +24,9 @@ from typing import Any
 
 import torch
 
-from coa.engines.base import Completion, OnText, Sampling
+from coa.engines.base import CodecEngine, Completion, OnText, Sampling, TextCodec
 from coa.engines.batch import Batch, Forward, Request
-from coa.engines.codec import Codec, Offsets
+from coa.engines.codec import Codec
 from coa.engines.llama import EXACT_ROWS, LlamaForward, read_config, unsupported
 from coa.engines.lora import Adapter, adapter_hash, read_adapter
 from coa.engines.masks import Matchers
@@ -51,7 +51,7 @@ def choose_dtype(dtype: str, deterministic: bool) -> torch.dtype:
     return torch.bfloat16 if dtype == "bfloat16" else torch.float32
 
 
-class LocalEngine:
+class LocalEngine(CodecEngine):
     """The Engine protocol over a model folder, with an optional LoRA adapter merged in."""
 
     def __init__(
@@ -119,18 +119,6 @@ class LocalEngine:
     def base_sha256(self) -> str:
         """Hash of the base weights, as stored in adapters."""
         return base_hash(self._folder)
-
-    def encode(self, text: str) -> list[int]:
-        return self.codec.encode(text)
-
-    def encode_with_offsets(self, text: str) -> tuple[list[int], Offsets]:
-        return self.codec.encode_with_offsets(text)
-
-    def encode_prompt(self, system: str, user: str) -> list[int]:
-        return self.codec.encode_prompt(system, user)
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return self.codec.decode(ids)
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, on_text: OnText | None = None
@@ -289,7 +277,7 @@ def _post(loop: asyncio.AbstractEventLoop, on_text: OnText, text: str) -> None:
         loop.call_soon_threadsafe(on_text, text)
 
 
-def _show_text(codec: Codec, requests: Sequence[Request]) -> None:
+def _show_text(codec: TextCodec, requests: Sequence[Request]) -> None:
     """Pass on new text, holding back a character whose bytes are not complete yet.
 
     Decoding starts one piece back, because some tokenizers drop a leading space.

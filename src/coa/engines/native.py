@@ -17,9 +17,8 @@ from contextlib import aclosing
 from itertools import accumulate
 from typing import Any
 
-from coa.engines.base import Completion, Finish, OnText, Sampling
+from coa.engines.base import Completion, Finish, OnText, Sampling, TextCodec
 from coa.engines.dialects import LOWEST, PROBE, Turn
-from coa.engines.scripted import TextCodec
 from coa.engines.transport import Transport, offered
 from coa.errors import EngineError
 

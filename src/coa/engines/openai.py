@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from coa.engines.base import Completion, OnText, Sampling
+from coa.engines.base import CodecEngine, Completion, OnText, Sampling
 from coa.engines.codec import Codec
 from coa.engines.dialects import Dialect, TokenCompletions, Turn
 from coa.engines.native import NativeCompletions
@@ -30,7 +30,7 @@ _REMEMBERED = 4096
 """Prompts kept for a server that wants text or messages instead of ids."""
 
 
-class OpenAIEngine:
+class OpenAIEngine(CodecEngine):
     """The Engine protocol over a server.
 
     `slots` limits the requests at once, `context` the tokens of one (the server's own limit counts
@@ -96,23 +96,14 @@ class OpenAIEngine:
         """What the server counted since the engine was loaded."""
         return self._transport.usage
 
-    def encode(self, text: str) -> list[int]:
-        return self.codec.encode(text)
-
-    def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        return self.codec.encode_with_offsets(text)
-
     def encode_prompt(self, system: str, user: str) -> list[int]:
-        ids = self.codec.encode_prompt(system, user)
+        ids = super().encode_prompt(system, user)
         if not self.exact:
             self._prompts[tuple(ids)] = (system, user)
             self._prompts.move_to_end(tuple(ids))
             if len(self._prompts) > _REMEMBERED:
                 self._prompts.popitem(last=False)
         return ids
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return self.codec.decode(ids)
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, on_text: OnText | None = None

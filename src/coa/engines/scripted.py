@@ -12,9 +12,9 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 
-from coa.engines.base import Completion, Finish, OnText, Sampling
+from coa.engines.base import CodecEngine, Completion, Finish, OnText, Sampling, TextCodec
 from coa.engines.stops import completes_stop
 from coa.errors import EngineError
 from coa.runs import Json, read_records
@@ -28,16 +28,6 @@ CHATML = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
     "{% endfor %}<|im_start|>assistant\n"
 )
-
-
-@runtime_checkable
-class TextCodec(Protocol):
-    """Text to ids and back."""
-
-    def encode(self, text: str) -> list[int]: ...
-    def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]: ...
-    def encode_prompt(self, system: str, user: str) -> list[int]: ...
-    def decode(self, ids: Sequence[int]) -> str: ...
 
 
 class ByteCodec:
@@ -71,7 +61,7 @@ class Call:
     finish: Finish
 
 
-class ScriptedEngine:
+class ScriptedEngine(CodecEngine):
     """The Engine protocol over a script.
 
     `script` is a list of turns used for every prompt, a mapping from question to turns (the longest
@@ -101,18 +91,6 @@ class ScriptedEngine:
         """Read JSON lines {"question": ..., "turns": [...]}; no question means any question."""
         entries = dict(read_records(path, _entry))
         return cls(entries, name=f"scripted:{path}")
-
-    def encode(self, text: str) -> list[int]:
-        return self.codec.encode(text)
-
-    def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        return self.codec.encode_with_offsets(text)
-
-    def encode_prompt(self, system: str, user: str) -> list[int]:
-        return self.codec.encode_prompt(system, user)
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return self.codec.decode(ids)
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, on_text: OnText | None = None

@@ -14,8 +14,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from coa.engines.base import TextCodec
 from coa.engines.codec import Codec
-from coa.engines.scripted import TextCodec
 from coa.engines.store import BASE, is_pulled, model_folder, resolve
 from coa.engines.transport import Transport, offered
 from coa.errors import ModelError

@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from coa.engines.base import Completion, Finish
+from coa.engines.base import Completion, Finish, TextCodec
 from coa.engines.codec import Codec
 from coa.engines.dialects import Turn, count_usage
-from coa.engines.scripted import TextCodec
 from coa.engines.transport import Transport, offered
 from coa.errors import EngineError
 

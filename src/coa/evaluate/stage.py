@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,8 +53,7 @@ class EvalSettings:
         for name in ("k", "passages", "turns", "turn_tokens", "context", "concurrency"):
             if (found := getattr(self, name)) < 1:
                 raise ConfigError(f"{name} is {found!r}, expected at least 1.")
-        if not 0 <= self.temperature < math.inf:
-            raise ConfigError(f"temperature is {self.temperature!r}, expected 0 or more.")
+        Decoding(temperature=self.temperature)  # refuses what cannot be sampled at
         if self.k > 1 and self.temperature == 0:
             raise ConfigError(
                 f"k is {self.k} at temperature 0: all rollouts of a task would be the same. "
@@ -92,7 +90,7 @@ def _fitting(what: str, asked: str, model: str, otherwise: str) -> str:
     """What was asked for, or for `auto` what the adapter remembers of its training."""
     known = (trained_on(model) if "+" in model else {}).get(what)
     if asked != "auto":
-        if known is not None and asked != known and asked not in known:
+        if known and asked not in ([known] if isinstance(known, str) else known):
             note = f"{model} was trained on {what} {known}, not {asked}: expect malformed turns"
             print(note, file=sys.stderr)
         return asked
