@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 F = torch.nn.functional
 
-from coa.engines.llama import rotate  # noqa: E402
+from coa.engines.shape import rotate  # noqa: E402
 from coa.train.kernels import BLOCK, CausalAttention, TokenLogprobs  # noqa: E402
 
 

@@ -140,14 +140,16 @@ def test_a_group_shares_its_prompt(engine: Any) -> None:
 
 
 def count_prefilled(engine: Any) -> list[int]:
+    """How many tokens of prompts are computed from now on: those of no request's own sampling."""
     counts: list[int] = []
-    inner = engine._forward.prefill
+    inner = engine._forward.step
 
-    def prefill(chunks: Any) -> Any:
-        counts.extend(len(chunk.ids) for chunk in chunks)
+    def step(chunks: Any) -> Any:
+        prompts = {r.slot: len(r.prompt) for r in engine._batch.running}
+        counts.extend(len(c.ids) for c in chunks if c.start < prompts[c.slot])
         return inner(chunks)
 
-    engine._forward.prefill = prefill
+    engine._forward.step = step
     return counts
 
 
@@ -242,17 +244,18 @@ def test_eos_ends_and_is_kept_with_its_logprob(engine: Any) -> None:
 
 
 def test_a_real_end_of_sequence_has_an_id_and_no_text(engine: Any) -> None:
-    inner, calls = engine._forward.decode, []
+    inner, calls = engine._forward.step, []
+    engine._batch._guesses = None
 
-    def ending(tokens: list[int], lengths: list[int]) -> Any:
-        logits = inner(tokens, lengths)
+    def ending(chunks: Any) -> Any:
+        logits = inner(chunks)
         calls.append(1)
-        if len(calls) == 4:
+        if len(calls) == 5:
             logits[:, 2] = logits.max() + 50  # <|im_end|>
         return logits
 
     async def run() -> None:
-        engine._forward.decode = ending
+        engine._forward.step = ending
         parts: list[str] = []
         done = await engine.generate(prompts(engine)[0], Sampling(max_tokens=20), parts.append)
         await asyncio.sleep(0.05)
@@ -293,16 +296,16 @@ def test_a_prompt_longer_than_the_context_is_one_line(folder: Path) -> None:
 
 def test_a_failure_in_the_thread_reaches_every_caller_and_the_engine_lives_on(engine: Any) -> None:
     async def run() -> None:
-        decode = engine._forward.decode
+        step = engine._forward.step
 
         def broken(*args: Any) -> Any:
             raise RuntimeError("no memory")
 
-        engine._forward.decode = broken
+        engine._forward.step = broken
         jobs = [engine.generate(p, Sampling(max_tokens=20)) for p in prompts(engine) * 3]
         results = await asyncio.wait_for(asyncio.gather(*jobs, return_exceptions=True), 20)
         assert all(isinstance(r, EngineError) and "no memory" in str(r) for r in results)
-        engine._forward.decode = decode
+        engine._forward.step = step
         assert (await engine.generate(prompts(engine)[0], Sampling(max_tokens=3))).ids
 
     asyncio.run(run())
@@ -372,20 +375,3 @@ def test_common_prefix() -> None:
     assert common_prefix([], [1]) == 0
     assert common_prefix([1, 2, 3], [1, 2, 3, 4]) == 3
     assert common_prefix([1, 2, 9, 4, 5], [1, 2, 3, 4, 5]) == 2
-
-
-def test_slots_grow_with_their_rollouts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = make(folder)
-
-    async def run() -> Any:
-        engine._batch.forget()
-        return await asyncio.gather(
-            *(engine.generate(p, Sampling(max_tokens=90)) for p in prompts(engine))
-        )
-
-    roomy = asyncio.run(run())
-    asyncio.run(engine.close())
-    monkeypatch.setattr("coa.engines.llama.FIRST_CAPACITY", 8)
-    engine = make(folder)
-    assert [r.ids for r in asyncio.run(run())] == [r.ids for r in roomy]
-    asyncio.run(engine.close())

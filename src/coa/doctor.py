@@ -39,6 +39,12 @@ def examine() -> Json:
     add("cores", True, str(cores()))
     memory = memory_gb()
     add("memory", memory is None or memory >= 4, f"{memory} GB", "training needs about 4 GB")
+    if util.find_spec("torch") is not None:
+        from coa.engines.kernels import load_kernels
+
+        kernels = load_kernels()
+        slower = f"{kernels}: torch is used, slower"
+        add("kernels", True, slower if isinstance(kernels, str) else "compiled")
     add("bfloat16", True, "native" if native_bfloat16() else "not native: float32 is used")
     folder = cache_dir()
     existing = next(p for p in (folder, *folder.parents) if p.exists())

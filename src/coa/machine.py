@@ -11,17 +11,21 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def cpu_features() -> str:
+    """The CPU's list of features, one line; empty where the system does not say."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    return next((line for line in lines if line.startswith(("flags", "Features"))), "")
+
+
 def native_bfloat16() -> bool:
     """Whether this CPU multiplies bfloat16 in hardware (elsewhere it is slower than float32).
 
     Where the system does not list the CPU's features, float32 is the safe answer.
     """
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return False
-    listed = next((line for line in lines if line.startswith(("flags", "Features"))), "")
-    return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(listed.split())
+    return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(cpu_features().split())
 
 
 def memory_gb() -> float | None:

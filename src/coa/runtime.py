@@ -50,6 +50,7 @@ class Decoding:
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
     seed: int = 0
     sample: int = 0
     prompt: PromptKind = "compact"
@@ -59,6 +60,12 @@ class Decoding:
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < math.inf:
             raise ConfigError(f"temperature is {self.temperature!r}, expected 0 or more.")
+        if not 0 < self.top_p <= 1:
+            raise ConfigError(f"top_p is {self.top_p!r}, expected more than 0 and at most 1.")
+        if not 0 <= self.min_p < 1:
+            raise ConfigError(f"min_p is {self.min_p!r}, expected 0 or more and less than 1.")
+        if self.top_k < 0:
+            raise ConfigError(f"top_k is {self.top_k!r}, expected 0 (all tokens) or more.")
 
 
 @dataclass
@@ -261,6 +268,7 @@ def _sampling(
         temperature=decoding.temperature,
         top_p=decoding.top_p,
         top_k=decoding.top_k,
+        min_p=decoding.min_p,
         max_tokens=room,
         stop=work.grammar.stop_strings,
         key=sampling_key(decoding.seed, trajectory.task_id, decoding.sample, len(work.ids)),

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from coa.config import load_recipe, read_toml, to_json
 from coa.distill.pipeline import distill, save_distilled
-from coa.engines import load_engine
+from coa.engines import load_engine, slots_for
 from coa.engines.base import Engine
 from coa.engines.codec import Codec
 from coa.engines.store import BASE, is_pulled, model_folder, pull, resolve
@@ -250,7 +250,7 @@ def _loaded(model: str, part: EvalPart) -> Iterator[Engine]:
     """One engine for several measurements: a model is loaded once."""
     engine = load_engine(
         model,
-        slots=part.concurrency,
+        slots=slots_for(part.concurrency),
         context=part.context,
         deterministic=part.deterministic,
     )

@@ -7,15 +7,21 @@ from typing import Any
 from coa.engines.base import Completion, Engine, Finish, Sampling, sampling_key
 from coa.errors import MissingExtra
 
-__all__ = ["Completion", "Engine", "Finish", "Sampling", "load_engine", "sampling_key"]
+__all__ = ["Completion", "Engine", "Finish", "Sampling", "load_engine", "sampling_key", "slots_for"]
+
+
+def slots_for(rollouts: int) -> int:
+    """Slots for so many rollouts at once: a few more, so that one whose tool runs keeps its own."""
+    return rollouts + rollouts // 4
 
 
 def load_engine(ref: str, **options: Any) -> Engine:
     """The engine for a model reference; what it needs is imported only now.
 
     Options of a local model: dtype ('auto', 'bfloat16', 'float32'), deterministic, slots (at most
-    16 are used when deterministic), context, threads, note (gets a line when a slower path is
-    taken). Of one on a server: tokenizer, slots, context, timeout_s, retries, note.
+    16 are used when deterministic), context, threads, memory_gb (most for keys and values; a
+    quarter of the machine's by default), guess (see `guesses.py`), note (gets a line when a slower
+    path is taken). Of one on a server: tokenizer, slots, context, timeout_s, retries, note.
     """
     from coa.engines.store import resolve
 

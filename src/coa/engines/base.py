@@ -25,6 +25,8 @@ class Sampling:
     top_p: float = 1.0
     top_k: int = 0
     """0 keeps all tokens."""
+    min_p: float = 0.0
+    """Keeps tokens at least this likely relative to the most likely one; 0 keeps all."""
     max_tokens: int = 512
     """Most tokens to sample in one turn."""
     stop: tuple[str, ...] = ()

@@ -1,30 +1,37 @@
 """The scheduler: which request sits in which KV slot, and what one step computes.
 
-It is plain, single-threaded code; the thread and the coroutines are in `local.py`. Requests join at
-a step boundary. A finished request's slot keeps its tokens, so that the rollout's next turn, whose
-prompt begins with them, continues there and only the observation is computed. A prompt that shares
-its beginning with somebody else's slot (the samples of a group) gets a copy of that part.
+It is plain, single-threaded code; the thread and the coroutines are in `local.py`. Requests join
+and leave at every step. A step computes one token of every rollout that decodes, checks guesses of
+its next ones (`guesses.py`), and fills up with pieces of prompts: a long observation is computed
+beside the others' decoding, never instead of it.
 
-In exact mode a result must not depend on the neighbours: prefill runs one row at a time in chunks
-aligned to 64 tokens, only whole chunks computed that way are ever reused, and decoding always has
-the same number of rows.
+A finished request's slot keeps its tokens, so that the rollout's next turn, whose prompt begins
+with them, continues there and only the observation is computed. A prompt that begins like what
+another slot holds gets a copy of that part; one that begins like a prompt still being computed (the
+samples of a group) waits for it.
+
+In exact mode a result must not depend on the neighbours: a prompt is computed alone in chunks
+aligned to 64 tokens, only whole chunks computed that way are ever reused, decoding always has the
+same number of rows, and nothing is guessed.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
 from coa.engines.base import Finish, OnText, Sampling
 from coa.engines.codec import Codec
 from coa.engines.draw import draw_allowed
+from coa.engines.guesses import Guesses, Reader
 from coa.engines.llama import Chunk
 from coa.engines.masks import Matcher, allowed_tokens
 from coa.engines.stops import completes_stop
 
-PREFILL_TOKENS = 1024
+PROMPT_TOKENS = 256
+"""Most tokens of prompts in one step: enough for the products to be at full speed."""
 EXACT_CHUNK = 64
 WORTH_COPYING = 16
 
@@ -35,9 +42,7 @@ class Forward(Protocol):
     slots: int
     context: int
 
-    def prefill(self, chunks: list[Chunk]) -> Tensor: ...
-    def decode(self, tokens: list[int], lengths: list[int]) -> Tensor: ...
-    def swap(self, first: int, second: int, length: int) -> None: ...
+    def step(self, chunks: list[Chunk]) -> Tensor: ...
     def copy(self, source: int, target: int, length: int) -> None: ...
     def load(self, adapter: Any) -> None: ...
 
@@ -63,6 +68,15 @@ class Request:
     masses: list[float] = field(default_factory=list)
     failure: str = ""
     """Why it ended without a result."""
+    slot: int = -1
+    reader: Reader = field(default_factory=Reader)
+
+
+class Drawn(NamedTuple):
+    token: int
+    logprob: float
+    mass: float
+    """Log of what the allowed tokens had together."""
 
 
 @dataclass(slots=True)
@@ -76,17 +90,21 @@ class Slot:
 
 
 class Batch:
-    """Running requests occupy slots 0..n-1, in order; idle slots come after."""
+    """Requests in slots. `guesses` is None where each step has to give one token."""
 
-    def __init__(self, forward: Forward, codec: Codec, eos: frozenset[int], exact: bool) -> None:
+    def __init__(
+        self,
+        forward: Forward,
+        codec: Codec,
+        eos: frozenset[int],
+        exact: bool,
+        guesses: Guesses | None = None,
+    ) -> None:
         self._forward, self._codec, self._eos, self._exact = forward, codec, eos, exact
         self._slots = [Slot() for _ in range(forward.slots)]
+        self._guesses = guesses
         self.running: list[Request] = []
         self._clock = 0
-
-    @property
-    def full(self) -> bool:
-        return len(self.running) == len(self._slots)
 
     def forget(self) -> None:
         """Drop all requests and all cached tokens (new weights, or a failure)."""
@@ -94,37 +112,28 @@ class Batch:
         self.running = []
 
     def join(self, request: Request) -> None:
-        """Give a request the slot that saves most work, and move it next to the running ones."""
-        assert not self.full
-        place = self._choose(request.prompt)
-        first_idle = len(self.running)
-        if place != first_idle:
-            self._swap(place, first_idle)
-        self._clock += 1
-        self._slots[first_idle].used = self._clock
-        self.running.append(request)
-
-    def _choose(self, prompt: list[int]) -> int:
-        """Pick an idle slot and cut it to the part that the prompt shares with it."""
-        idle = range(len(self.running), len(self._slots))
-        shared = [self._usable(prompt, slot) for slot in self._slots]
+        """Give a request the idle slot that saves most work: its own of the last turn, if it is
+        still there, else the one that was not used for longest."""
+        taken = {other.slot for other in self.running}
+        idle = [index for index in range(len(self._slots)) if index not in taken]
+        assert idle, "no slot is idle"
+        shared = {index: self._usable(request.prompt, self._slots[index]) for index in idle}
+        spare = EXACT_CHUNK if self._exact else 0  # only whole chunks are used there
         own = max(
-            (i for i in idle if shared[i] and shared[i] >= len(self._slots[i].ids) - EXACT_CHUNK),
+            (i for i in idle if shared[i] and shared[i] >= len(self._slots[i].ids) - spare),
             key=lambda i: shared[i],
             default=None,
         )
-        best = max(range(len(self._slots)), key=lambda i: shared[i])
-        if own is not None and shared[own] + WORTH_COPYING > shared[best]:
-            self._cut(own, shared[own])
-            return own
         oldest = min(idle, key=lambda i: (bool(self._slots[i].ids), self._slots[i].used))
-        if oldest != best and shared[best] >= WORTH_COPYING:
-            self._forward.copy(best, oldest, shared[best])
-            self._slots[oldest].ids = self._slots[best].ids[: shared[best]]
-            self._slots[oldest].exact = min(self._slots[best].exact, shared[best])
-        else:
-            self._cut(oldest, shared[oldest])
-        return oldest
+        request.slot = oldest if own is None else own
+        slot = self._slots[request.slot]
+        self._keep(slot, shared[request.slot])
+        self._touch(slot)
+        self.running.append(request)
+
+    def _touch(self, slot: Slot) -> None:
+        self._clock += 1
+        slot.used = self._clock
 
     def _usable(self, prompt: list[int], slot: Slot) -> int:
         """How many leading tokens of the prompt need not be computed; the last always is."""
@@ -133,89 +142,108 @@ class Batch:
             same = min(same, slot.exact) // EXACT_CHUNK * EXACT_CHUNK
         return same
 
-    def _cut(self, index: int, length: int) -> None:
-        slot = self._slots[index]
-        slot.ids = slot.ids[:length]
+    def _keep(self, slot: Slot, length: int) -> None:
+        del slot.ids[length:]
         slot.exact = min(slot.exact, length)
 
-    def _swap(self, first: int, second: int) -> None:
-        slots = self._slots
-        length = max(len(slots[first].ids), len(slots[second].ids))
-        self._forward.swap(first, second, length)
-        slots[first], slots[second] = slots[second], slots[first]
-
     def step(self) -> list[Request]:
-        """Compute what is due, draw one token per row, and return who finished."""
-        self._leave([r for r in self.running if r.cancelled])
+        """Compute what is due, draw the tokens, and return who finished."""
+        self.running = [request for request in self.running if not request.cancelled]
         if not self.running:
             return []
-        fresh = [i for i, r in enumerate(self.running) if not r.ids]
-        if fresh:
-            self._prefill(fresh)
-        else:
-            tokens = [r.ids[-1] for r in self.running]
-            lengths = [len(slot.ids) for slot in self._slots[: len(tokens)]]
-            logits = self._forward.decode(tokens, lengths)
-            for slot, token in zip(self._slots, tokens, strict=False):
-                slot.ids.append(token)
-            self._draw(logits, self.running)
-        done = [r for r in self.running if r.finish is not None]
-        self._leave(done)
+        due = self._due()
+        drawn = iter(self._draw(self._forward.step([chunk for _, chunk in due]), due))
+        for request, chunk in due:
+            self._advance(request, chunk, [next(drawn) for _ in range(chunk.tail)])
+        done = [request for request in self.running if request.finish is not None]
+        self.running = [request for request in self.running if request.finish is None]
+        for request in done:
+            self._touch(self._slots[request.slot])
+            if self._guesses is not None:
+                self._guesses.learn(request)
         return done
 
-    def _prefill(self, rows: list[int]) -> None:
-        """Compute the missing prompt tokens of these rows, ragged and in bounded passes."""
-        pending = [(row, self._slots[row]) for row in rows]
-        while pending:
-            chunks, budget = [], EXACT_CHUNK if self._exact else PREFILL_TOKENS
-            for row, slot in pending[: 1 if self._exact else None]:
-                ids = self.running[row].prompt[len(slot.ids) :][:budget]
-                if ids:
-                    chunks.append(Chunk(row, len(slot.ids), ids))
-                    budget -= len(ids)
-            logits = self._forward.prefill(chunks)
-            ended = []
-            for index, chunk in enumerate(chunks):
-                slot, request = self._slots[chunk.slot], self.running[chunk.slot]
-                slot.ids.extend(chunk.ids)
-                if slot.exact == chunk.start and len(chunk.ids) == EXACT_CHUNK:
-                    slot.exact += EXACT_CHUNK
-                if len(slot.ids) == len(request.prompt):
-                    ended.append((index, request))
-            if ended:
-                self._draw(logits[[index for index, _ in ended]], [r for _, r in ended])
-            pending = [
-                (row, slot)
-                for row, slot in pending
-                if len(slot.ids) < len(self.running[row].prompt)
-            ]
+    def _advance(self, request: Request, chunk: Chunk, drawn: list[Drawn]) -> None:
+        """Store what was computed, and take the draws up to the first that was guessed wrong."""
+        slot, known = self._slots[request.slot], len(chunk.ids) - chunk.tail + 1
+        if slot.exact == chunk.start and len(chunk.ids) == EXACT_CHUNK:
+            slot.exact += EXACT_CHUNK
+        slot.ids += chunk.ids[:known]
+        guessed, right = chunk.ids[known:], 0
+        for draw in drawn:
+            self._take(request, draw)
+            if request.finish or right == len(guessed) or draw.token != guessed[right]:
+                break
+            slot.ids.append(draw.token)
+            right += 1
+        if self._guesses is not None and guessed:
+            self._guesses.judge(request.reader, len(guessed), right)
 
-    def _draw(self, logits: Tensor, requests: list[Request]) -> None:
-        samplings = [r.sampling for r in requests]
-        allowed = allowed_tokens([r.matcher for r in requests], logits.shape[-1])
-        drawn = draw_allowed(logits, samplings, [len(r.ids) for r in requests], allowed)
-        for request, token, logprob, mass in zip(requests, *drawn, strict=True):
-            request.ids.append(token)
-            request.logprobs.append(logprob)
-            if token in self._eos:
-                request.finish = "eos"
-            elif completes_stop(self._codec.decode, request.ids, request.sampling.stop):
-                request.finish = "stop"
-            elif len(request.ids) >= request.limit:
-                request.finish = "length"
-            if request.matcher is not None:
-                request.masses.append(mass)
-                request.failure = request.matcher.take(token)
-                request.finish = "stop" if request.failure else request.finish
+    def _due(self) -> list[tuple[Request, Chunk]]:
+        """One token and its guesses of each that decodes, and pieces of prompts."""
+        decoding = [r for r in self.running if len(self._slots[r.slot].ids) >= len(r.prompt)]
+        due = list[tuple[Request, Chunk]]()
+        waiting = [r for r in self.running if len(self._slots[r.slot].ids) < len(r.prompt)]
+        if not self._exact or not waiting:
+            guesses = self._guesses.make(decoding) if self._guesses else [[]] * len(decoding)
+            for request, guess in zip(decoding, guesses, strict=True):
+                start = len(self._slots[request.slot].ids)
+                ids = [request.ids[-1], *guess]
+                due.append((request, Chunk(request.slot, start, ids, len(ids))))
+        budget, ahead = EXACT_CHUNK if self._exact else PROMPT_TOKENS, list[Request]()
+        for request in waiting:
+            if budget <= 0 or (self._exact and ahead):
+                break
+            if not self._borrow(request, ahead):
+                continue
+            ahead.append(request)
+            start = len(self._slots[request.slot].ids)
+            ids = request.prompt[start : start + budget]
+            ends = start + len(ids) == len(request.prompt)
+            due.append((request, Chunk(request.slot, start, ids, int(ends))))
+            budget -= len(ids)
+        return due
 
-    def _leave(self, requests: list[Request]) -> None:
-        """Take requests out; the last running slot moves into the gap."""
-        for request in requests:
-            index, last = self.running.index(request), len(self.running) - 1
-            if index != last:
-                self._swap(index, last)
-                self.running[index] = self.running[last]
-            self.running.pop()
+    def _borrow(self, request: Request, ahead: list[Request]) -> bool:
+        """Copy what another slot holds of the prompt; False: one ahead is computing more of it."""
+        slot = self._slots[request.slot]
+        shared, best = max(
+            (self._usable(request.prompt, other), index) for index, other in enumerate(self._slots)
+        )
+        enough = max(len(slot.ids), shared) + WORTH_COPYING
+        promised = (Slot(other.prompt, exact=len(other.prompt)) for other in ahead)
+        if any(self._usable(request.prompt, each) >= enough for each in promised):
+            return False
+        if shared >= len(slot.ids) + WORTH_COPYING:
+            self._forward.copy(best, request.slot, shared)
+            slot.ids = self._slots[best].ids[:shared]
+            slot.exact = min(self._slots[best].exact, shared)
+        return True
+
+    def _draw(self, logits: Tensor, due: list[tuple[Request, Chunk]]) -> list[Drawn]:
+        rows = [(request, offset) for request, chunk in due for offset in range(chunk.tail)]
+        if not rows:
+            return []
+        allowed = allowed_tokens([request.matcher for request, _ in rows], logits.shape[-1])
+        positions = [len(request.ids) + offset for request, offset in rows]
+        samplings = [request.sampling for request, _ in rows]
+        found = draw_allowed(logits, samplings, positions, allowed)
+        return [Drawn(*each) for each in zip(*found, strict=True)]
+
+    def _take(self, request: Request, draw: Drawn) -> None:
+        token = draw.token
+        request.ids.append(token)
+        request.logprobs.append(draw.logprob)
+        if token in self._eos:
+            request.finish = "eos"
+        elif completes_stop(self._codec.decode, request.ids, request.sampling.stop):
+            request.finish = "stop"
+        elif len(request.ids) >= request.limit:
+            request.finish = "length"
+        if request.matcher is not None:
+            request.masses.append(draw.mass)
+            request.failure = request.matcher.take(token)
+            request.finish = "stop" if request.failure else request.finish
 
 
 def common_prefix(first: list[int], second: list[int]) -> int:

@@ -2,12 +2,13 @@
 
 One uniform number per token, taken through the cumulative distribution, so a draw does not depend
 on who shares the batch or on when it is made. Log-probabilities are float32 and belong to the
-distribution that was sampled from: after temperature, after a constraint's mask and after top-k and
-top-p.
+distribution that was sampled from: after temperature, after a constraint's mask and after top-k,
+top-p and min-p.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -53,7 +54,7 @@ def draw_allowed(
     hot = [row for row in rows if samplings[row].temperature > 0]
     scale = [s.temperature if s.temperature > 0 else 1.0 for s in samplings]
     scaled = logits if set(scale) == {1.0} else logits / torch.tensor(scale)[:, None]
-    cut = [row for row in hot if samplings[row].top_k > 0 or samplings[row].top_p < 1]
+    cut = [row for row in hot if _is_cut(samplings[row])]
     if allowed is None:
         mass = scaled.softmax(dim=-1)
         for row in cut:
@@ -123,8 +124,12 @@ def _invert(mass: Tensor, points: list[float]) -> Tensor:
     return (block * _BLOCK + torch.minimum(fine, last))[:, 0]
 
 
+def _is_cut(sampling: Sampling) -> bool:
+    return sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0
+
+
 def _keep_top(row: Tensor, sampling: Sampling) -> Tensor:
-    """Set everything outside top-k and top-p to minus infinity."""
+    """Set everything outside top-k, top-p and min-p to minus infinity."""
     ordered, order = row.sort(descending=True, stable=True)
     keep = torch.ones_like(ordered, dtype=torch.bool)
     if sampling.top_k > 0:
@@ -132,6 +137,8 @@ def _keep_top(row: Tensor, sampling: Sampling) -> Tensor:
     if sampling.top_p < 1:
         before = ordered.masked_fill(~keep, float("-inf")).softmax(-1).cumsum(-1)
         keep[1:] &= before[:-1] < sampling.top_p
+    if sampling.min_p > 0:
+        keep[1:] &= ordered[1:] >= ordered[0] + math.log(sampling.min_p)
     kept = torch.full_like(row, float("-inf"))
     kept[order[keep]] = ordered[keep]
     return kept

@@ -27,16 +27,22 @@ import torch
 from coa.engines.base import CodecEngine, Completion, OnText, Sampling, TextCodec
 from coa.engines.batch import Batch, Forward, Request
 from coa.engines.codec import Codec
-from coa.engines.llama import EXACT_ROWS, LlamaForward, read_config, unsupported
+from coa.engines.guesses import Guesses
+from coa.engines.kernels import release_threads
+from coa.engines.llama import EXACT_ROWS, LlamaForward, slot_bytes
 from coa.engines.lora import Adapter, adapter_hash, read_adapter
 from coa.engines.masks import Matchers
 from coa.engines.plain import PlainForward
+from coa.engines.shape import Shape, read_config, unsupported
 from coa.engines.store import base_hash, model_folder, resolve
 from coa.errors import CoaError, ConfigError, EngineError, ModelError
 from coa.machine import cores, native_bfloat16
+from coa.machine import memory_gb as memory_gb_of_machine
 
 DEFAULT_CONTEXT = 4096
 DEFAULT_SLOTS = 64
+MEMORY_SHARE = 0.25
+"""Of the machine's memory, at most for keys and values; more requests than fit wait."""
 
 
 def choose_dtype(dtype: str, deterministic: bool) -> torch.dtype:
@@ -63,6 +69,8 @@ class LocalEngine(CodecEngine):
         slots: int = DEFAULT_SLOTS,
         context: int | None = None,
         threads: int | None = None,
+        memory_gb: float | None = None,
+        guess: bool = True,
         note: Callable[[str], None] | None = None,
     ) -> None:
         source = resolve(ref)
@@ -77,26 +85,50 @@ class LocalEngine(CodecEngine):
         self._context = min(context or DEFAULT_CONTEXT, longest or DEFAULT_CONTEXT)
         torch.set_num_threads(threads or cores())
         slots = min(slots, EXACT_ROWS) if deterministic else slots  # more requests wait their turn
-        self._forward = self._make_forward(slots, deterministic, note or _say)
+        self._weights, adapter = self.base_sha256[:8], None
+        if source.adapter is not None:
+            adapter = read_adapter(source.adapter, self.base_sha256)
+            self._weights += f"+{adapter_hash(source.adapter)[:8]}"
+        self._forward = self._make_forward(slots, memory_gb, adapter, deterministic, note or _say)
         self._eos = _eos_ids(self._folder, config, self.codec)
-        self._batch = Batch(self._forward, self.codec, self._eos, deterministic)
+        quick = isinstance(self._forward, LlamaForward)  # others cannot always take a guess back
+        guesses = Guesses() if guess and quick and not deterministic else None
+        self._batch = Batch(self._forward, self.codec, self._eos, deterministic, guesses)
         self._matchers = Matchers(self.codec, int(config["vocab_size"]), self._eos)
-        self._weights = self.base_sha256[:8]
         self._wake = threading.Condition()
         self._queue: deque[_Ticket] = deque()
         self._closing = False
-        if source.adapter is not None:
-            self._forward.load(read_adapter(source.adapter, self.base_sha256))
-            self._weights += f"+{adapter_hash(source.adapter)[:8]}"
+        release_threads()
         self._thread = threading.Thread(target=self._serve, name="coa-engine", daemon=True)
         self._thread.start()
 
-    def _make_forward(self, slots: int, exact: bool, note: Callable[[str], None]) -> Forward:
+    def _make_forward(
+        self,
+        slots: int,
+        memory_gb: float | None,
+        adapter: Adapter | None,
+        exact: bool,
+        note: Callable[[str], None],
+    ) -> Forward:
         reason = unsupported(self._config)
-        if reason is None:
-            return LlamaForward(self._folder, self._dtype, slots, self._context, exact)
-        note(f"{self._name}: {reason} has no fast path here; using transformers, one row at a time")
-        return PlainForward(self._folder, self._dtype, slots, self._context)
+        if reason is not None:
+            note(f"{self._name}: {reason} has no fast path here; using transformers, row by row")
+            return PlainForward(self._folder, self._dtype, slots, self._context, adapter)
+        each = slot_bytes(Shape.read(self._config), self._context, self._dtype) / 1e9
+        bound = (memory_gb_of_machine() or 8.0) * MEMORY_SHARE if memory_gb is None else memory_gb
+        if each > bound:
+            raise ConfigError(
+                f"{self._name}: keys and values of one rollout of {self._context} tokens take "
+                f"{each:.2g} GB, and memory_gb allows {bound:.2g}. "
+                "Lower context or raise memory_gb."
+            )
+        if (fitting := int(bound / each)) < slots:
+            note(f"{self._name}: {fitting} rollouts fit into {bound:.2g} GB; others wait")
+        slots = min(slots, fitting)
+        forward = LlamaForward(self._folder, self._dtype, slots, self._context, exact, adapter)
+        if forward.slow:
+            note(f"{self._name}: no compiled kernels ({forward.slow}); using torch, slower")
+        return forward
 
     @property
     def name(self) -> str:

@@ -19,11 +19,18 @@ from coa.errors import MissingExtra, ModelError
 class PlainForward:
     """A transformers model and one cache per slot."""
 
-    def __init__(self, folder: Path, dtype: torch.dtype, slots: int, context: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        dtype: torch.dtype,
+        slots: int,
+        context: int,
+        adapter: Adapter | None = None,
+    ) -> None:
         self._folder, self._dtype = folder, dtype
         self.slots, self.context = slots, context
         self._caches: list[Any] = [None] * slots
-        self.load(None)
+        self.load(adapter)
 
     def load(self, adapter: Adapter | None) -> None:
         try:
@@ -44,34 +51,26 @@ class PlainForward:
         self._model = model.to(self._dtype)
         self._caches = [None] * self.slots
 
-    def prefill(self, chunks: list[Chunk]) -> Tensor:
-        return torch.stack([self._extend(c.slot, c.start, c.ids) for c in chunks])
+    def step(self, chunks: list[Chunk]) -> Tensor:
+        return torch.cat([self._extend(chunk) for chunk in chunks])
 
-    def decode(self, tokens: list[int], lengths: list[int]) -> Tensor:
-        rows = enumerate(zip(tokens, lengths, strict=True))
-        return torch.stack([self._extend(slot, length, [token]) for slot, (token, length) in rows])
-
-    def _extend(self, slot: int, start: int, ids: list[int]) -> Tensor:
+    def _extend(self, chunk: Chunk) -> Tensor:
         from transformers import DynamicCache
 
-        cache = self._caches[slot]
-        if start == 0 or cache is None:
-            cache = self._caches[slot] = DynamicCache(config=self._model.config)
-        elif cache.get_seq_length() > start:
-            cache.crop(start)
-        positions = torch.arange(start, start + len(ids))[None]
+        cache = self._caches[chunk.slot]
+        if chunk.start == 0 or cache is None:
+            cache = self._caches[chunk.slot] = DynamicCache(config=self._model.config)
+        elif (beyond := cache.get_seq_length() - chunk.start) > 0:
+            cache.crop(-beyond)
+        positions = torch.arange(chunk.start, chunk.start + len(chunk.ids))[None]
         output = self._model(
-            input_ids=torch.tensor([ids]),
+            input_ids=torch.tensor([chunk.ids]),
             position_ids=positions,
             past_key_values=cache,
-            logits_to_keep=1,
+            logits_to_keep=max(chunk.tail, 1),
         )
-        logits: Tensor = output.logits[0, -1].float()
-        return logits
-
-    def swap(self, first: int, second: int, length: int) -> None:
-        caches = self._caches
-        caches[first], caches[second] = caches[second], caches[first]
+        logits: Tensor = output.logits[0].float()
+        return logits[len(logits) - chunk.tail :]
 
     def copy(self, source: int, target: int, length: int) -> None:
         import copy

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coa.config import to_json
-from coa.engines import load_engine
+from coa.engines import load_engine, slots_for
 from coa.engines.base import Engine
 from coa.engines.store import identity, resolve_default, trained_on
 from coa.errors import ConfigError, ModelError, UsageError
@@ -125,7 +125,7 @@ def run_eval(
         used = engine or load_engine(
             model,
             deterministic=settings.deterministic,
-            slots=settings.concurrency,
+            slots=slots_for(settings.concurrency),
             context=settings.context,
         )
 

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from coa.engines.llama import rotate
+from coa.engines.shape import rotate
 
 BLOCK = 192
 POSITIONS = 32

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from coa.engines.llama import Shape, rotary
+from coa.engines.shape import Shape, rotary
 from coa.train.kernels import CausalAttention, TokenLogprobs
 
 

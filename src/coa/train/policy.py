@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from coa.engines.codec import Codec
-from coa.engines.llama import read_config, unsupported
 from coa.engines.lora import MANIFEST, Adapter, check_base, pair_up
+from coa.engines.shape import read_config, unsupported
 from coa.engines.store import base_hash, model_folder, resolve
 from coa.engines.weights import sync_folder
 from coa.errors import MissingExtra, ModelError

@@ -1,0 +1,421 @@
+/* What a decoding step does between its matrix products, compiled at first use by kernels.py.
+ *
+ * Attention is ragged: each run adds some tokens to one slot of the cache and sees what that slot
+ * holds. One thread computes one (few tokens, key-value head) alone and in a fixed order, so the
+ * result of a run does not depend on who shares the batch.
+ *
+ * The cache is laid out for its reader. Keys stand in blocks of 16, dimension by dimension, so that
+ * 16 scores grow in one register and no sum goes across lanes. In bfloat16 two neighbours (two
+ * dimensions of a key, two keys of a dimension of the values) share 32 bits, as the processor's
+ * dot-product instruction wants them. Head dimensions are padded to a multiple of 64 with zeros.
+ * The first PAGE tokens of all slots come first, then the next ones: memory that nobody has reached
+ * is never touched.
+ *
+ * Written with vector extensions (GCC, Clang); arithmetic is float32 and sums of products of
+ * bfloat16 are float32.
+ */
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+#ifdef __AVX512BF16__
+#include <immintrin.h>
+#endif
+
+#define LANES 16    /* keys of a block, floats of a register */
+#define WIDE 4      /* registers of 64 dimensions */
+#define PAGE 256    /* tokens of a slot that lie together */
+#define QUERIES 6   /* computed together, so that each key is loaded once for all of them */
+#define PART 8      /* tokens of a run that one thread takes at a time */
+
+typedef float vf __attribute__((vector_size(64)));
+typedef int32_t vi __attribute__((vector_size(64)));
+typedef uint32_t vu __attribute__((vector_size(64)));
+typedef uint16_t vh __attribute__((vector_size(32)));
+typedef vf vf_any __attribute__((aligned(4), may_alias)); /* numbers are also read as pairs */
+typedef vu vu_any __attribute__((aligned(4), may_alias));
+typedef vh vh_any __attribute__((aligned(2), may_alias));
+
+#define INLINE static inline __attribute__((always_inline))
+
+INLINE vf spread(float x) { return x - (vf){0}; }
+INLINE vf pick(vi where, vf yes, vf no) { return (vf)((where & (vi)yes) | (~where & (vi)no)); }
+INLINE vf load(const float *p) { return *(const vf_any *)p; }
+INLINE void store(float *p, vf x) { *(vf_any *)p = x; }
+INLINE vf widen(const uint16_t *p) {
+    return (vf)(__builtin_convertvector(*(const vh_any *)p, vu) << 16);
+}
+INLINE vu round_bits(vf x) { /* to bfloat16, to nearest even, in the low half */
+    vu u = (vu)x;
+    return (u + 0x7fff + ((u >> 16) & 1)) >> 16;
+}
+INLINE void narrow(uint16_t *p, vf x) {
+    *(vh_any *)p = __builtin_convertvector(round_bits(x), vh);
+}
+INLINE vf read(const void *from, size_t at, int bf16) {
+    return bf16 ? widen((const uint16_t *)from + at) : load((const float *)from + at);
+}
+INLINE void write(void *to, size_t at, vf x, int bf16) {
+    if (bf16)
+        narrow((uint16_t *)to + at, x);
+    else
+        store((float *)to + at, x);
+}
+
+INLINE float total(vf x) {
+    float sum = 0;
+    for (int i = 0; i < LANES; i++) sum += x[i];
+    return sum;
+}
+
+/* exp of x <= 0 to about 1e-7 relative; below -87 it is 0 or nearly so. */
+INLINE vf exp_negative(vf x) {
+    const vf magic = spread(12582912.0f);
+    vf low = spread(-87.0f);
+    x = pick(x < low, low, x);
+    vf shifted = x * 1.44269504f + magic, n = shifted - magic;
+    vf r = x - n * 0.693359375f + n * 2.12194440e-4f;
+    vf p = spread(1.9875691500e-4f);
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    vi power = ((vi)shifted - 0x4b400000 + 127) << 23;
+    return p * (vf)power;
+}
+
+/* a + sum of two products of bfloat16 pairs */
+INLINE vf dot2(vf a, vu x, vu y) {
+#ifdef __AVX512BF16__
+    return (vf)_mm512_dpbf16_ps((__m512)a, (__m512bh)x, (__m512bh)y);
+#else
+    a += (vf)(x << 16) * (vf)(y << 16);
+    return a + (vf)(x & 0xffff0000u) * (vf)(y & 0xffff0000u);
+#endif
+}
+
+typedef struct {
+    int32_t heads, kv_heads, head_dim, padded, slots, bf16;
+    float scale, eps;
+    const float *cos, *sin;              /* [context, head_dim / 2] */
+    const void *q_norm, *k_norm;         /* [head_dim] or null */
+} Geometry;
+
+typedef struct {
+    int32_t slot, start, size, first;    /* first: its place among all tokens of the step */
+} Run;
+
+static __thread char *scratch;
+static __thread size_t scratch_size;
+
+static void *room(size_t bytes) {
+    if (bytes > scratch_size) {
+        free(scratch);
+        scratch_size = (bytes + 65535) / 65536 * 65536;
+        scratch = aligned_alloc(64, scratch_size);
+    }
+    return scratch;
+}
+
+/* Where a slot's head has the page of a position, in numbers from the start of a cache. */
+INLINE size_t page(const Geometry *g, int slot, int head, int position) {
+    size_t row = ((size_t)(position / PAGE) * g->slots + slot) * g->kv_heads + head;
+    return row * PAGE * g->padded;
+}
+
+/* One head of one token: normalise (Qwen3), turn by its position, and give padded floats. */
+static void prepare(const Geometry *g, const void *from, const void *norm, int position, float *restrict to) {
+    int dim = g->head_dim, half = dim / 2;
+    const float *restrict cos = g->cos + (size_t)position * half;
+    const float *restrict sin = g->sin + (size_t)position * half;
+    float plain[dim];
+    vf squares = {0};
+    for (int d = 0; d < dim; d += LANES) {
+        vf x = read(from, d, g->bf16);
+        squares += x * x;
+        store(plain + d, x);
+    }
+    if (norm) {
+        float inverse = 1.0f / sqrtf(total(squares) / dim + g->eps);
+        for (int d = 0; d < dim; d += LANES)
+            store(plain + d, load(plain + d) * inverse * read(norm, d, g->bf16));
+    }
+    for (int d = 0; d < half; d++) {
+        to[d] = plain[d] * cos[d] - plain[d + half] * sin[d];
+        to[d + half] = plain[d + half] * cos[d] + plain[d] * sin[d];
+    }
+    for (int d = dim; d < g->padded; d++) to[d] = 0;
+}
+
+/* Put the new keys and values of a token where its slot expects them, and its queries beside. */
+static void place(const Geometry *g, const void *qkv, void *keys, void *values, void *queries,
+                  int slot, int position) {
+    int width = g->bf16 ? 2 : 4, dim = g->head_dim, padded = g->padded;
+    const char *from = qkv;
+    float turned[padded];
+    for (int h = 0; h < g->heads; h++, from += dim * width) {
+        prepare(g, from, g->q_norm, position, turned);
+        for (int d = 0; d < padded; d += LANES) write(queries, h * padded + d, load(turned + d), g->bf16);
+    }
+    int block = position % PAGE / LANES, lane = position % LANES;
+    for (int h = 0; h < g->kv_heads; h++, from += dim * width) {
+        prepare(g, from, g->k_norm, position, turned);
+        size_t to = page(g, slot, h, position) + (size_t)block * LANES * padded;
+        if (g->bf16) {
+            uint32_t *column = (uint32_t *)((uint16_t *)keys + to) + lane, pairs[padded / 2];
+            for (int d = 0; d < padded; d += LANES) write(pairs, d, load(turned + d), 1);
+            for (int d = 0; d < padded / 2; d++) column[d * LANES] = pairs[d];
+        } else
+            for (int d = 0; d < padded; d++) ((float *)keys)[to + d * LANES + lane] = turned[d];
+    }
+    for (int h = 0; h < g->kv_heads; h++, from += dim * width) {
+        size_t to = page(g, slot, h, position);
+        if (!g->bf16) {
+            memcpy((float *)values + to + (size_t)(position % PAGE) * padded, from, dim * 4);
+            continue;
+        }
+        uint16_t *pairs = (uint16_t *)values + to + (size_t)(position % PAGE / 2) * 2 * padded;
+        for (int d = 0; d < dim; d += LANES) { /* this key's half of each pair; the other stays */
+            vu_any *pair = (vu_any *)(pairs + 2 * d);
+            vu x = __builtin_convertvector(*(const vh_any *)((const uint16_t *)from + d), vu);
+            *pair = position % 2 ? (*pair & 0xffff) | x << 16 : (*pair & 0xffff0000u) | x;
+        }
+    }
+}
+
+/* scores[r][16 blocks ...] of n queries, `at` blocks of keys at once */
+INLINE void score(const Geometry *g, const void *cache, int slot, int head, const void *const *q, int n,
+                  int at, int block, float *const *scores) {
+    vf sum[QUERIES * 2];
+    int pairs = g->padded / 2, position = block * LANES;
+    size_t keys = page(g, slot, head, position) + (size_t)(position % PAGE) * g->padded;
+    for (int i = 0; i < n * at; i++) sum[i] = (vf){0};
+    if (g->bf16) {
+        const vu *k = (const vu *)((const uint16_t *)cache + keys);
+        for (int d = 0; d < pairs; d++)
+            for (int b = 0; b < at; b++) {
+                vu x = k[b * pairs + d];
+                for (int r = 0; r < n; r++) {
+                    vu y = ((const uint32_t *)q[r])[d] - (vu){0};
+                    sum[b * n + r] = dot2(sum[b * n + r], y, x);
+                }
+            }
+    } else {
+        const vf *k = (const vf *)((const float *)cache + keys);
+        for (int d = 0; d < g->padded; d++)
+            for (int b = 0; b < at; b++) {
+                vf x = k[b * g->padded + d];
+                for (int r = 0; r < n; r++)
+                    sum[b * n + r] += spread(((const float *)q[r])[d]) * x;
+            }
+    }
+    for (int b = 0; b < at; b++)
+        for (int r = 0; r < n; r++) store(scores[r] + (block + b) * LANES, sum[b * n + r] * g->scale);
+}
+
+/* Scores of one query become weights, in place; in bfloat16 they are rounded and packed. Returns
+ * the sum of what is used. Beyond `seen` keys everything gets weight 0. */
+static float weigh(float *scores, int seen, int blocks, int bf16) {
+    vf top = spread(-INFINITY), sum = {0};
+    const vi lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    for (int b = 0; b < blocks; b++) {
+        vf x = load(scores + b * LANES);
+        x = pick(lane + b * LANES < seen, x, spread(-INFINITY));
+        store(scores + b * LANES, x);
+        top = pick(x > top, x, top);
+    }
+    float most = top[0];
+    for (int i = 1; i < LANES; i++) most = top[i] > most ? top[i] : most;
+    for (int b = 0; b < blocks; b++) {
+        vf x = exp_negative(load(scores + b * LANES) - most);
+        x = pick(lane + b * LANES < seen, x, (vf){0});
+        if (bf16) {
+            vu bits = round_bits(x);
+            sum += (vf)(bits << 16);
+            *(vh_any *)((uint16_t *)scores + b * LANES) = __builtin_convertvector(bits, vh);
+        } else {
+            sum += x;
+            store(scores + b * LANES, x);
+        }
+    }
+    return total(sum);
+}
+
+/* 64 dimensions of the weighted values of n queries */
+INLINE void mix(const Geometry *g, const void *cache, int slot, int head, float *const *weights, int n,
+                int blocks, int from, vf (*sum)[WIDE]) {
+    int padded = g->padded, end = blocks * LANES;
+    for (int r = 0; r < n; r++)
+        for (int w = 0; w < WIDE; w++) sum[r][w] = (vf){0};
+    for (int first = 0; first < end; first += PAGE) {
+        int count = end - first < PAGE ? end - first : PAGE;
+        size_t at = page(g, slot, head, first);
+        if (g->bf16) {
+            const uint16_t *values = (const uint16_t *)cache + at + 2 * from;
+            for (int p = 0; p < count / 2; p++) {
+                const vu_any *v = (const vu_any *)(values + (size_t)p * 2 * padded);
+                for (int r = 0; r < n; r++) {
+                    vu y = ((const uint32_t *)weights[r])[first / 2 + p] - (vu){0};
+                    for (int w = 0; w < WIDE; w++) sum[r][w] = dot2(sum[r][w], y, v[w]);
+                }
+            }
+        } else {
+            const float *values = (const float *)cache + at + from;
+            for (int p = 0; p < count; p++) {
+                const float *v = values + (size_t)p * padded;
+                for (int r = 0; r < n; r++)
+                    for (int w = 0; w < WIDE; w++)
+                        sum[r][w] += spread(weights[r][first + p]) * load(v + w * LANES);
+            }
+        }
+    }
+}
+
+INLINE void attend_queries(const Geometry *g, const void *keys, const void *values, int slot, int head,
+                           const void *const *q, const int *seen, int n, void *const *out) {
+    int most = 0;
+    for (int r = 0; r < n; r++) most = seen[r] > most ? seen[r] : most;
+    int blocks = (most + LANES - 1) / LANES, together = n <= 3 ? 2 : 1, b = 0;
+    float *base = room((size_t)n * blocks * LANES * 4), *scores[QUERIES], sums[QUERIES];
+    for (int r = 0; r < n; r++) scores[r] = base + (size_t)r * blocks * LANES;
+    for (; b + together <= blocks; b += together) score(g, keys, slot, head, q, n, together, b, scores);
+    for (; b < blocks; b++) score(g, keys, slot, head, q, n, 1, b, scores);
+    for (int r = 0; r < n; r++) sums[r] = weigh(scores[r], seen[r], blocks, g->bf16);
+    for (int from = 0; from < g->head_dim; from += WIDE * LANES) {
+        vf sum[QUERIES][WIDE];
+        mix(g, values, slot, head, scores, n, blocks, from, sum);
+        for (int r = 0; r < n; r++) {
+            float inverse = 1.0f / sums[r];
+            for (int w = 0; w < WIDE && from + w * LANES < g->head_dim; w++)
+                write(out[r], from + w * LANES, sum[r][w] * inverse, g->bf16);
+        }
+    }
+}
+
+/* A few tokens of a run under one key-value head: tokens x group queries, QUERIES at a time. */
+static void attend_part(const Geometry *g, const void *keys, const void *values, const void *queries,
+                        void *out, const Run *run, int first, int count, int head) {
+    int group = g->heads / g->kv_heads, width = g->bf16 ? 2 : 4;
+    for (int i = 0; i < count * group; i += QUERIES) {
+        const void *q[QUERIES];
+        void *to[QUERIES];
+        int seen[QUERIES], n = count * group - i < QUERIES ? count * group - i : QUERIES;
+        for (int r = 0; r < n; r++) {
+            int token = first + (i + r) / group, which = head * group + (i + r) % group;
+            size_t row = (size_t)(run->first + token) * g->heads + which;
+            q[r] = (const char *)queries + row * g->padded * width;
+            to[r] = (char *)out + row * g->head_dim * width;
+            seen[r] = run->start + token + 1;
+        }
+        switch (n) { /* constants, so that sums stay in registers */
+        case 1: attend_queries(g, keys, values, run->slot, head, q, seen, 1, to); break;
+        case 2: attend_queries(g, keys, values, run->slot, head, q, seen, 2, to); break;
+        case 3: attend_queries(g, keys, values, run->slot, head, q, seen, 3, to); break;
+        case 4: attend_queries(g, keys, values, run->slot, head, q, seen, 4, to); break;
+        case 5: attend_queries(g, keys, values, run->slot, head, q, seen, 5, to); break;
+        default: attend_queries(g, keys, values, run->slot, head, q, seen, 6, to);
+        }
+    }
+}
+
+/* One layer: store the keys and values of all tokens, then give what each token sees.
+ * qkv [tokens, (heads + 2 kv_heads) head_dim], queries [tokens, heads, padded] is room to work in,
+ * out [tokens, heads head_dim]. A thread takes up to PART tokens of a run at a time; parts end at
+ * multiples of PART, so that the two keys of a pair are never two threads' work. */
+void coa_attend(const Geometry *g, const Run *runs, int n_runs, const void *qkv, void *keys, void *values,
+                void *queries, void *out) {
+    int width = g->bf16 ? 2 : 4, parts = 0;
+    for (int i = 0; i < n_runs; i++) parts += runs[i].size / PART + 2;
+    struct { int32_t run, first, count; } *part = malloc(parts * sizeof *part);
+    parts = 0;
+    for (int i = 0; i < n_runs; i++)
+        for (int t = 0, count; t < runs[i].size; t += count, parts++) {
+            count = PART - (runs[i].start + t) % PART;
+            if (count > runs[i].size - t) count = runs[i].size - t;
+            part[parts].run = i, part[parts].first = t, part[parts].count = count;
+        }
+    size_t row_in = (size_t)(g->heads + 2 * g->kv_heads) * g->head_dim * width;
+    size_t row_q = (size_t)g->heads * g->padded * width;
+#pragma omp parallel
+    {
+#pragma omp for schedule(static)
+        for (int p = 0; p < parts; p++) {
+            const Run *run = runs + part[p].run;
+            for (int t = part[p].first; t < part[p].first + part[p].count; t++) {
+                size_t row = run->first + t;
+                place(g, (const char *)qkv + row * row_in, keys, values, (char *)queries + row * row_q,
+                      run->slot, run->start + t);
+            }
+        }
+#pragma omp for schedule(dynamic)
+        for (int i = 0; i < parts * g->kv_heads; i++) {
+            int p = i / g->kv_heads;
+            attend_part(g, keys, values, queries, out, runs + part[p].run, part[p].first, part[p].count,
+                        i % g->kv_heads);
+        }
+    }
+    free(part);
+}
+
+INLINE void add_norm(void *x, const void *delta, const void *weight, void *out, int rows, int width,
+                     float eps, int bf16) {
+#pragma omp parallel for schedule(static) if (rows > 8)
+    for (int row = 0; row < rows; row++) {
+        size_t at = (size_t)row * width;
+        vf squares = {0};
+        for (int i = 0; i < width; i += LANES) {
+            vf value = read(x, at + i, bf16);
+            if (delta) {
+                write(x, at + i, value + read(delta, at + i, bf16), bf16);
+                value = read(x, at + i, bf16);
+            }
+            squares += value * value;
+        }
+        float inverse = 1.0f / sqrtf(total(squares) / width + eps);
+        for (int i = 0; i < width; i += LANES)
+            write(out, at + i, read(x, at + i, bf16) * inverse * read(weight, i, bf16), bf16);
+    }
+}
+
+/* x += delta (when there is one), out = x / rms(x) * weight; rows of `width` numbers. */
+void coa_add_norm(void *x, const void *delta, const void *weight, void *out, int rows, int width, float eps,
+                  int bf16) {
+    if (bf16)
+        add_norm(x, delta, weight, out, rows, width, eps, 1);
+    else
+        add_norm(x, delta, weight, out, rows, width, eps, 0);
+}
+
+INLINE void gate(const void *gate_up, void *out, int rows, int width, int bf16) {
+#pragma omp parallel for schedule(static) if (rows > 4)
+    for (int row = 0; row < rows; row++) {
+        size_t from = (size_t)row * 2 * width, to = (size_t)row * width;
+        for (int i = 0; i < width; i += LANES) {
+            vf x = read(gate_up, from + i, bf16);
+            vf e = exp_negative(pick(x < 0, x, -x)); /* of minus |x|: it cannot overflow */
+            vf share = pick(x < 0, e, spread(1.0f)) / (1.0f + e);
+            write(out, to + i, x * share * read(gate_up, from + width + i, bf16), bf16);
+        }
+    }
+}
+
+/* Give up this thread's team. OpenMP counts the teams of all threads together: when there are more
+ * members than cores, each waits asleep instead of awake, and every step costs a third more. */
+void coa_release_threads(void) {
+#ifdef _OPENMP
+    omp_pause_resource_all(omp_pause_soft);
+#endif
+}
+
+/* out = silu(gate) * up, of rows [gate, up] of 2 x width numbers. */
+void coa_gate(const void *gate_up, void *out, int rows, int width, int bf16) {
+    if (bf16)
+        gate(gate_up, out, rows, width, 1);
+    else
+        gate(gate_up, out, rows, width, 0);
+}

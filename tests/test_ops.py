@@ -1,0 +1,150 @@
+"""What lies between the matrix products: the compiled kernels against torch in float32."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from coa.engines import kernels  # noqa: E402
+from coa.engines.ops import CompiledOps, Run, TorchOps, kernels_fit  # noqa: E402
+from coa.engines.shape import Shape  # noqa: E402
+
+CONTEXT, SLOTS = 700, 5
+
+
+def shape(heads: int, kv_heads: int, head_dim: int) -> Shape:
+    return Shape(2, 64, heads, kv_heads, head_dim, 100, CONTEXT, 1e-5, 10000.0)
+
+
+def library() -> ctypes.CDLL:
+    found = kernels.load_kernels()
+    if isinstance(found, str):
+        pytest.skip(f"no kernels: {found}")
+    return found
+
+
+def ragged_steps(seed: int, steps: int) -> list[list[Run]]:
+    """Slots grow by single tokens and by pieces, in any order; some start again."""
+    choose, lengths, made = random.Random(seed), [0] * SLOTS, []
+    for _ in range(steps):
+        runs, first = [], 0
+        for slot in choose.sample(range(SLOTS), choose.randint(1, SLOTS)):
+            if choose.random() < 0.1:
+                lengths[slot] = choose.randint(0, lengths[slot])
+            size = choose.choice([1, 1, 1, 2, 5, 8, 17, 70])
+            if lengths[slot] + size > CONTEXT:
+                lengths[slot] = 0
+            runs.append(Run(slot, lengths[slot], size, first))
+            lengths[slot] += size
+            first += size
+        made.append(runs)
+    return made
+
+
+@pytest.mark.parametrize("heads", [(9, 3, 64), (4, 2, 16), (14, 2, 128), (8, 8, 80), (4, 1, 32)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("normed", [False, True])
+def test_compiled_attention_is_torchs(heads: Any, dtype: str, normed: bool) -> None:
+    made, kind = shape(*heads), getattr(torch, dtype)
+    ours = CompiledOps(library(), made, SLOTS, CONTEXT, kind)
+    plain = TorchOps(made, SLOTS, CONTEXT, torch.float32)
+    torch.manual_seed(0)
+    norms = (torch.rand(made.head_dim).to(kind), torch.rand(made.head_dim).to(kind))
+    wide = (made.heads + 2 * made.kv_heads) * made.head_dim
+    for count, runs in enumerate(ragged_steps(7, 40)):
+        for each in (ours, plain):
+            each.begin(runs)
+        rows = sum(run.size for run in runs)
+        for layer in range(made.layers):
+            qkv = torch.randn(rows, wide).to(kind)
+            found = ours.attend(layer, qkv, norms if normed else None)
+            exact = plain.attend(
+                layer, qkv.float(), (norms[0].float(), norms[1].float()) if normed else None
+            )
+            close = 2e-6 if dtype == "float32" else 2e-2
+            assert torch.allclose(found.float(), exact, atol=close, rtol=close), count
+        if count % 7 == 3:  # a slot takes over the beginning of another
+            for each in (ours, plain):
+                each.copy(runs[0].slot, (runs[0].slot + 1) % SLOTS, runs[0].start + runs[0].size)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_compiled_rows_do_not_see_their_neighbours(dtype: str) -> None:
+    """A run gives the same bits alone and in company, at once and in pieces."""
+    made, kind = shape(9, 3, 64), getattr(torch, dtype)
+    torch.manual_seed(1)
+    qkv = torch.randn(60, 15 * 64).to(kind)
+
+    def outcome(runs: list[Run], rows: list[int]) -> Any:
+        ops = CompiledOps(library(), made, SLOTS, CONTEXT, kind)
+        ops.begin(runs)
+        return ops.attend(0, qkv[rows], None)
+
+    alone = outcome([Run(2, 0, 23, 0)], list(range(23)))
+    company = outcome([Run(0, 0, 37, 0), Run(2, 0, 23, 37)], [*range(23, 60), *range(23)])
+    assert torch.equal(alone, company[37:])
+    ops = CompiledOps(library(), made, SLOTS, CONTEXT, kind)
+    pieces = []
+    for start, size in ((0, 3), (3, 1), (4, 11), (15, 8)):
+        ops.begin([Run(1, start, size, 0)])
+        pieces.append(ops.attend(0, qkv[start : start + size].clone(), None))
+    assert torch.equal(alone, torch.cat(pieces))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("rows", [1, 9, 40])
+def test_compiled_norm_and_gate_are_torchs(dtype: str, rows: int) -> None:
+    made, kind = shape(4, 2, 16), getattr(torch, dtype)
+    ours = CompiledOps(library(), made, SLOTS, CONTEXT, kind)
+    plain = TorchOps(made, SLOTS, CONTEXT, torch.float32)
+    torch.manual_seed(2)
+    x, delta, weight = (torch.randn(*n).to(kind) for n in ((rows, 64), (rows, 64), (64,)))
+    same, close = x.float().clone(), 1e-6 if dtype == "float32" else 1e-2
+    for step in (None, delta):
+        found = ours.add_norm(x, step, weight)
+        exact = plain.add_norm(same, None if step is None else step.float(), weight.float())
+        assert torch.allclose(found.float(), exact, atol=close, rtol=close)
+        assert torch.allclose(x.float(), same, atol=close, rtol=close)
+    wide = torch.cat([torch.linspace(-90, 90, 64).repeat(rows, 1), torch.randn(rows, 64)], 1)
+    found, exact = ours.gate(wide.to(kind)), plain.gate(wide.to(kind).float())
+    assert torch.allclose(found.float(), exact, atol=close, rtol=close)
+
+
+def test_widths_that_do_not_fit() -> None:
+    assert kernels_fit(64, 576, 1536)
+    assert not kernels_fit(64, 100)
+
+
+def test_without_a_compiler_there_is_a_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COA_CACHE", str(tmp_path))
+    load = kernels.load_kernels.__wrapped__
+    monkeypatch.setenv("CC", "no-such-compiler")
+    assert load() == "no C compiler (install gcc)"
+    broken = tmp_path / "broken"
+    broken.write_text("#!/bin/sh\necho 'unknown option -fopenmp' >&2\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("CC", str(broken))
+    assert load() == f"{broken} could not build them: unknown option -fopenmp"
+    assert not list((tmp_path / "kernels").iterdir())
+    monkeypatch.setenv("COA_KERNELS", "off")
+    assert load() == "switched off (COA_KERNELS=off)"
+
+
+def test_kernels_are_built_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library()
+    monkeypatch.setenv("COA_CACHE", str(tmp_path))
+    load = kernels.load_kernels.__wrapped__
+    assert isinstance(load(), ctypes.CDLL)
+    (built,) = (tmp_path / "kernels").iterdir()
+    written = built.stat().st_mtime_ns
+    monkeypatch.setattr(kernels, "_compile", None)
+    assert isinstance(load(), ctypes.CDLL)
+    assert built.stat().st_mtime_ns == written
