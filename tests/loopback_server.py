@@ -2,7 +2,7 @@
 
 It stands in for what a real server cannot be made to do on demand: refuse with 429, fail and then
 recover, hang, cut the connection, answer with garbage. Its turns come from the ScriptedEngine, so
-ids, stop strings and limits are as exact as there.
+ids, stop strings and limits are as exact as there. Of adapters it keeps only the names.
 """
 
 from __future__ import annotations
@@ -16,13 +16,21 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
+from coa.engines import Engine, load_engine
 from coa.engines.base import Completion, Sampling
 from coa.engines.codec import Codec
+from coa.engines.openai import OpenAIEngine
 from coa.engines.scripted import Script, ScriptedEngine
+from coa.runtime import Budget, Decoding, run
+from coa.trajectory import Trajectory
+from playing import ANSWER, MHQA, SEARCH, TASK, box
+from tiny_model import TEMPLATE, make_tokenizer
 
 Body = dict[str, Any]
+STOPS = ("</a>", "</b>")
 
 
 class Loopback:
@@ -40,6 +48,13 @@ class Loopback:
         self.slow_s = 0.0
         self.processed = True
         self.strict = self.repeats = False
+        self.forced: str | None = None
+        """Said to a probe with a grammar; None ignores grammars."""
+        self.adapters: dict[str, str] | None = None
+        """Name -> folder; None cannot load any."""
+        self.most_stops = 100
+        self.words = "no,"
+        """What it says when it refuses."""
         self.split: tuple[int, ...] = ()
         """Ids that end inside a letter: a native stream does not show them."""
         self.url = ""
@@ -50,9 +65,15 @@ class Loopback:
 
     def completions(self, path: str) -> list[Body]:
         """Bodies sent to a path, the probes left out."""
-        return [body for asked, body in self.asked if asked == path and _limit(body) > 1]
+        return [body for asked, body in self.asked if asked == path and not is_probe(body)]
 
-    def answer(self, path: str, body: Body) -> Body | list[Body] | int:
+    def answer(self, path: str, body: Body) -> Body | list[Body] | bytes | int:
+        if path.endswith("load_lora_adapter"):
+            return self._adapter(path, body)
+        if body.get("model") not in ("tiny", None, *(self.adapters or ())):
+            return 404
+        if len(body.get("stop") or ()) > self.most_stops:
+            return 400
         if path == "/v1/completions" and self.offers in ("tokens", "text", "native"):
             if isinstance(body["prompt"], list) and self.offers == "text":
                 return 400
@@ -70,6 +91,15 @@ class Loopback:
         if path == "/completion" and self.offers == "native":
             return self._native(body)
         return 404
+
+    def _adapter(self, path: str, body: Body) -> bytes | int:
+        name = body["lora_name"]
+        if self.adapters is None:
+            return 404
+        if path == "/v1/load_lora_adapter" and name not in self.adapters:
+            self.adapters[name] = body["lora_path"]
+            return b"Success: added"
+        return b"Success: removed" if self.adapters.pop(name, None) else 404
 
     def _generate(self, prompt: list[int], body: Body) -> Completion:
         sampling = Sampling(max_tokens=_limit(body), stop=tuple(body.get("stop") or ()))
@@ -89,6 +119,8 @@ class Loopback:
         ids = prompt if isinstance(prompt, list) else self.codec.encode(prompt)
         done = self._generate(ids, body)
         text, finish, stop = self._cut(done, body)
+        if self.forced is not None and is_probe(body) and "structured_outputs" in body:
+            text = self.forced
         choice: Body = {"index": 0, "text": text, "finish_reason": finish}
         if self.offers == "tokens":
             best = -0.5 if self.processed and body["temperature"] == 2.0 else -1.0
@@ -122,6 +154,10 @@ class Loopback:
             if entry["id"] not in self.split
         ]
         return [*parts, {"content": "", **last}]
+
+
+def is_probe(body: Body) -> bool:
+    return _limit(body) in (1, 16)
 
 
 def _limit(body: Body) -> int:
@@ -178,8 +214,12 @@ def serving(server: Loopback) -> Iterator[Loopback]:
         def _send(self, found: Any, headers: dict[str, str] | None = None) -> None:
             if isinstance(found, list):
                 self._stream(found)
+            elif isinstance(found, bytes):
+                self._write(200, found, {})
             elif isinstance(found, int):
-                words = {"error": {"message": f"no,\nnot {self.headers.get('Authorization')}"}}
+                words = {
+                    "error": {"message": f"{server.words}\nnot {self.headers.get('Authorization')}"}
+                }
                 self._write(found, json.dumps(words).encode(), headers or {})
             else:
                 self._write(200, json.dumps(found).encode(), {})
@@ -223,3 +263,57 @@ def serving(server: Loopback) -> Iterator[Loopback]:
         listening.shutdown()
         listening.server_close()
         thread.join()
+
+
+# -- an engine on it -----------------------------------------------------------------------------
+
+
+def write_tokenizer(path: Path) -> Path:
+    """A tokenizer with its chat template."""
+    make_tokenizer().save(str(path / "tokenizer.json"))
+    names = {"eos_token": "<|im_end|>", "chat_template": TEMPLATE}
+    (path / "tokenizer_config.json").write_text(json.dumps(names), encoding="utf-8")
+    return path
+
+
+def script(prompt: str, turn: int) -> str:
+    if "Where is it" in prompt:
+        return ANSWER if "About" in prompt else SEARCH.format("France")
+    return "<a>x</a> and more"
+
+
+class Loaded:
+    """An engine, and the lines it noted."""
+
+    def __init__(self, server: Loopback, folder: Path, **options: Any) -> None:
+        self.notes: list[str] = []
+        options = {"backoff_s": 0.01, "tokenizer": str(folder), **options}
+        engine = load_engine(server.ref, note=self.notes.append, **options)
+        assert isinstance(engine, OpenAIEngine) and isinstance(engine, Engine)
+        self.engine = engine
+
+    def ask(self, text: str = "q", **sampling: Any) -> tuple[str, str]:
+        sampling = {"stop": STOPS, "max_tokens": 50, **sampling}
+        shown: list[str] = []
+
+        async def once() -> tuple[str, str]:
+            prompt = self.engine.encode_prompt("s", text)
+            done = await self.engine.generate(prompt, Sampling(**sampling), shown.append)
+            assert len(done.logprobs) == len(done.ids)
+            assert "".join(shown) == self.engine.decode(done.ids)
+            return self.engine.decode(done.ids), done.finish
+
+        return asyncio.run(once())
+
+    def roll_out(self) -> Trajectory:
+        async def once() -> Trajectory:
+            decoding, budget = Decoding(temperature=1.0, seed=3), Budget(seconds=20)
+            toolbox = box("mhqa")
+            return await run(TASK, self.engine, MHQA, toolbox, budget=budget, decoding=decoding)
+
+        return asyncio.run(once())
+
+
+def one_line(error: BaseException) -> str:
+    assert "\n" not in str(error)
+    return str(error)

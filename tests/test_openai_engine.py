@@ -1,13 +1,12 @@
 """The openai engine: what it detects, what it survives, and what it says when it cannot go on.
 
-The real server (llama.cpp, with the embedded model) is in `test_llama_server.py`. Here a small
-scripted server on loopback stands in, because a real one does not fail on demand.
+The real servers, with the embedded model, are in `test_llama_server.py` and `test_vllm_server.py`.
+Here a small scripted server on loopback stands in, because a real one does not fail on demand.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import socket
 from collections.abc import Iterator
@@ -16,19 +15,15 @@ from typing import Any
 
 import pytest
 
-from coa.engines import Engine, Sampling, load_engine
+from coa.engines import Sampling, load_engine
 from coa.engines.codec import Codec
 from coa.engines.native import sampled_logprob
-from coa.engines.openai import OpenAIEngine
 from coa.engines.text_dialects import restore_stop, spell
 from coa.errors import EngineError, ModelError, Unavailable
-from coa.runtime import Budget, Decoding, run
-from coa.trajectory import StopReason, Trajectory
-from loopback_server import Loopback, serving
-from playing import ANSWER, MHQA, SEARCH, TASK, box
-from tiny_model import TEMPLATE, make_tokenizer
-
-STOPS = ("</a>", "</b>")
+from coa.runtime import Budget, run
+from coa.trajectory import StopReason
+from loopback_server import STOPS, Loaded, Loopback, one_line, script, serving, write_tokenizer
+from playing import MHQA, TASK, box
 
 
 @pytest.fixture(autouse=True)
@@ -40,61 +35,13 @@ def no_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tokenizer with its chat template."""
-    path = tmp_path_factory.mktemp("tokenizer")
-    make_tokenizer().save(str(path / "tokenizer.json"))
-    names = {"eos_token": "<|im_end|>", "chat_template": TEMPLATE}
-    (path / "tokenizer_config.json").write_text(json.dumps(names), encoding="utf-8")
-    return path
-
-
-def script(prompt: str, turn: int) -> str:
-    if "Where is it" in prompt:
-        return ANSWER if "About" in prompt else SEARCH.format("France")
-    return "<a>x</a> and more"
+    return write_tokenizer(tmp_path_factory.mktemp("tokenizer"))
 
 
 @pytest.fixture
 def server(folder: Path) -> Iterator[Loopback]:
     with serving(Loopback(Codec.from_folder(folder), script)) as listening:
         yield listening
-
-
-class Loaded:
-    """An engine, and the lines it noted."""
-
-    def __init__(self, server: Loopback, folder: Path, **options: Any) -> None:
-        self.notes: list[str] = []
-        options = {"backoff_s": 0.01, "tokenizer": str(folder), **options}
-        engine = load_engine(server.ref, note=self.notes.append, **options)
-        assert isinstance(engine, OpenAIEngine) and isinstance(engine, Engine)
-        self.engine = engine
-
-    def ask(self, text: str = "q", **sampling: Any) -> tuple[str, str]:
-        sampling = {"stop": STOPS, "max_tokens": 50, **sampling}
-        shown: list[str] = []
-
-        async def once() -> tuple[str, str]:
-            prompt = self.engine.encode_prompt("s", text)
-            done = await self.engine.generate(prompt, Sampling(**sampling), shown.append)
-            assert len(done.logprobs) == len(done.ids)
-            assert "".join(shown) == self.engine.decode(done.ids)
-            return self.engine.decode(done.ids), done.finish
-
-        return asyncio.run(once())
-
-    def roll_out(self) -> Trajectory:
-        async def once() -> Trajectory:
-            decoding, budget = Decoding(temperature=1.0, seed=3), Budget(seconds=20)
-            toolbox = box("mhqa")
-            return await run(TASK, self.engine, MHQA, toolbox, budget=budget, decoding=decoding)
-
-        return asyncio.run(once())
-
-
-def one_line(error: BaseException) -> str:
-    assert "\n" not in str(error)
-    return str(error)
 
 
 @pytest.mark.parametrize("offers", ["tokens", "native"])
@@ -195,7 +142,7 @@ def test_tokens_that_a_stream_hides_are_found(server: Loopback, folder: Path) ->
     assert done.logprobs == [half if token in server.split else -0.25 for token in whole]
 
 
-def test_a_logprob_follows_temperature_top_k_and_top_p() -> None:
+def test_a_logprob_follows_temperature_top_k_top_p_and_min_p() -> None:
     raw = {7: math.log(0.5), 8: math.log(0.3), 9: math.log(0.2)}
 
     def chance(token: int, **sampling: Any) -> float:
@@ -207,6 +154,7 @@ def test_a_logprob_follows_temperature_top_k_and_top_p() -> None:
     assert chance(8, temperature=1.0, top_p=0.6) == pytest.approx(0.3 / 0.8)
     assert chance(7, temperature=1.0, top_p=0.5) == pytest.approx(1.0)
     assert chance(9, temperature=1.0, top_k=2) == 0.0
+    assert chance(8, temperature=1.0, min_p=0.5) == pytest.approx(0.3 / 0.8)
 
 
 def test_retry_after_is_obeyed_up_to_a_limit(server: Loopback, folder: Path) -> None:
@@ -301,8 +249,51 @@ def test_a_prompt_that_does_not_fit_is_refused(server: Loopback, folder: Path) -
     assert loaded.engine.context == 64
     with pytest.raises(EngineError, match="the context holds 64"):
         loaded.ask("long " * 100)
-    with pytest.raises(EngineError, match="constrained decoding"):
-        loaded.ask(constraint="start: /a/")
+
+
+CHOICE = 'start: "yes" | "no"'
+NO_GRAMMAR = "does not sample under a grammar. Start vLLM with --structured-outputs-config"
+
+
+def test_a_constraint_is_sent_once_the_server_has_shown_that_it_follows_one(
+    server: Loopback, folder: Path
+) -> None:
+    server.forced = "<coa>"
+    loaded = Loaded(server, folder)
+    prompt = loaded.engine.encode_prompt("s", "q")
+    for _ in range(2):
+        done = asyncio.run(loaded.engine.generate(prompt, Sampling(constraint=CHOICE)))
+        assert done.allowed_logmass is None
+    first, second = server.completions("/v1/completions")
+    grammar = {"grammar": f"%llguidance {{}}\n{CHOICE}"}
+    assert first["structured_outputs"] == second["structured_outputs"] == grammar
+    probes = [body for _, body in server.asked if body.get("structured_outputs")][:-2]
+    assert [body["max_tokens"] for body in probes] == [16]
+    loaded.ask(temperature=0.7, top_p=0.9, top_k=5, min_p=0.1)
+    last = server.completions("/v1/completions")[-1]
+    assert "structured_outputs" not in last
+    assert [last[k] for k in ("temperature", "top_p", "top_k", "min_p")] == [0.7, 0.9, 5, 0.1]
+
+
+@pytest.mark.parametrize("offers", ["tokens", "native", "text"])
+def test_a_server_that_ignores_a_grammar_is_found_out(
+    server: Loopback, folder: Path, offers: str
+) -> None:
+    server.offers = offers
+    loaded = Loaded(server, folder)
+    with pytest.raises(EngineError, match=NO_GRAMMAR) as caught:
+        loaded.ask(constraint=CHOICE)
+    one_line(caught.value)
+    assert loaded.ask()[1] == "stop"
+
+
+def test_more_stop_strings_than_a_server_takes_is_one_line(server: Loopback, folder: Path) -> None:
+    server.most_stops = 4
+    loaded = Loaded(server, folder)
+    server.words = "body.stop: at most 4"
+    with pytest.raises(EngineError, match="VLLM_MAX_STOP_STRINGS=5 or more") as caught:
+        loaded.ask(stop=("1", "2", "3", "4", "5"))
+    one_line(caught.value)
 
 
 def test_the_tokenizer_is_named_found_or_asked_for(

@@ -191,7 +191,7 @@ def test_make_names_every_target() -> None:
     command = ["make", "--no-print-directory", "help"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     named = [line.split()[1] for line in done.stdout.splitlines()]
-    targets = "help setup run test test-slow test-servers check bench clean"
+    targets = "help setup run test test-slow test-servers test-vllm check bench clean"
     assert named == targets.split()
 
 

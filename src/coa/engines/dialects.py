@@ -12,11 +12,22 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from coa.engines.base import Completion, Finish, OnText, Sampling, TextCodec
+from coa.engines.codec import Codec
 from coa.engines.stops import completes_stop
-from coa.engines.transport import Transport, offered
+from coa.engines.transport import Refused, Transport, offered
 from coa.errors import EngineError
 
 PROBE = "The three most common words of the language are"
+_FORCED = "<coa>"
+_FORCING = 'start: TAG\nTAG: "<" /co{1}a/ ">"'
+"""A grammar for `_FORCED` alone, of the constructs that `protocol/constrain.py` uses."""
+_LLGUIDANCE = "%llguidance {}\n"
+"""Says whose Lark it is. vLLM left to itself prefers xgrammar, which reads our grammars too but is
+too slow under them; it refuses this line, and vLLM then takes llguidance."""
+_STOPS = 4
+"""Stop strings that every server takes; some take no more."""
+_ENDS = ("<|im_end|>", "<|endoftext|>")
+"""Tokens that end a turn, also where the server's configuration does not name them."""
 LOWEST = -9999.0
 """Stands for a probability that was rounded to zero; vLLM uses the same number."""
 
@@ -40,17 +51,29 @@ class Dialect(Protocol):
     tempered: bool
     """Logprobs are of the distribution sampled from; otherwise before temperature, or unknown."""
 
+    def constrains(self) -> bool:
+        """Whether the server samples under a grammar; the first call may ask it."""
+
     async def complete(self, turn: Turn) -> Completion: ...
 
 
 class TokenCompletions:
-    """/v1/completions with `return_token_ids` (vLLM)."""
+    """/v1/completions with `return_token_ids` (vLLM).
+
+    A constraint is sent as `structured_outputs.grammar`. The logprobs are then over the allowed
+    tokens, as `Completion` has them; the probability that these had together is not told by the
+    server, so `allowed_logmass` is None.
+    """
 
     exact = True
 
     def __init__(self, transport: Transport, model: str, codec: TextCodec, tempered: bool) -> None:
-        self._transport, self._model, self._codec = transport, model, codec
+        self._transport, self._codec = transport, codec
+        self.model = model
+        """Where requests go: the model, or an adapter that was loaded onto it."""
         self._address = f"{transport.api}/completions"
+        self._ends = _end_ids(codec)
+        self._constrains: bool | None = None
         self.tempered = tempered
 
     @classmethod
@@ -74,17 +97,25 @@ class TokenCompletions:
         body = self._body(Turn(ids, Sampling(temperature=temperature), 1))
         return _choice(offered(self._transport, self._address, body))
 
+    def constrains(self) -> bool:
+        """Ask once for a text that only a grammar can bring about; blocks for that request."""
+        if self._constrains is None:
+            body = self._body(Turn(self._codec.encode(PROBE), Sampling(constraint=_FORCING), 16))
+            choice = _choice(offered(self._transport, self._address, body)) or {}
+            self._constrains = choice.get("text") == _FORCED
+        return self._constrains
+
     def _body(self, turn: Turn) -> dict[str, Any]:
         """Every setting is sent: a server's defaults come from the model's own files."""
         sampling = turn.sampling
         body: dict[str, Any] = {
-            "model": self._model,
+            "model": self.model,
             "prompt": turn.prompt,
             "max_tokens": turn.limit,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "top_k": sampling.top_k or -1,
-            "min_p": 0.0,
+            "min_p": sampling.min_p,
             "repetition_penalty": 1.0,
             "presence_penalty": 0.0,
             "frequency_penalty": 0.0,
@@ -92,11 +123,14 @@ class TokenCompletions:
             "logprobs": 1,
             "return_token_ids": True,
             "include_stop_str_in_output": True,
+            "stop_token_ids": self._ends,
         }
+        if sampling.constraint:
+            body["structured_outputs"] = {"grammar": _LLGUIDANCE + sampling.constraint}
         return body | ({"stop": list(sampling.stop)} if sampling.stop else {})
 
     async def complete(self, turn: Turn) -> Completion:
-        answer = await self._transport.post(self._address, self._body(turn))
+        answer = await self._post(turn)
         choice = _choice(answer)
         if choice is None:
             raise EngineError(f"{self._transport.api}: the answer has no choice in it.")
@@ -107,6 +141,19 @@ class TokenCompletions:
             turn.on_text(text)
         return Completion(ids, logprobs, finish)
 
+    async def _post(self, turn: Turn) -> Any:
+        try:
+            return await self._transport.post(self._address, self._body(turn))
+        except Refused as error:
+            count = len(turn.sampling.stop)
+            if error.status == 400 and count > _STOPS and "stop" in str(error):
+                raise EngineError(
+                    f"{self._transport.api}: the server refused {count} stop strings. "
+                    f"Start vLLM with VLLM_MAX_STOP_STRINGS={count} or more in its environment. "
+                    f"{error}"
+                ) from error
+            raise
+
     def _finish(self, choice: Mapping[str, Any], ids: list[int], stops: tuple[str, ...]) -> Finish:
         reason = choice.get("finish_reason")
         if reason == "length":
@@ -116,6 +163,12 @@ class TokenCompletions:
         if "stop_reason" in choice:  # the stop string; None or an id for an end of sequence
             return "stop" if isinstance(choice["stop_reason"], str) else "eos"
         return "stop" if ids and completes_stop(self._codec.decode, ids, stops) else "eos"
+
+
+def _end_ids(codec: TextCodec) -> list[int]:
+    if not isinstance(codec, Codec):
+        return []
+    return [found for token in _ENDS if (found := codec.token_id(token)) is not None]
 
 
 def count_usage(transport: Transport, answer: Mapping[str, Any]) -> None:

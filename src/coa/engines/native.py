@@ -54,6 +54,10 @@ class NativeCompletions:
         same = [entry.get("id") for entry in entries] == tokens and "logprob" in entries[0]
         return found if same else None
 
+    def constrains(self) -> bool:
+        """Its grammars are of another kind (GBNF), without bounded regular expressions."""
+        return False
+
     def _body(self, turn: Turn) -> dict[str, Any]:
         sampling = turn.sampling
         return {
@@ -63,9 +67,9 @@ class NativeCompletions:
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "top_k": sampling.top_k,
-            "min_p": 0.0,
+            "min_p": sampling.min_p,
             "repeat_penalty": 1.0,
-            "samplers": ["temperature", "top_k", "top_p"],
+            "samplers": ["temperature", "top_k", "top_p", "min_p"],
             "seed": sampling.key % 0xFFFFFFFF,  # the largest value means: at random
             "stop": list(sampling.stop),
             "n_probs": 1,
@@ -136,7 +140,7 @@ class NativeCompletions:
 
 
 def sampled_logprob(raw: Mapping[int, float], token: int, sampling: Sampling) -> float:
-    """A token's logprob after temperature, top-k and top-p, from all the plain ones."""
+    """A token's logprob after temperature, top-k, top-p and min-p, from all the plain ones."""
     scale = sampling.temperature or 1.0
     order = sorted(raw.items(), key=lambda pair: -pair[1])
     if sampling.temperature > 0 and sampling.top_k > 0:
@@ -145,6 +149,9 @@ def sampled_logprob(raw: Mapping[int, float], token: int, sampling: Sampling) ->
     if sampling.temperature > 0 and sampling.top_p < 1:
         reached = list(accumulate(masses))
         kept = 1 + bisect_left(reached, sampling.top_p * reached[-1])
+        order, masses = order[:kept], masses[:kept]
+    if sampling.temperature > 0 and sampling.min_p > 0:
+        kept = sum(mass >= sampling.min_p * masses[0] for mass in masses)
         order, masses = order[:kept], masses[:kept]
     chosen = dict(order).get(token)
     return LOWEST if chosen is None else chosen / scale - math.log(sum(masses))

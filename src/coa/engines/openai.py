@@ -3,27 +3,33 @@
 What a server can do is found out when the engine is loaded, by asking it for one token. A server
 that takes and returns token ids (vLLM, llama.cpp) is as good as a model in this process:
 `exact` is True. One that speaks only text still works, for evaluation and for `coa ask`; one line
-says that token exactness is lost, and such trajectories must not be used for RL.
+says that token exactness is lost, and such trajectories must not be used for RL. vLLM also samples
+under a grammar (`Sampling.constraint`) and takes adapters while it runs (`load`).
 
 The key comes from COA_API_KEY or OPENAI_API_KEY and is written nowhere.
 """
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 from coa.engines.base import CodecEngine, Completion, OnText, Sampling
 from coa.engines.codec import Codec
 from coa.engines.dialects import Dialect, TokenCompletions, Turn
+from coa.engines.lora import Adapter
 from coa.engines.native import NativeCompletions
+from coa.engines.served_lora import ServedAdapter, serve_adapter
 from coa.engines.server_codec import TOKENIZER_NAME, choose_codec
 from coa.engines.store import resolve
 from coa.engines.text_dialects import ChatContinuation, TextCompletions
 from coa.engines.transport import Refused, Transport, Usage
-from coa.errors import EngineError, ModelError, did_you_mean
+from coa.errors import CoaError, EngineError, ModelError, did_you_mean
 
 DEFAULT_CONTEXT = 4096
 _REMEMBERED = 4096
@@ -55,13 +61,15 @@ class OpenAIEngine(CodecEngine):
         source = resolve(ref)
         if source.kind != "openai" or source.model is None or source.url is None:
             raise ModelError(f"{ref!r} is not a model on a server (openai:MODEL@URL).")
-        self._name, self._model = ref, source.model
+        self._name, self._model, self._weights = ref, source.model, source.model
         self._note = note or _say
         self._prompts: OrderedDict[tuple[int, ...], tuple[str, str]] = OrderedDict()
         self._transport = Transport(
             source.url, at_once=slots, timeout_s=timeout_s, retries=retries, backoff_s=backoff_s
         )
         entry = self._find_model()
+        self._root = _folder(entry)
+        self._served: ServedAdapter | None = None
         self.codec, own = choose_codec(self._transport, entry, tokenizer)
         self._context = self._find_context(entry, context)
         self._dialect = self._find_dialect(own)
@@ -74,8 +82,11 @@ class OpenAIEngine(CodecEngine):
 
     @property
     def weights(self) -> str:
-        """The model's name on the server: a server does not tell the version of its weights."""
-        return self._model
+        """The model's name on the server, or the version that `load` was given.
+
+        A server does not tell the version of its weights.
+        """
+        return self._weights
 
     @property
     def context(self) -> int:
@@ -119,17 +130,51 @@ class OpenAIEngine(CodecEngine):
             )
         if sampling.max_tokens < 1:
             raise EngineError(f"Found max_tokens {sampling.max_tokens}, expected at least 1.")
-        if sampling.constraint:
+        if sampling.constraint and not await asyncio.to_thread(self._dialect.constrains):
             raise EngineError(
-                f"{self._transport.api}: constrained decoding is not supported on a server yet. "
-                "Turn it off, or use a model in this process."
+                f"{self._transport.api}: the server does not sample under a grammar. Start vLLM "
+                """with --structured-outputs-config '{"backend": "guidance"}', turn constrained """
+                "decoding off, or use a model in this process."
             )
         self._say_when_raw(sampling)
         turn = Turn(prompt, sampling, min(sampling.max_tokens, room), on_text)
-        return await self._dialect.complete(turn)
+        with self._served.in_use() if self._served else nullcontext():
+            return await self._dialect.complete(turn)
+
+    async def load(self, adapter: Path | Adapter | None, version: str) -> None:
+        """Use another adapter (None: the base) from now on; what runs already keeps the old one.
+
+        The server reads the adapter's folder itself. The old adapter is taken off the server when
+        its last request has ended, which this waits for.
+        """
+        dialect = self._dialect
+        if not isinstance(dialect, TokenCompletions):
+            raise EngineError(
+                f"{self._transport.api}: adapters can be loaded only into a server that exchanges "
+                "token ids as vLLM does."
+            )
+        served = None
+        if adapter is not None:
+            name = f"{self._model}-{version}"
+            served = await serve_adapter(self._transport, adapter, name, self._root)
+        old, self._served, self._weights = self._served, served, version
+        dialect.model = served.name if served else self._model
+        await self._unload(old)
 
     async def close(self) -> None:
+        """Take what was loaded off the server, and close the connections."""
+        served, self._served = self._served, None
+        await self._unload(served)
         await self._transport.close()
+
+    async def _unload(self, served: ServedAdapter | None) -> None:
+        """An adapter that stays on the server changes no result, so it is only said."""
+        if served is None:
+            return
+        try:
+            await served.unload(self._transport)
+        except CoaError as error:
+            self._note(f"{self._name}: adapter {served.name!r} is still on the server. {error}")
 
     def _find_model(self) -> dict[str, Any]:
         """The server's own record of the model; a model it does not list is refused."""
@@ -150,7 +195,7 @@ class OpenAIEngine(CodecEngine):
                 f"{did_you_mean(self._model, models)}"
             )
         found: dict[str, Any] = models[self._model]
-        return found
+        return models.get(str(found.get("parent")), found)  # an adapter is described by its base
 
     def _find_context(self, entry: dict[str, Any], wanted: int | None) -> int:
         served = entry.get("max_model_len")
@@ -198,7 +243,8 @@ class OpenAIEngine(CodecEngine):
 
     def _say_when_raw(self, sampling: Sampling) -> None:
         """Once: logprobs before temperature are not those of the distribution sampled from."""
-        plain = sampling.temperature in (0.0, 1.0) and sampling.top_p >= 1 and not sampling.top_k
+        cut = sampling.top_p < 1 or sampling.top_k or sampling.min_p
+        plain = sampling.temperature in (0.0, 1.0) and not cut
         if self._said_raw or plain or self.tempered or not self.exact:
             return
         self._said_raw = True
@@ -209,11 +255,19 @@ class OpenAIEngine(CodecEngine):
 
     def _say_what_is_ignored(self, options: dict[str, Any]) -> None:
         known = {"dtype": "auto", "deterministic": False, "threads": None}
+        known |= {"memory_gb": None, "guess": True}
         for name, value in options.items():
             if name not in known:
                 raise EngineError(f"Unknown option {name!r} of a server's model.")
             if value != known[name]:
                 self._note(f"{self._name}: {name} is the server's to decide and is ignored")
+
+
+def _folder(entry: dict[str, Any]) -> Path | None:
+    """The folder that the server says it loaded, when it is on this machine."""
+    root = entry.get("root")
+    found = Path(root) if isinstance(root, str) else None
+    return found if found is not None and found.is_dir() else None
 
 
 def _say(line: str) -> None:

@@ -46,6 +46,9 @@ class TextCompletions:
                 return found
         return None
 
+    def constrains(self) -> bool:
+        return False
+
     async def complete(self, turn: Turn) -> Completion:
         body = _settings(self._model, turn) | self._extras
         body["prompt"] = spell(self._codec, turn.prompt)
@@ -85,6 +88,9 @@ class ChatContinuation:
                 return found
         return None
 
+    def constrains(self) -> bool:
+        return False
+
     async def complete(self, turn: Turn) -> Completion:
         special = special_texts(self._codec)
         system, user, begun = (break_up(part, special) for part in self._recall(turn.prompt))
@@ -104,7 +110,7 @@ def _messages(system: str, user: str, assistant: str) -> dict[str, Any]:
 
 
 def _settings(model: str, turn: Turn) -> dict[str, Any]:
-    """Only what every server knows; a top-k that was asked for is sent, and may be refused."""
+    """Only what every server knows; a top-k or min-p that was asked for is sent, maybe refused."""
     sampling = turn.sampling
     body: dict[str, Any] = {
         "model": model,
@@ -115,6 +121,8 @@ def _settings(model: str, turn: Turn) -> dict[str, Any]:
     }
     if sampling.top_k:
         body["top_k"] = sampling.top_k
+    if sampling.min_p:
+        body["min_p"] = sampling.min_p
     return body | ({"stop": list(sampling.stop)} if sampling.stop else {})
 
 

@@ -99,14 +99,22 @@ class Transport:
 
     async def post(self, address: str, body: Mapping[str, Any]) -> Any:
         """POST and return the parsed answer."""
+        return self._parse(await self._send(address, body))
+
+    async def tell(self, address: str, body: Mapping[str, Any]) -> None:
+        """POST an order: all that counts is that it was obeyed; a 500 is the server's no."""
+        await self._send(address, body, order=True)
+
+    async def _send(self, address: str, body: Mapping[str, Any], *, order: bool = False) -> bytes:
         async with self._slot() as client:
             attempt = 0
             while True:
                 try:
                     response = await client.post(address, json=body)
                     if response.is_success:
-                        return self._parse(response.content)
-                    wait = self._judge_status(attempt, attempt >= self._retries, response)
+                        return response.content
+                    last = attempt >= self._retries or (order and response.status_code == 500)
+                    wait = self._judge_status(attempt, last, response)
                 except httpx.HTTPError as exc:
                     wait = self._judge_failure(attempt, attempt >= self._retries, exc)
                 attempt += 1
