@@ -397,16 +397,15 @@ def speedrun(
 
 @app.command()
 def bench(
-    name: Annotated[str, typer.Argument(help="What to measure: parse.")],
+    name: Annotated[str, typer.Argument(help="What to measure: parse or rollout.")],
+    rollouts: Annotated[str, typer.Option(help="Of rollout: how many at once.")] = "32,64",
     as_json: JsonFlag = False,
 ) -> None:
     """Measure speed against peers, in the same run."""
     from coa.evaluate.bench import run_bench
 
-    result = run_bench(name)
+    result, lines = run_bench(name, rollouts, note)
     if as_json:
         emit(result)
-        return
-    print(f"{'ours':<28} {result['ours']:>10.1f} {result['unit']}")
-    for peer, ratio in result["ratio"].items():
-        print(f"{peer:<28} {result[peer]:>10.1f} {result['unit']}   ours / peer {ratio:.2f}")
+    else:
+        print("\n".join(lines))

@@ -1,10 +1,10 @@
-"""Measurements against peers, in one process and one run: `coa bench`."""
+"""Measurements against peers, in one run: `coa bench`. Here is that of the parser."""
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from html.parser import HTMLParser
 from importlib import import_module
 from importlib.util import find_spec
@@ -13,6 +13,7 @@ from coa.errors import UsageError, did_you_mean
 from coa.protocol import PRESETS, Block, Grammar, State, load_grammar, parse
 from coa.runs import Json
 
+BENCHES = ("parse", "rollout")
 Reader = Callable[[Grammar, str], object]
 _ROUNDS = 5
 _PASSAGE = (
@@ -32,11 +33,22 @@ _BODIES = {
 _PROGRAM = "\n```py\nfor n in range(10):\n    print(n, '</code>' if n < 3 else '<b>')\n```\n"
 
 
-def run_bench(name: str) -> Json:
-    """Run the measurement of that name."""
-    if name not in _BENCHES:
-        raise UsageError(f"{name!r} is not a measurement.{did_you_mean(name, _BENCHES)}")
-    return _BENCHES[name]()
+def run_bench(
+    name: str, rollouts: str = "32,64", note: Callable[[str], None] = lambda line: None
+) -> tuple[Json, list[str]]:
+    """Run the measurement of that name: its result, and the same as lines for people."""
+    if name not in BENCHES:
+        raise UsageError(f"{name!r} is not a measurement.{did_you_mean(name, BENCHES)}")
+    if name == "parse":
+        result = bench_parse()
+        return result, list(_parse_lines(result))
+    from coa.evaluate.bench_rollout import bench_rollout, rollout_lines
+
+    counts = rollouts.split(",")
+    if not all(count.strip().isdecimal() and int(count) for count in counts):
+        raise UsageError(f"--rollouts {rollouts!r}: expected numbers joined by commas, as 32,64.")
+    result = bench_rollout([int(count) for count in counts], note)
+    return result, list(rollout_lines(result))
 
 
 def bench_parse(megabytes: float = 2.0) -> Json:
@@ -125,4 +137,7 @@ def _body(grammar: Grammar, name: str, passages: int) -> str:
     return _PROGRAM if role.body == "code" else _BODIES[role.kind]
 
 
-_BENCHES: dict[str, Callable[[], Json]] = {"parse": bench_parse}
+def _parse_lines(result: Json) -> Iterator[str]:
+    yield f"{'ours':<28} {result['ours']:>10.1f} {result['unit']}"
+    for peer, ratio in result["ratio"].items():
+        yield f"{peer:<28} {result[peer]:>10.1f} {result['unit']}   ours / peer {ratio:.2f}"
