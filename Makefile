@@ -44,6 +44,8 @@ check: setup  ## format, lint and types
 
 bench: setup  ## measure against peers
 	@.venv/bin/coa bench parse
+	@.venv/bin/coa model pull
+	@.venv/bin/coa bench rollout
 
 clean:  ## remove .venv, caches and built files; runs/ stays
 	rm -rf .venv .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis dist build

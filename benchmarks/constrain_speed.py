@@ -26,7 +26,7 @@ async def measure(model: str, rollouts: int) -> None:
     grammar = load_grammar("mhqa")
     lark = turn_grammar(grammar, State(), Limits(text=4000))
     lark = lark.replace("{0,3999}", "{1500,3999}")  # no thought closes before the tokens are used
-    engine = LocalEngine(model, slots=rollouts, context=1024)
+    engine = LocalEngine(model, slots=rollouts, context=1024, guess=False)  # the mask alone
     engine._batch._eos = frozenset()
     prompt = engine.encode_prompt(system_prompt(grammar, "full"), QUESTION)
 

@@ -2,7 +2,7 @@
 
     python benchmarks/constrained_rollouts.py [ROLLOUTS] [FREE_ROLLOUTS] [MODEL]
 
-A rollout is malformed when the runtime found a fault in a turn; illegal when the finished text,
+A rollout is malformed when the runtime found a fault in a turn; illegal when the whole text,
 read again by the parser alone, has any; truncated when a budget ended it before its answer. Tools
 answer with a passage at once: the subject is what the model writes.
 """
@@ -16,7 +16,7 @@ import time
 from collections import Counter
 
 from coa.engines import Engine, load_engine
-from coa.protocol import PRESETS, check, load_grammar, parse
+from coa.protocol import PRESETS, FaultKind, check, load_grammar, parse
 from coa.runtime import Budget, Decoding, run
 from coa.tasks import make_tasks
 from coa.tasks.task import Task
@@ -24,6 +24,7 @@ from coa.tools import Tool, Toolbox
 from coa.trajectory import StopReason, Trajectory
 
 BUDGET = Budget(turns=4, turn_tokens=256, context=2048)
+KINDS = ("rollouts", "malformed", "illegal", "truncated", "answered", "tokens")
 PASSAGE = "The Loire is the longest river of France; it rises in the Ardeche and flows 1,006 km."
 
 
@@ -39,15 +40,16 @@ async def play(engine: Engine, task: Task, preset: str, sample: int, constrain: 
 
 
 def judge(preset: str, trajectory: Trajectory) -> Counter[str]:
-    assert trajectory.stop is not None and trajectory.error is None, trajectory.error
+    assert trajectory.stop not in (None, StopReason.ENGINE_FAILED), trajectory.error
+    assert trajectory.stop is not None
     found = Counter(rollouts=1, tokens=trajectory.usage.sampled_tokens)
     found["malformed"] = int(trajectory.usage.malformed > 0)
     found["answered"] = int(trajectory.stop is StopReason.ANSWERED)
     found["truncated"] = int(trajectory.stop.truncated)
     grammar = load_grammar(preset)
-    parsed = parse(grammar, trajectory.text, env=True)
-    if trajectory.stop is StopReason.ANSWERED:
-        found["illegal"] = int(check(grammar, parsed) is not None)
+    fault = check(grammar, parse(grammar, trajectory.text, env=True))
+    cut = fault is not None and fault.kind is FaultKind.UNCLOSED and trajectory.stop.truncated
+    found["illegal"] = int(fault is not None and not cut)
     return found
 
 
@@ -73,7 +75,8 @@ async def measure(model: str, count: int, constrain: bool) -> None:
     seconds = time.perf_counter() - started
     every: Counter[str] = sum(totals.values(), Counter())
     for name, found in {**totals, "all": every}.items():
-        print(json.dumps({"preset": name, "constrained": constrain, **found}))
+        counts = {kind: found[kind] for kind in KINDS}
+        print(json.dumps({"preset": name, "constrained": constrain, **counts}))
     print(f"{seconds:.0f} s, {every['tokens'] / seconds:.0f} tokens/s", file=sys.stderr)
 
 

@@ -4,13 +4,14 @@
 
 Every rollout carries a mark of its own: it is in the question and in all that its tools return.
 Each model turn is asked for by a prompt that must hold this mark and no other. Reported are the
-ends, the longest time in which the engine gave no token although it had work, the memory of keys
-and values against the bound that was set, and the peak of the whole process.
+ends, the longest time in which the engine gave no token although it had work, and the peak memory
+of the process before and after, against what keys and values were allowed.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import random
 import resource
@@ -27,14 +28,16 @@ from coa.protocol import load_grammar
 from coa.runtime import Budget, Decoding, run
 from coa.tasks.task import Task
 from coa.tools import Tool, Toolbox
-from coa.trajectory import Author, Trajectory
+from coa.trajectory import Trajectory
 
-BUDGET = Budget(turns=4, turn_tokens=160, context=1024, seconds=600)
+GRAMMAR = "search_r1"  # few blocks before a call, so that the untrained base makes many
+BUDGET = Budget(turns=4, turn_tokens=224, context=1024, seconds=600)
 MEMORY_GB, TOOL_TIMEOUT_S = 0.5, 5.0
 
 
 def mark(index: int) -> str:
-    return f"Q{index:04d}Z"
+    """Letters that nobody writes by chance: with running numbers the model itself wrote others'."""
+    return hashlib.sha256(str(index).encode()).hexdigest()[:12]
 
 
 class Watched:
@@ -80,7 +83,7 @@ def tools(index: int) -> Toolbox:
             await asyncio.Event().wait()
         return f"{mark(index)}: about {query[:80]}. " + "The river passes the old capital. " * 12
 
-    grammar = load_grammar("mhqa")
+    grammar = load_grammar(GRAMMAR)
     return Toolbox(Tool(name, answer, timeout_s=TOOL_TIMEOUT_S) for name in grammar.tool_roles)
 
 
@@ -93,7 +96,7 @@ async def measure(model: str, count: int) -> None:
     async def one(index: int) -> Trajectory:
         task = Task(f"{mark(index)}: which river flows through the capital?")
         decoding = Decoding(temperature=1.0, sample=index, constrain=True)
-        grammar = load_grammar("mhqa")
+        grammar = load_grammar(GRAMMAR)
         return await run(task, watched, grammar, tools(index), budget=BUDGET, decoding=decoding)
 
     done = await asyncio.gather(*(one(index) for index in range(count)))
@@ -102,7 +105,6 @@ async def measure(model: str, count: int) -> None:
         other != index and mark(other) in segment.text
         for index, trajectory in enumerate(done)
         for segment in trajectory.segments
-        if segment.author is not Author.MODEL
         for other in range(count)
     )
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -112,7 +114,7 @@ async def measure(model: str, count: int) -> None:
         "stops": Counter(str(trajectory.stop) for trajectory in done),
         "tool_calls": sum(trajectory.usage.tool_calls for trajectory in done),
         "prompts_with_marks_of_others": watched.mixed,
-        "observations_with_marks_of_others": mixed,
+        "segments_with_marks_of_others": mixed,
         "longest_wait_for_a_token_s": round(watched.longest, 2),
         "slots": engine._forward.slots,
         "memory_gb": {"bound": MEMORY_GB, "process_before": before / 1e6, "peak": peak / 1e6},

@@ -325,6 +325,7 @@ def evaluate(
     turn_tokens: Annotated[int, typer.Option(help="Most tokens sampled in a turn.")] = 256,
     context: Annotated[int, typer.Option(help="Most tokens of a whole rollout.")] = 2048,
     concurrency: Annotated[int, typer.Option(help="Rollouts at once.")] = 64,
+    memory: Annotated[float | None, typer.Option(help="Most GB for keys and values.")] = None,
     deterministic: Annotated[bool, typer.Option(help="fp32, fixed batch shapes.")] = False,
     seed: SeedOption = 0,
     as_json: JsonFlag = False,
@@ -346,6 +347,7 @@ def evaluate(
         turn_tokens=turn_tokens,
         context=context,
         concurrency=concurrency,
+        memory_gb=memory,
         deterministic=deterministic,
         seed=seed,
     )

@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 
 from coa.errors import MissingExtra, ModelError
 
+_ENDS = ("<|im_end|>", "<|endoftext|>")
 _SYSTEM = "\ue000system\ue001"
 _USER = "\ue000user\ue001"
 Offsets = list[tuple[int, int]]
@@ -53,6 +54,10 @@ class Codec:
     def token_id(self, token: str) -> int | None:
         found: int | None = self._markup.token_to_id(token)
         return found
+
+    def end_ids(self) -> list[int]:
+        """Tokens that end a turn, also where a configuration does not name them."""
+        return [found for token in _ENDS if (found := self.token_id(token)) is not None]
 
     def encode(self, text: str) -> list[int]:
         ids: list[int] = self._plain.encode(text, add_special_tokens=False).ids

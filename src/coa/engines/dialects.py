@@ -26,8 +26,6 @@ _LLGUIDANCE = "%llguidance {}\n"
 too slow under them; it refuses this line, and vLLM then takes llguidance."""
 _STOPS = 4
 """Stop strings that every server takes; some take no more."""
-_ENDS = ("<|im_end|>", "<|endoftext|>")
-"""Tokens that end a turn, also where the server's configuration does not name them."""
 LOWEST = -9999.0
 """Stands for a probability that was rounded to zero; vLLM uses the same number."""
 
@@ -72,7 +70,7 @@ class TokenCompletions:
         self.model = model
         """Where requests go: the model, or an adapter that was loaded onto it."""
         self._address = f"{transport.api}/completions"
-        self._ends = _end_ids(codec)
+        self._ends = codec.end_ids() if isinstance(codec, Codec) else []
         self._constrains: bool | None = None
         self.tempered = tempered
 
@@ -163,12 +161,6 @@ class TokenCompletions:
         if "stop_reason" in choice:  # the stop string; None or an id for an end of sequence
             return "stop" if isinstance(choice["stop_reason"], str) else "eos"
         return "stop" if ids and completes_stop(self._codec.decode, ids, stops) else "eos"
-
-
-def _end_ids(codec: TextCodec) -> list[int]:
-    if not isinstance(codec, Codec):
-        return []
-    return [found for token in _ENDS if (found := codec.token_id(token)) is not None]
 
 
 def count_usage(transport: Transport, answer: Mapping[str, Any]) -> None:

@@ -25,9 +25,9 @@
 #include <immintrin.h>
 #endif
 
-#define LANES 16    /* keys of a block, floats of a register */
-#define WIDE 4      /* registers of 64 dimensions */
-#define PAGE 256    /* tokens of a slot that lie together */
+/* Given by kernels.py: LANES, keys of a block and floats of a register; PAGE, tokens of a slot that
+ * lie together; PADDING, what head dimensions are a multiple of in the cache. */
+#define WIDE (PADDING / LANES)
 #define QUERIES 6   /* computed together, so that each key is loaded once for all of them */
 #define PART 8      /* tokens of a run that one thread takes at a time */
 

@@ -24,6 +24,8 @@ from pathlib import Path
 from coa.engines.store import cache_dir
 from coa.machine import cpu_features
 
+LANES, PAGE, PADDING = 16, 256, 64
+"""How the compiled kernels lay out the cache; see kernels.c."""
 _FLAGS = [
     "-O3",
     "-march=native",
@@ -32,6 +34,7 @@ _FLAGS = [
     "-fPIC",
     "-std=gnu11",
     "-fno-strict-aliasing",
+    *(f"-D{name}" for name in (f"LANES={LANES}", f"PAGE={PAGE}", f"PADDING={PADDING}")),
 ]
 _POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int, ctypes.c_float
 

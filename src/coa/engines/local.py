@@ -327,15 +327,11 @@ def _show_text(codec: TextCodec, requests: Sequence[Request]) -> None:
 
 def _eos_ids(folder: Path, config: dict[str, Any], codec: Codec) -> frozenset[int]:
     """End-of-sequence ids from the configuration, the generation settings and the template."""
-    found: set[int] = set()
+    found = set(codec.end_ids())
     settings = [config]
     if (folder / "generation_config.json").is_file():
         settings.append(json.loads((folder / "generation_config.json").read_text("utf-8")))
     for setting in settings:
         value = setting.get("eos_token_id")
         found.update(value if isinstance(value, list) else [value] if value is not None else [])
-    for token in ("<|im_end|>", "<|endoftext|>"):
-        token_id = codec.token_id(token)
-        if token_id is not None:
-            found.add(token_id)
     return frozenset(found)

@@ -17,11 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from coa.engines.kernels import LANES, PADDING, PAGE
 from coa.engines.shape import Shape, rotary, rotate
 
-_LANES = 16
-_PAGE = 256
-_PADDING = 64
 _ALIGNMENT = 64
 
 
@@ -71,7 +69,7 @@ class _Caches:
 
     def copy(self, source: int, target: int, length: int) -> None:
         pages, rest = divmod(length, self._page)
-        end = -(-rest // _LANES) * _LANES
+        end = -(-rest // LANES) * LANES
         for cache in (*self.keys, *self.values):
             cache[:pages, target] = cache[:pages, source]
             if rest:
@@ -154,7 +152,7 @@ class CompiledOps:
     ) -> None:
         self._library, self._shape, self._bf16 = library, shape, int(dtype == torch.bfloat16)
         self._padded = padded_dim(shape.head_dim)
-        self._caches = _Caches(shape, slots, context, self._padded, _PAGE, dtype)
+        self._caches = _Caches(shape, slots, context, self._padded, PAGE, dtype)
         half = shape.head_dim // 2
         both = rotary(shape, context, torch.float32)
         self._cos, self._sin = (angle[:, :half].contiguous() for angle in both)
@@ -219,17 +217,17 @@ class CompiledOps:
 
 def kernels_fit(*widths: int) -> bool:
     """Whether the compiled kernels can take these widths (head, hidden, intermediate)."""
-    return all(width % _LANES == 0 for width in widths)
+    return all(width % LANES == 0 for width in widths)
 
 
 def padded_dim(head_dim: int) -> int:
     """What the compiled kernels make of a head's dimension."""
-    return -(-head_dim // _PADDING) * _PADDING
+    return -(-head_dim // PADDING) * PADDING
 
 
 def padded_context(context: int) -> int:
     """What the compiled kernels make of a slot's length."""
-    return -(-context // _PAGE) * _PAGE
+    return -(-context // PAGE) * PAGE
 
 
 def lazy_zeros(size: tuple[int, ...], dtype: torch.dtype) -> Tensor:

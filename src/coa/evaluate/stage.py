@@ -46,6 +46,8 @@ class EvalSettings:
     malformed: int = 2
     context: int = 2048
     concurrency: int = 64
+    memory_gb: float | None = None
+    """Most for keys and values of a model in this process; None: a quarter of the machine's."""
     deterministic: bool = False
     seed: int = 0
 
@@ -115,7 +117,8 @@ def run_eval(
     prompt = choose_prompt(settings.prompt, model)
     _check_gold(tasks, settings)
     recipe = to_json(settings) | {"model": model, "grammar": grammar.name, "prompt": prompt}
-    for name in ("tasks", "concurrency"):  # the fingerprint stands for the file; the rest is speed
+    # The fingerprint stands for the tasks; the rest is speed.
+    for name in ("tasks", "concurrency", "memory_gb"):
         del recipe[name]
     if not settings.constrain:  # as in the records of runs from before there was a choice
         del recipe["constrain"]
@@ -127,6 +130,7 @@ def run_eval(
             deterministic=settings.deterministic,
             slots=slots_for(settings.concurrency),
             context=settings.context,
+            memory_gb=settings.memory_gb,
         )
 
         async def attempt() -> list[Trajectory]:
