@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
+from coa.errors import EngineError
+
 Finish = Literal["stop", "eos", "length"]
 OnText = Callable[[str], None]
 
@@ -106,6 +108,21 @@ class TextCodec(Protocol):
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]: ...
     def encode_prompt(self, system: str, user: str) -> list[int]: ...
     def decode(self, ids: Sequence[int]) -> str: ...
+
+
+def most_tokens(prompt: Sequence[int], sampling: Sampling, context: int, remedy: str) -> int:
+    """How many tokens may be sampled after a prompt; what can never fit is refused."""
+    room = context - len(prompt)
+    if not prompt:
+        raise EngineError("The prompt has no tokens.")
+    if room <= 0:
+        raise EngineError(
+            f"The prompt has {len(prompt)} tokens and the context holds {context}. "
+            f"Shorten it or {remedy} with a larger context."
+        )
+    if sampling.max_tokens < 1:
+        raise EngineError(f"Found max_tokens {sampling.max_tokens}, expected at least 1.")
+    return min(sampling.max_tokens, room)
 
 
 class CodecEngine:

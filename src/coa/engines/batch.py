@@ -40,7 +40,6 @@ class Forward(Protocol):
     """What the scheduler needs of a model."""
 
     slots: int
-    context: int
 
     def step(self, chunks: list[Chunk]) -> Tensor: ...
     def copy(self, source: int, target: int, length: int) -> None: ...

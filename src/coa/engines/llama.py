@@ -128,7 +128,7 @@ class LlamaForward:
         config = read_config(folder)
         self.shape = Shape.read(config)
         self._folder, self._dtype, self._exact = folder, dtype, exact
-        self.slots, self.context = slots, context
+        self.slots = slots
         kernels = load_kernels()
         self.slow = kernels if isinstance(kernels, str) else ""
         """Why the compiled kernels are not used."""

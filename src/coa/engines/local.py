@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from coa.engines.base import CodecEngine, Completion, OnText, Sampling, TextCodec
+from coa.engines.base import CodecEngine, Completion, OnText, Sampling, TextCodec, most_tokens
 from coa.engines.batch import Batch, Forward, Request
 from coa.engines.codec import Codec
 from coa.engines.guesses import Guesses
@@ -168,18 +168,8 @@ class LocalEngine(CodecEngine):
             raise
 
     def _request(self, prompt_ids: Sequence[int], sampling: Sampling) -> Request:
-        prompt = list(prompt_ids)
-        room = self._context - len(prompt)
-        if not prompt:
-            raise EngineError("The prompt has no tokens.")
-        if room <= 0:
-            raise EngineError(
-                f"The prompt has {len(prompt)} tokens and the context holds {self._context}. "
-                "Shorten it or load the engine with a larger context."
-            )
-        if sampling.max_tokens < 1:
-            raise EngineError(f"Found max_tokens {sampling.max_tokens}, expected at least 1.")
-        return Request(prompt, sampling, min(sampling.max_tokens, room))
+        limit = most_tokens(prompt_ids, sampling, self._context, "load the engine")
+        return Request(list(prompt_ids), sampling, limit)
 
     async def load(self, adapter: Path | Adapter | None, version: str) -> None:
         """Merge another adapter (None: the base) once running requests have finished."""

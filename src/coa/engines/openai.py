@@ -19,7 +19,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from coa.engines.base import CodecEngine, Completion, OnText, Sampling
+from coa.engines.base import CodecEngine, Completion, OnText, Sampling, most_tokens
 from coa.engines.codec import Codec
 from coa.engines.dialects import Dialect, TokenCompletions, Turn
 from coa.engines.lora import Adapter
@@ -119,17 +119,7 @@ class OpenAIEngine(CodecEngine):
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, on_text: OnText | None = None
     ) -> Completion:
-        prompt = list(prompt_ids)
-        room = self._context - len(prompt)
-        if not prompt:
-            raise EngineError("The prompt has no tokens.")
-        if room <= 0:
-            raise EngineError(
-                f"The prompt has {len(prompt)} tokens and the context holds {self._context}. "
-                "Shorten it or start the server with a larger context."
-            )
-        if sampling.max_tokens < 1:
-            raise EngineError(f"Found max_tokens {sampling.max_tokens}, expected at least 1.")
+        limit = most_tokens(prompt_ids, sampling, self._context, "start the server")
         if sampling.constraint and not await asyncio.to_thread(self._dialect.constrains):
             raise EngineError(
                 f"{self._transport.api}: the server does not sample under a grammar. Start vLLM "
@@ -137,7 +127,7 @@ class OpenAIEngine(CodecEngine):
                 "decoding off, or use a model in this process."
             )
         self._say_when_raw(sampling)
-        turn = Turn(prompt, sampling, min(sampling.max_tokens, room), on_text)
+        turn = Turn(list(prompt_ids), sampling, limit, on_text)
         with self._served.in_use() if self._served else nullcontext():
             return await self._dialect.complete(turn)
 
