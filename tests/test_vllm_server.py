@@ -24,9 +24,8 @@ torch = pytest.importorskip("torch")
 
 from coa.engines import Completion, Engine, Sampling, load_engine, store  # noqa: E402
 from coa.engines.dialects import TokenCompletions  # noqa: E402
-from coa.engines.lora import MANIFEST  # noqa: E402
+from coa.engines.lora import MANIFEST, write_adapter  # noqa: E402
 from coa.engines.openai import OpenAIEngine  # noqa: E402
-from coa.engines.served_lora import write_adapter  # noqa: E402
 from coa.errors import EngineError, ModelError, Unavailable  # noqa: E402
 from coa.protocol import PRESETS, load_grammar  # noqa: E402
 from coa.runtime import Budget, Decoding, run  # noqa: E402

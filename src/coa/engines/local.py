@@ -113,7 +113,7 @@ class LocalEngine(CodecEngine):
         reason = unsupported(self._config)
         if reason is not None:
             note(f"{self._name}: {reason} has no fast path here; using transformers, row by row")
-            return PlainForward(self._folder, self._dtype, slots, self._context, adapter)
+            return PlainForward(self._folder, self._dtype, slots, adapter)
         each = slot_bytes(Shape.read(self._config), self._context, self._dtype) / 1e9
         bound = (memory_gb_of_machine() or 8.0) * MEMORY_SHARE if memory_gb is None else memory_gb
         if each > bound:

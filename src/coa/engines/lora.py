@@ -76,6 +76,28 @@ def read_adapter(folder: Path, base: str) -> Adapter:
     return Adapter(config["lora_alpha"] / root, pair_up(tensors))
 
 
+def write_adapter(adapter: Adapter, folder: Path) -> None:
+    """Write an adapter's factors as a folder that peft, and so a server, can read."""
+    from safetensors.torch import save_file
+
+    tensors = {}
+    for module, (down, up) in adapter.pairs.items():
+        tensors[f"{_PREFIX}{module}.lora_A.weight"] = down.contiguous()
+        tensors[f"{_PREFIX}{module}.lora_B.weight"] = up.contiguous()
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    rank = next(iter(adapter.pairs.values()))[0].shape[0]
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": rank,
+        "lora_alpha": adapter.scale * rank,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "target_modules": sorted({module.rpartition(".")[2] for module in adapter.pairs}),
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
+
+
 def pair_up(tensors: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Group peft's tensor names into (down, up) pairs by module."""
     pairs = {}

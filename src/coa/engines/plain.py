@@ -24,11 +24,10 @@ class PlainForward:
         folder: Path,
         dtype: torch.dtype,
         slots: int,
-        context: int,
         adapter: Adapter | None = None,
     ) -> None:
         self._folder, self._dtype = folder, dtype
-        self.slots, self.context = slots, context
+        self.slots = slots
         self._caches: list[Any] = [None] * slots
         self.load(adapter)
 

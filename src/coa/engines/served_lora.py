@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from coa.engines.lora import WEIGHTS, Adapter, check_base
+from coa.engines.lora import Adapter, check_base, write_adapter
 from coa.engines.transport import Refused, Transport
 from coa.engines.weights import base_hash
 from coa.errors import EngineError, ModelError
@@ -81,28 +81,6 @@ async def serve_adapter(
             f"--enable-lora --max-lora-rank {1 << (max(rank, 8) - 1).bit_length()}."
         ) from error
     return served
-
-
-def write_adapter(adapter: Adapter, folder: Path) -> None:
-    """Write an adapter's factors as a folder that peft, and so a server, can read."""
-    from safetensors.torch import save_file
-
-    tensors = {}
-    for module, (down, up) in adapter.pairs.items():
-        tensors[f"base_model.model.{module}.lora_A.weight"] = down.contiguous()
-        tensors[f"base_model.model.{module}.lora_B.weight"] = up.contiguous()
-    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
-    rank = next(iter(adapter.pairs.values()))[0].shape[0]
-    config = {
-        "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
-        "r": rank,
-        "lora_alpha": adapter.scale * rank,
-        "lora_dropout": 0.0,
-        "bias": "none",
-        "target_modules": sorted({module.rpartition(".")[2] for module in adapter.pairs}),
-    }
-    (folder / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
 
 
 def _rank(folder: Path) -> int:
