@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 from coa.engines import Sampling, load_engine  # noqa: E402
 from coa.engines.batch import PROMPT_TOKENS, Batch, Request  # noqa: E402
 from coa.engines.draw import draw  # noqa: E402
-from coa.engines.guesses import Guesses  # noqa: E402
+from coa.engines.guesses import FREE_ROWS, Guesses  # noqa: E402
 from coa.engines.llama import LlamaForward  # noqa: E402
 from coa.errors import ConfigError, EngineError  # noqa: E402
 
@@ -162,6 +162,21 @@ def test_guesses_together_equal_alone(folder: Path) -> None:
     assert guesses.right
 
 
+def test_in_company_only_what_followed_twice_is_guessed() -> None:
+    def said(*ids: int) -> Request:
+        return Request(prompt=list(range(100, 106)), sampling=Sampling(), limit=99, ids=[*ids])
+
+    guesses = Guesses()
+    guesses.learn(said(1, 2, 3, 4))
+    crowd = [said(1) for _ in range(FREE_ROWS)]
+    assert guesses.make([said(1)]) == [[2, 3, 4]]
+    assert not any(guesses.make(crowd))
+    guesses.learn(said(1, 2, 3, 5))
+    assert guesses.make(crowd) == [[2, 3]] * FREE_ROWS
+    guesses.learn(said(1, 7))
+    assert not any(guesses.make(crowd))
+
+
 def test_a_guess_never_passes_a_limit_or_a_stop(folder: Path) -> None:
     guesses, prompt = Guesses(), words(30)
     made = batch(Watched(folder), guesses)
@@ -234,7 +249,7 @@ def test_min_p_keeps_what_is_likely_beside_the_best() -> None:
         found = set()
         for key in range(300):
             sampling = Sampling(temperature=1.0, min_p=min_p, key=key)
-            (token,), (logprob,) = draw(logits.clone(), [sampling], [0])
+            (token,), (logprob,), _ = draw(logits.clone(), [sampling], [0])
             mass = sum(weights[i] for i in kept)
             assert logprob == pytest.approx(
                 torch.log(torch.tensor(weights[token] / mass)).item(), abs=1e-5

@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("llguidance")
 
 from coa.engines import Completion, Sampling, load_engine  # noqa: E402
-from coa.engines.draw import draw_allowed  # noqa: E402
+from coa.engines.draw import draw  # noqa: E402
 from coa.engines.masks import allowed_tokens  # noqa: E402
 from coa.errors import EngineError  # noqa: E402
 from coa.protocol import PRESETS, Limits, load_grammar  # noqa: E402
@@ -93,14 +93,14 @@ def test_a_draw_among_allowed_tokens() -> None:
     found = set()
     for key in range(100):
         sampling = Sampling(temperature=1.0, key=key, constraint=CHOICE)
-        (token,), (logprob,), (mass,) = draw_allowed(weights.log(), [sampling], [0], allowed)
+        (token,), (logprob,), (mass,) = draw(weights.log(), [sampling], [0], allowed)
         found.add(token)
         assert mass == pytest.approx(math.log(0.35), abs=1e-5)
         assert logprob == pytest.approx(math.log(weights[0, token].item() / 0.35), abs=1e-5)
     assert found == {1, 3}
-    assert draw_allowed(weights.log(), [Sampling(constraint=CHOICE)], [0], allowed)[0] == [1]
+    assert draw(weights.log(), [Sampling(constraint=CHOICE)], [0], allowed)[0] == [1]
     top = Sampling(temperature=1.0, top_k=1, constraint=CHOICE)
-    (token,), (logprob,), (mass,) = draw_allowed(weights.log(), [top], [0], allowed)
+    (token,), (logprob,), (mass,) = draw(weights.log(), [top], [0], allowed)
     assert (token, logprob) == (1, 0.0) and mass == pytest.approx(math.log(0.35), abs=1e-5)
     assert allowed_tokens([None, None], 4) is None
 
@@ -112,7 +112,7 @@ def test_tokens_that_are_all_but_impossible_can_be_drawn() -> None:
     found = set()
     for key in range(100):
         sampling = Sampling(temperature=1.0, key=key, constraint=CHOICE)
-        (token,), (logprob,), (mass,) = draw_allowed(logits, [sampling], [0], allowed)
+        (token,), (logprob,), (mass,) = draw(logits, [sampling], [0], allowed)
         found.add(token)
         share = 1 / (1 + math.exp(-1)) if token == 1 else 1 / (1 + math.e)
         assert logprob == pytest.approx(math.log(share), abs=1e-4)

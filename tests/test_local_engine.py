@@ -13,7 +13,7 @@ from tiny_model import make_tiny_model
 torch = pytest.importorskip("torch")
 
 from coa.engines import Sampling, load_engine  # noqa: E402
-from coa.engines.batch import common_prefix  # noqa: E402
+from coa.engines.base import common_prefix  # noqa: E402
 from coa.engines.draw import draw, uniform  # noqa: E402
 from coa.errors import EngineError  # noqa: E402
 
@@ -352,7 +352,7 @@ def test_top_k_and_top_p_renormalise() -> None:
         found = set()
         for key in range(200):
             sampling = Sampling(temperature=1.0, top_k=top_k, top_p=top_p, key=key)
-            (token,), (logprob,) = draw(logits.clone(), [sampling], [0])
+            (token,), (logprob,), _ = draw(logits.clone(), [sampling], [0])
             found.add(token)
             mass = sum([0.5, 0.3, 0.15, 0.05][i] for i in kept)
             assert logprob == pytest.approx(
@@ -365,7 +365,7 @@ def test_top_k_and_top_p_renormalise() -> None:
 def test_draws_follow_the_distribution() -> None:
     weights = torch.tensor([0.1, 0.2, 0.3, 0.4])
     samplings = [Sampling(temperature=1.0, key=key) for key in range(4000)]
-    tokens, _ = draw(torch.log(weights).expand(4000, 4).clone(), samplings, [3] * 4000)
+    tokens, _, _ = draw(torch.log(weights).expand(4000, 4).clone(), samplings, [3] * 4000)
     shares = torch.bincount(torch.tensor(tokens), minlength=4) / 4000
     assert shares.tolist() == pytest.approx(weights.tolist(), abs=0.03)
     assert uniform(1, 0) != uniform(1, 1) != uniform(0, 1)

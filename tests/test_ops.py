@@ -12,6 +12,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from coa.engines import kernels  # noqa: E402
+from coa.engines.base import Sampling  # noqa: E402
+from coa.engines.draw import draw  # noqa: E402
 from coa.engines.ops import CompiledOps, Run, TorchOps, kernels_fit  # noqa: E402
 from coa.engines.shape import Shape  # noqa: E402
 
@@ -114,6 +116,27 @@ def test_compiled_norm_and_gate_are_torchs(dtype: str, rows: int) -> None:
     wide = torch.cat([torch.linspace(-90, 90, 64).repeat(rows, 1), torch.randn(rows, 64)], 1)
     found, exact = ours.gate(wide.to(kind)), plain.gate(wide.to(kind).float())
     assert torch.allclose(found.float(), exact, atol=close, rtol=close)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("vocab", [49152, 1003, 7])
+def test_compiled_draws_are_torchs(dtype: str, vocab: int) -> None:
+    library()
+    torch.manual_seed(0)
+    logits = (3 * torch.randn(60, vocab)).to(getattr(torch, dtype))
+    samplings = [Sampling(temperature=(0.0, 0.7, 1.0, 2.0)[i % 4], key=i) for i in range(60)]
+    compiled = draw(logits, samplings, range(60))
+    plain = draw(logits, samplings, range(60), torch.ones(60, vocab))
+    assert compiled[0] == plain[0]
+    assert torch.allclose(torch.tensor(compiled[1]), torch.tensor(plain[1]), atol=1e-5)
+
+
+def test_a_compiled_draw_takes_no_token_without_mass() -> None:
+    library()
+    logits = torch.full((1, 1000), -1e30)
+    logits[0, 300], logits[0, 700] = 0.0, -1.0
+    drawn = {draw(logits, [Sampling(temperature=1.0, key=k)], [0])[0][0] for k in range(200)}
+    assert drawn == {300, 700}
 
 
 def test_widths_that_do_not_fit() -> None:

@@ -324,7 +324,7 @@ def evaluate(
     turns: Annotated[int, typer.Option(help="Most turns of a rollout.")] = 12,
     turn_tokens: Annotated[int, typer.Option(help="Most tokens sampled in a turn.")] = 256,
     context: Annotated[int, typer.Option(help="Most tokens of a whole rollout.")] = 2048,
-    concurrency: Annotated[int, typer.Option(help="Rollouts at once.")] = 64,
+    concurrency: Annotated[int, typer.Option(help="Rollouts at once.")] = 96,
     memory: Annotated[float | None, typer.Option(help="Most GB for keys and values.")] = None,
     deterministic: Annotated[bool, typer.Option(help="fp32, fixed batch shapes.")] = False,
     seed: SeedOption = 0,

@@ -69,7 +69,7 @@ class EvalPart:
     turn_tokens: int = 128
     malformed: int = 1
     context: int = 1536
-    concurrency: int = 64
+    concurrency: int = 96
     deterministic: bool = False
 
 

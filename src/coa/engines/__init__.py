@@ -7,12 +7,26 @@ from typing import Any
 from coa.engines.base import Completion, Engine, Finish, Sampling, sampling_key
 from coa.errors import MissingExtra
 
-__all__ = ["Completion", "Engine", "Finish", "Sampling", "load_engine", "sampling_key", "slots_for"]
+__all__ = [
+    "Completion",
+    "Engine",
+    "Finish",
+    "Sampling",
+    "load_engine",
+    "rollouts_at_once",
+    "sampling_key",
+    "slots_for",
+]
 
 
 def slots_for(rollouts: int) -> int:
     """Slots for so many rollouts at once: a few more, so that one whose tool runs keeps its own."""
     return rollouts + rollouts // 4
+
+
+def rollouts_at_once(engine: Engine, wanted: int) -> int:
+    """At most as many as keep their keys and values: more would only push out each other's."""
+    return min(wanted, getattr(engine, "slots", wanted))
 
 
 def load_engine(ref: str, **options: Any) -> Engine:

@@ -22,9 +22,9 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
-from coa.engines.base import Finish, OnText, Sampling
+from coa.engines.base import Finish, OnText, Sampling, common_prefix
 from coa.engines.codec import Codec
-from coa.engines.draw import draw_allowed
+from coa.engines.draw import draw
 from coa.engines.guesses import Guesses, Reader
 from coa.engines.llama import Chunk
 from coa.engines.masks import Matcher, allowed_tokens
@@ -169,11 +169,11 @@ class Batch:
             slot.exact += EXACT_CHUNK
         slot.ids += chunk.ids[:known]
         guessed, right = chunk.ids[known:], 0
-        for draw in drawn:
-            self._take(request, draw)
-            if request.finish or right == len(guessed) or draw.token != guessed[right]:
+        for each in drawn:
+            self._take(request, each)
+            if request.finish or right == len(guessed) or each.token != guessed[right]:
                 break
-            slot.ids.append(draw.token)
+            slot.ids.append(each.token)
             right += 1
         if self._guesses is not None and guessed:
             self._guesses.judge(request.reader, len(guessed), right)
@@ -226,7 +226,7 @@ class Batch:
         allowed = allowed_tokens([request.matcher for request, _ in rows], logits.shape[-1])
         positions = [len(request.ids) + offset for request, offset in rows]
         samplings = [request.sampling for request, _ in rows]
-        found = draw_allowed(logits, samplings, positions, allowed)
+        found = draw(logits, samplings, positions, allowed)
         return [Drawn(*each) for each in zip(*found, strict=True)]
 
     def _take(self, request: Request, draw: Drawn) -> None:
@@ -243,17 +243,3 @@ class Batch:
             request.masses.append(draw.mass)
             request.failure = request.matcher.take(token)
             request.finish = "stop" if request.failure else request.finish
-
-
-def common_prefix(first: list[int], second: list[int]) -> int:
-    """Length of the common beginning, by halving: slices compare at C speed."""
-    low, high = 0, min(len(first), len(second))
-    if first[:high] == second[:high]:
-        return high
-    while low < high:
-        middle = (low + high + 1) // 2
-        if first[low:middle] == second[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low

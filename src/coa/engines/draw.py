@@ -11,11 +11,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from coa.engines.base import Sampling
+from coa.engines.kernels import load_kernels
 
 _BLOCK = 256
 _MASK = (1 << 64) - 1
@@ -32,24 +34,21 @@ def uniform(key: int, position: int) -> float:
 
 
 def draw(
-    logits: Tensor, samplings: Sequence[Sampling], positions: Sequence[int]
-) -> tuple[list[int], list[float]]:
-    """Sample one token per row of float32 logits [rows, vocab]."""
-    tokens, logprobs, _ = draw_allowed(logits, samplings, positions, None)
-    return tokens, logprobs
-
-
-def draw_allowed(
     logits: Tensor,
     samplings: Sequence[Sampling],
     positions: Sequence[int],
-    allowed: Tensor | None,
+    allowed: Tensor | None = None,
 ) -> tuple[list[int], list[float], list[float]]:
     """Sample one token per row among those allowed (0 or 1, [rows, vocab]; None: all).
 
     The third list is the log of the probability that the allowed tokens of a row had together.
     Softmax is by far the fastest way to exponents here, so everything is read from its result.
     """
+    if allowed is None and not any(map(_is_cut, samplings)):
+        plainly = _draw_compiled(logits, samplings, positions)
+        if plainly is not None:
+            return plainly
+    logits = logits.float()
     rows = range(len(samplings))
     hot = [row for row in rows if samplings[row].temperature > 0]
     scale = [s.temperature if s.temperature > 0 else 1.0 for s in samplings]
@@ -72,6 +71,26 @@ def draw_allowed(
         chosen[hot] = _invert(_rows(mass, hot), points)
     picked = (mass.gather(1, chosen[:, None])[:, 0] / totals).log()
     return chosen.tolist(), picked.tolist(), shares.tolist()
+
+
+def _draw_compiled(
+    logits: Tensor, samplings: Sequence[Sampling], positions: Sequence[int]
+) -> tuple[list[int], list[float], list[float]] | None:
+    """The common case, nothing cut and nothing forbidden, by a kernel; None without kernels.
+
+    One pass finds the largest, one sums; nothing of the size of the vocabulary is written.
+    """
+    kernels = load_kernels()
+    if isinstance(kernels, str):
+        return None
+    rows, logits = len(samplings), logits.contiguous()
+    temperatures = np.array([s.temperature for s in samplings], np.float32)
+    points = np.array([uniform(s.key, at) for s, at in zip(samplings, positions, strict=True)])
+    tokens, logprobs = np.empty(rows, np.int64), np.empty(rows, np.float32)
+    arrays = (each.ctypes.data for each in (temperatures, points, tokens, logprobs))
+    bf16 = int(logits.dtype == torch.bfloat16)
+    kernels.coa_draw(logits.data_ptr(), rows, logits.shape[-1], *arrays, bf16)
+    return tokens.tolist(), logprobs.tolist(), [0.0] * rows
 
 
 def _restrict(

@@ -1,4 +1,4 @@
-"""The compiled kernels (`kernels.c`), built once by the C compiler and kept in the cache.
+"""The compiled kernels (`SOURCES`), built once by the C compiler and kept in the cache.
 
 torch has no attention that is fast for many short queries over ragged caches on a CPU: at 64
 rollouts its own took more time than all matrix products. Without a compiler everything still works,
@@ -24,8 +24,9 @@ from pathlib import Path
 from coa.engines.store import cache_dir
 from coa.machine import cpu_features
 
+SOURCES = ("vectors.c", "attention.c", "rows.c")
 LANES, PAGE, PADDING = 16, 256, 64
-"""How the compiled kernels lay out the cache; see kernels.c."""
+"""How the compiled kernels lay out the cache; see attention.c."""
 _FLAGS = [
     "-O3",
     "-march=native",
@@ -49,7 +50,8 @@ def load_kernels() -> ctypes.CDLL | str:
         return "no C compiler (install gcc)"
     import torch  # noqa: F401  # its OpenMP is then in the process, and serves the kernels too
 
-    source = files("coa.engines").joinpath("kernels.c").read_text(encoding="utf-8")
+    folder = files("coa.engines")
+    source = "\n".join(folder.joinpath(name).read_text(encoding="utf-8") for name in SOURCES)
     key = "\n".join([source, compiler, *_FLAGS, platform.machine(), cpu_features()])
     path = cache_dir() / "kernels" / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
     try:
@@ -62,7 +64,7 @@ def load_kernels() -> ctypes.CDLL | str:
 
 
 def release_threads() -> None:
-    """Let go of this thread's helpers, before another thread computes (see kernels.c)."""
+    """Let go of this thread's helpers, before another thread computes (see rows.c)."""
     if not isinstance(library := load_kernels(), str):
         library.coa_release_threads()
 
@@ -83,7 +85,8 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
     library.coa_attend.argtypes = [_POINTER, _POINTER, _INT, *[_POINTER] * 5]
     library.coa_add_norm.argtypes = [*[_POINTER] * 4, _INT, _INT, _FLOAT, _INT]
     library.coa_gate.argtypes = [_POINTER, _POINTER, _INT, _INT, _INT]
+    library.coa_draw.argtypes = [_POINTER, _INT, _INT, *[_POINTER] * 4, _INT]
     library.coa_release_threads.argtypes = []
-    for name in ("coa_attend", "coa_add_norm", "coa_gate", "coa_release_threads"):
+    for name in ("coa_attend", "coa_add_norm", "coa_gate", "coa_draw", "coa_release_threads"):
         getattr(library, name).restype = None
     return library

@@ -168,7 +168,7 @@ class LlamaForward:
         )
 
     def step(self, chunks: list[Chunk]) -> Tensor:
-        """Store the chunks' tokens; float32 logits [sum of tails, vocab], in order.
+        """Store the chunks' tokens; logits [sum of tails, vocab] in the model's type, in order.
 
         In exact mode the caller passes single tokens, or one chunk: rows are then filled up to the
         same number, whoever is there.
@@ -186,7 +186,7 @@ class LlamaForward:
         every = alone or len(wanted) == len(ids)
         hidden = self._run(self._embed[torch.tensor(ids)], runs, None if every else wanted)
         if not wanted:
-            return hidden.new_empty(0, self.shape.vocab, dtype=torch.float32)
+            return hidden.new_empty(0, self.shape.vocab)
         return self._logits(hidden)[: len(wanted)]
 
     def _run(self, x: Tensor, runs: list[Run], wanted: list[int] | None) -> Tensor:
@@ -209,7 +209,7 @@ class LlamaForward:
         return x if delta is None else x + delta
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        return self._head(self._ops.add_norm(hidden, None, self._norm)).float()
+        return self._head(self._ops.add_norm(hidden, None, self._norm))
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Give `target` the first `length` tokens of `source`."""

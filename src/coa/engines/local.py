@@ -144,6 +144,11 @@ class LocalEngine(CodecEngine):
         return self._context
 
     @property
+    def slots(self) -> int:
+        """Rollouts that keep their keys and values at a time; of more, the oldest lose theirs."""
+        return self._forward.slots
+
+    @property
     def dtype(self) -> str:
         return str(self._dtype).removeprefix("torch.")
 

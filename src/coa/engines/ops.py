@@ -1,6 +1,6 @@
 """What a forward pass does between its matrix products, and the KV cache that goes with it.
 
-Two ways with the same methods: `CompiledOps` (kernels.c) and `TorchOps`, for machines without a
+Two ways with the same methods: `CompiledOps` (kernels.py) and `TorchOps`, for machines without a
 compiler. Each lays its cache out as its attention reads it. Runs are ragged: any number of new
 tokens for any slots, from one token of a rollout that decodes to a piece of a long prompt.
 """
@@ -134,7 +134,7 @@ class TorchOps:
 
 
 class _Geometry(ctypes.Structure):
-    """`Geometry` of kernels.c."""
+    """`Geometry` of attention.c."""
 
     _fields_ = [
         *((name, ctypes.c_int32) for name in ("heads", "kv_heads", "head_dim", "padded")),
@@ -145,7 +145,7 @@ class _Geometry(ctypes.Structure):
 
 
 class CompiledOps:
-    """With the kernels of kernels.c. All widths are multiples of 16: see `kernels_fit`."""
+    """With the compiled kernels. All widths are multiples of 16: see `kernels_fit`."""
 
     def __init__(
         self, library: ctypes.CDLL, shape: Shape, slots: int, context: int, dtype: torch.dtype

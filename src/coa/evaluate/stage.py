@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coa.config import to_json
-from coa.engines import load_engine, slots_for
+from coa.engines import load_engine, rollouts_at_once, slots_for
 from coa.engines.base import Engine
 from coa.engines.store import identity, resolve_default, trained_on
 from coa.errors import ConfigError, ModelError, UsageError
@@ -45,7 +45,7 @@ class EvalSettings:
     turn_tokens: int = 256
     malformed: int = 2
     context: int = 2048
-    concurrency: int = 64
+    concurrency: int = 96
     memory_gb: float | None = None
     """Most for keys and values of a model in this process; None: a quarter of the machine's."""
     deterministic: bool = False
@@ -151,7 +151,7 @@ def run_eval(
                             prompt=prompt,
                             constrain=settings.constrain,
                         ),
-                        concurrency=settings.concurrency,
+                        concurrency=rollouts_at_once(used, settings.concurrency),
                         on_done=on_done,
                     )
             finally:

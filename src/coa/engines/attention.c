@@ -1,103 +1,17 @@
-/* What a decoding step does between its matrix products, compiled at first use by kernels.py.
- *
- * Attention is ragged: each run adds some tokens to one slot of the cache and sees what that slot
- * holds. One thread computes one (few tokens, key-value head) alone and in a fixed order, so the
+/* Attention over ragged caches: each run adds some tokens to one slot of the cache and sees what that
+ * slot holds. One thread computes one (few tokens, key-value head) alone and in a fixed order, so the
  * result of a run does not depend on who shares the batch.
  *
  * The cache is laid out for its reader. Keys stand in blocks of 16, dimension by dimension, so that
  * 16 scores grow in one register and no sum goes across lanes. In bfloat16 two neighbours (two
  * dimensions of a key, two keys of a dimension of the values) share 32 bits, as the processor's
- * dot-product instruction wants them. Head dimensions are padded to a multiple of 64 with zeros.
+ * dot-product instruction wants them. Head dimensions are padded to a multiple of PADDING with zeros.
  * The first PAGE tokens of all slots come first, then the next ones: memory that nobody has reached
  * is never touched.
- *
- * Written with vector extensions (GCC, Clang); arithmetic is float32 and sums of products of
- * bfloat16 are float32.
  */
-#include <math.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
-#ifdef _OPENMP
-#include <omp.h>
-#endif
-#ifdef __AVX512BF16__
-#include <immintrin.h>
-#endif
-
-/* Given by kernels.py: LANES, keys of a block and floats of a register; PAGE, tokens of a slot that
- * lie together; PADDING, what head dimensions are a multiple of in the cache. */
 #define WIDE (PADDING / LANES)
 #define QUERIES 6   /* computed together, so that each key is loaded once for all of them */
 #define PART 8      /* tokens of a run that one thread takes at a time */
-
-typedef float vf __attribute__((vector_size(64)));
-typedef int32_t vi __attribute__((vector_size(64)));
-typedef uint32_t vu __attribute__((vector_size(64)));
-typedef uint16_t vh __attribute__((vector_size(32)));
-typedef vf vf_any __attribute__((aligned(4), may_alias)); /* numbers are also read as pairs */
-typedef vu vu_any __attribute__((aligned(4), may_alias));
-typedef vh vh_any __attribute__((aligned(2), may_alias));
-
-#define INLINE static inline __attribute__((always_inline))
-
-INLINE vf spread(float x) { return x - (vf){0}; }
-INLINE vf pick(vi where, vf yes, vf no) { return (vf)((where & (vi)yes) | (~where & (vi)no)); }
-INLINE vf load(const float *p) { return *(const vf_any *)p; }
-INLINE void store(float *p, vf x) { *(vf_any *)p = x; }
-INLINE vf widen(const uint16_t *p) {
-    return (vf)(__builtin_convertvector(*(const vh_any *)p, vu) << 16);
-}
-INLINE vu round_bits(vf x) { /* to bfloat16, to nearest even, in the low half */
-    vu u = (vu)x;
-    return (u + 0x7fff + ((u >> 16) & 1)) >> 16;
-}
-INLINE void narrow(uint16_t *p, vf x) {
-    *(vh_any *)p = __builtin_convertvector(round_bits(x), vh);
-}
-INLINE vf read(const void *from, size_t at, int bf16) {
-    return bf16 ? widen((const uint16_t *)from + at) : load((const float *)from + at);
-}
-INLINE void write(void *to, size_t at, vf x, int bf16) {
-    if (bf16)
-        narrow((uint16_t *)to + at, x);
-    else
-        store((float *)to + at, x);
-}
-
-INLINE float total(vf x) {
-    float sum = 0;
-    for (int i = 0; i < LANES; i++) sum += x[i];
-    return sum;
-}
-
-/* exp of x <= 0 to about 1e-7 relative; below -87 it is 0 or nearly so. */
-INLINE vf exp_negative(vf x) {
-    const vf magic = spread(12582912.0f);
-    vf low = spread(-87.0f);
-    x = pick(x < low, low, x);
-    vf shifted = x * 1.44269504f + magic, n = shifted - magic;
-    vf r = x - n * 0.693359375f + n * 2.12194440e-4f;
-    vf p = spread(1.9875691500e-4f);
-    p = p * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * r * r + r + 1.0f;
-    vi power = ((vi)shifted - 0x4b400000 + 127) << 23;
-    return p * (vf)power;
-}
-
-/* a + sum of two products of bfloat16 pairs */
-INLINE vf dot2(vf a, vu x, vu y) {
-#ifdef __AVX512BF16__
-    return (vf)_mm512_dpbf16_ps((__m512)a, (__m512bh)x, (__m512bh)y);
-#else
-    a += (vf)(x << 16) * (vf)(y << 16);
-    return a + (vf)(x & 0xffff0000u) * (vf)(y & 0xffff0000u);
-#endif
-}
 
 typedef struct {
     int32_t heads, kv_heads, head_dim, padded, slots, bf16;
@@ -360,62 +274,4 @@ void coa_attend(const Geometry *g, const Run *runs, int n_runs, const void *qkv,
         }
     }
     free(part);
-}
-
-INLINE void add_norm(void *x, const void *delta, const void *weight, void *out, int rows, int width,
-                     float eps, int bf16) {
-#pragma omp parallel for schedule(static) if (rows > 8)
-    for (int row = 0; row < rows; row++) {
-        size_t at = (size_t)row * width;
-        vf squares = {0};
-        for (int i = 0; i < width; i += LANES) {
-            vf value = read(x, at + i, bf16);
-            if (delta) {
-                write(x, at + i, value + read(delta, at + i, bf16), bf16);
-                value = read(x, at + i, bf16);
-            }
-            squares += value * value;
-        }
-        float inverse = 1.0f / sqrtf(total(squares) / width + eps);
-        for (int i = 0; i < width; i += LANES)
-            write(out, at + i, read(x, at + i, bf16) * inverse * read(weight, i, bf16), bf16);
-    }
-}
-
-/* x += delta (when there is one), out = x / rms(x) * weight; rows of `width` numbers. */
-void coa_add_norm(void *x, const void *delta, const void *weight, void *out, int rows, int width, float eps,
-                  int bf16) {
-    if (bf16)
-        add_norm(x, delta, weight, out, rows, width, eps, 1);
-    else
-        add_norm(x, delta, weight, out, rows, width, eps, 0);
-}
-
-INLINE void gate(const void *gate_up, void *out, int rows, int width, int bf16) {
-#pragma omp parallel for schedule(static) if (rows > 4)
-    for (int row = 0; row < rows; row++) {
-        size_t from = (size_t)row * 2 * width, to = (size_t)row * width;
-        for (int i = 0; i < width; i += LANES) {
-            vf x = read(gate_up, from + i, bf16);
-            vf e = exp_negative(pick(x < 0, x, -x)); /* of minus |x|: it cannot overflow */
-            vf share = pick(x < 0, e, spread(1.0f)) / (1.0f + e);
-            write(out, to + i, x * share * read(gate_up, from + width + i, bf16), bf16);
-        }
-    }
-}
-
-/* Give up this thread's team. OpenMP counts the teams of all threads together: when there are more
- * members than cores, each waits asleep instead of awake, and every step costs a third more. */
-void coa_release_threads(void) {
-#ifdef _OPENMP
-    omp_pause_resource_all(omp_pause_soft);
-#endif
-}
-
-/* out = silu(gate) * up, of rows [gate, up] of 2 x width numbers. */
-void coa_gate(const void *gate_up, void *out, int rows, int width, int bf16) {
-    if (bf16)
-        gate(gate_up, out, rows, width, 1);
-    else
-        gate(gate_up, out, rows, width, 0);
 }
