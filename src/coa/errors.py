@@ -74,6 +74,10 @@ class ToolTimeout(ToolError, TimeoutError):
     """A tool did not answer within its time limit."""
 
 
+class ToolMistake(CoaError, ValueError):
+    """The model called a tool wrongly; the message tells it how to do better."""
+
+
 class TrainingError(CoaError, RuntimeError):
     """Training cannot go on (no trainable token, a loss that is not finite)."""
 

@@ -12,10 +12,11 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
 from coa.engines.base import Completion, Engine, OnText, Sampling, sampling_key
-from coa.errors import CoaError, ConfigError, EngineError, boundary
+from coa.errors import CoaError, ConfigError, EngineError, ToolError, boundary
 from coa.protocol import Block, Fault, FaultKind, Grammar, PromptKind, State, parse, system_prompt
 from coa.protocol.constrain import Limits, Schemas, turn_grammar
 from coa.tasks.task import Task
@@ -134,15 +135,20 @@ async def rollout(
     schemas = toolbox.schemas(grammar) if decoding.constrain else ()
     work = _Work(grammar, started + budget.seconds, limit, trajectory.ids, schemas)
     try:
-        while trajectory.stop is None:
-            trajectory.stop = _spent(trajectory, work, budget)
-            if trajectory.stop is not None:
-                break
-            segment = await _turn(trajectory, work, engine, budget, decoding, on_text)
-            if segment is None:
-                break
-            step = Step(segment, await _respond(trajectory, work, engine, toolbox, budget))
-            yield step
+        async with AsyncExitStack() as sessions:
+            try:
+                tools = await sessions.enter_async_context(toolbox.opened())
+            except ToolError as error:
+                trajectory.stop, trajectory.error = StopReason.TOOL_FAILED, clean(str(error))
+            while trajectory.stop is None:
+                trajectory.stop = _spent(trajectory, work, budget)
+                if trajectory.stop is not None:
+                    break
+                segment = await _turn(trajectory, work, engine, budget, decoding, on_text)
+                if segment is None:
+                    break
+                step = Step(segment, await _respond(trajectory, work, engine, tools, budget))
+                yield step
     except (asyncio.CancelledError, GeneratorExit):
         trajectory.stop = trajectory.stop or StopReason.CANCELLED
         raise
@@ -379,7 +385,9 @@ async def _call(
 ) -> Observation | None:
     """Run a tool, or answer a repeated call from memory; None when the clock ran out."""
     trajectory.usage.tool_calls += 1
-    known = work.memory.get(call)
+    chosen = toolbox.get(call.tool)
+    remembers = chosen is not None and chosen.session is not None
+    known = None if remembers else work.memory.get(call)  # its answer may have changed
     if known is not None:
         return Observation(f"{REPEATED}\n{known.text}")
     started = time.monotonic()

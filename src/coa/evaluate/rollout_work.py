@@ -14,7 +14,7 @@ from random import Random
 from typing import Any
 
 from coa.corpus.atlas import atlas_passages
-from coa.engines.base import TextCodec
+from coa.engines.base import TextCodec, common_prefix
 from coa.protocol import load_grammar, system_prompt
 
 Ids = list[int]
@@ -47,6 +47,11 @@ class Work:
     def tokens(self) -> int:
         """How many are sampled in all."""
         return len(self.prompts) * self.lengths.turns * self.lengths.sampled
+
+    @property
+    def shared(self) -> int:
+        """Leading tokens that all prompts have in common, and that need computing only once."""
+        return min(common_prefix(self.prompts[0], prompt) for prompt in self.prompts)
 
 
 class Texts:
@@ -112,13 +117,14 @@ def cost(work: Work, config: dict[str, Any], bytes_each: int) -> Cost:
     wide, narrow = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
     layer = 2 * hidden * (wide + narrow) + 3 * hidden * config["intermediate_size"]
     output = hidden * config["vocab_size"]
-    n, prefill, decode, read = len(work.prompts), 0.0, 0.0, 0.0
+    n, shared, prefill, decode, read = len(work.prompts), work.shared, 0.0, 0.0, 0.0
     for start, sampled in _passes(work.lengths):
         if sampled:
             decode += n * (2 * (layers * layer + output) + 4 * layers * wide * (start + 1))
             read += (layers * layer + output) + n * 2 * layers * narrow * (start + 1)
         else:
-            prefill += n * (2 * layers * layer + 4 * layers * wide * (start + 1))
+            times = 1 if start < shared else n
+            prefill += times * (2 * layers * layer + 4 * layers * wide * (start + 1))
     prefill += n * work.lengths.turns * 2 * output  # the first token of a turn
     return Cost(prefill, decode, read * bytes_each)
 

@@ -2,28 +2,30 @@
 
 A tool takes the text of its block and returns text. Whatever goes wrong becomes an Observation the
 model can read; the kind of failure is kept, so that the runtime can tell a broken environment from
-a broken query.
+a broken query. Arguments in JSON are repaired when that is unambiguous, and checked against the
+tool's schema, before the tool sees them.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import inspect
-import threading
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
-from coa.errors import CoaError, ConfigError, ToolError, ToolTimeout, boundary
+from coa.errors import CoaError, ConfigError, ToolError, ToolMistake, ToolTimeout, boundary
 from coa.protocol.grammar import Body, Grammar, Role
+from coa.tools.arguments import read_arguments
+
+__all__ = ["Observation", "Tool", "ToolCall", "ToolMistake", "ToolUsage", "Toolbox"]
 
 Failure = Literal["failed", "timeout", "mistake"]
+RunTool = Callable[[str], Awaitable[str]]
 _SPACE = {"\r\n": "\n", "\r": "\n"}
-
-
-class ToolMistake(CoaError, ValueError):
-    """The model called a tool wrongly; the message tells it how to do better."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,20 +44,56 @@ class Observation:
     failure: Failure | None = None
 
 
+@dataclass(slots=True)
+class ToolUsage:
+    """What the calls of one tool came to, over all rollouts that share the toolbox."""
+
+    calls: int = 0
+    failed: int = 0
+    timeouts: int = 0
+    mistakes: int = 0
+    characters: int = 0
+    """Shown to models."""
+    seconds: float = 0.0
+    """Of work, waiting for a place not counted."""
+
+    def count(self, seen: Observation, seconds: float) -> None:
+        self.calls += 1
+        self.failed += seen.failure == "failed"
+        self.timeouts += seen.failure == "timeout"
+        self.mistakes += seen.failure == "mistake"
+        self.characters += len(seen.text)
+        self.seconds += seconds
+
+
 @dataclass(frozen=True)
 class Tool:
-    """A named function from text to text, with its limits."""
+    """A named function from text to text, with its limits. `coa.tool` makes one of a function."""
 
     name: str
-    run: Callable[[str], Awaitable[str]]
+    run: RunTool
     about: str = ""
     """One sentence for the prompt."""
     body: Body = "text"
     timeout_s: float = 30.0
     max_chars: int = 4000
     """Longer results keep their head and tail, and say what was left out."""
+    concurrency: int = 0
+    """Most calls at a time, over all rollouts; further ones wait. 0: any number."""
     schema: str = ""
     """JSON schema of the argument as JSON text, for a body of JSON; constrained decoding obeys."""
+    fingerprint: str = ""
+    """What results depend on besides the argument (a corpus, settings): part of a cache's key."""
+    session: Callable[[], AbstractAsyncContextManager[RunTool]] | None = None
+    """For a tool that remembers: opened once for each rollout, gives the function to call."""
+
+    def __post_init__(self) -> None:
+        if self.timeout_s <= 0 or self.max_chars < 1 or self.concurrency < 0:
+            raise ConfigError(
+                f"tool {self.name!r}: timeout_s is {self.timeout_s!r}, max_chars "
+                f"{self.max_chars!r} and concurrency {self.concurrency!r}; expected more than 0, "
+                "at least 1 and at least 0."
+            )
 
     def show(self, text: str, failure: Failure | None = None) -> Observation:
         """What the model is shown of `text`: storable characters only, and not too many."""
@@ -65,60 +103,34 @@ class Tool:
         """The role that this tool becomes in a grammar that does not know it."""
         return Role(name=self.name, kind="tool", about=self.about, body=self.body)
 
-
-def tool(function: Callable[[str], Any] | None = None, *, name: str = "", **limits: Any) -> Any:
-    """Make a Tool of a function (async, or plain and run in a thread).
-
-    The name is the function's, the description its docstring's first line.
-    """
-
-    def build(function: Callable[[str], Any]) -> Tool:
-        async def run(argument: str) -> str:
-            if inspect.iscoroutinefunction(function):
-                return str(await function(argument))
-            return str(await _in_thread(function, argument))
-
-        about = (inspect.getdoc(function) or "").partition("\n")[0].rstrip(".")
-        return Tool(name=name or function.__name__, run=run, about=about, **limits)
-
-    return build if function is None else build(function)
+    def argument(self, text: str) -> str:
+        """The argument as the tool gets it: JSON repaired and checked, other text as it is."""
+        if self.body != "json" or not self.schema:
+            return text
+        return json.dumps(read_arguments(text, json.loads(self.schema)), ensure_ascii=False)
 
 
-async def _in_thread(function: Callable[[str], Any], argument: str) -> Any:
-    """Run a plain function in a thread of its own, which dies with the process: one that hangs
-    takes no place in a shared pool and does not keep the program from ending."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[Any] = loop.create_future()
+@dataclass
+class _Shared:
+    """What all toolboxes that were made from one have in common: places and counts."""
 
-    def settle(value: Any, error: BaseException | None) -> None:
-        if future.done():  # timed out or cancelled meanwhile
-            return
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(value)
+    usage: dict[str, ToolUsage] = field(default_factory=dict)
+    places: WeakKeyDictionary[Any, dict[str, asyncio.Semaphore]] = field(
+        default_factory=WeakKeyDictionary
+    )
 
-    def work() -> None:
-        value: Any = None
-        error: BaseException | None = None
-        try:
-            value = function(argument)
-        except StopIteration:  # a future cannot carry it: the caller would wait for ever
-            error = RuntimeError("StopIteration")
-        except BaseException as exc:
-            error = exc
-        with contextlib.suppress(RuntimeError):  # the loop has ended; nobody waits any more
-            loop.call_soon_threadsafe(settle, value, error)
-
-    threading.Thread(target=work, name=f"tool {function.__name__}", daemon=True).start()
-    return await future
+    def place(self, tool: Tool) -> asyncio.Semaphore:
+        """Of this event loop: a toolbox may outlive one."""
+        places = self.places.setdefault(asyncio.get_running_loop(), {})
+        return places.setdefault(tool.name, asyncio.Semaphore(tool.concurrency))
 
 
 class Toolbox(Mapping[str, Tool]):
     """The tools of one rollout, by name."""
 
-    def __init__(self, tools: Iterable[Tool] = ()) -> None:
+    def __init__(self, tools: Iterable[Tool] = (), *, _shared: _Shared | None = None) -> None:
         self._tools: dict[str, Tool] = {}
+        self._shared = _shared or _Shared()
         for each in tools:
             if each.name in self._tools:
                 raise ConfigError(f"two tools are named {each.name!r}; give one another name.")
@@ -132,6 +144,11 @@ class Toolbox(Mapping[str, Tool]):
 
     def __len__(self) -> int:
         return len(self._tools)
+
+    @property
+    def usage(self) -> dict[str, ToolUsage]:
+        """What was called so far, by tool."""
+        return self._shared.usage
 
     def bind(self, grammar: Grammar) -> Grammar:
         """The grammar with exactly these tools as its tool roles.
@@ -151,33 +168,72 @@ class Toolbox(Mapping[str, Tool]):
         tools = [(role.name, self._tools.get(role.tool or role.name)) for role in roles]
         return tuple((name, each.schema) for name, each in tools if each and each.schema)
 
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[Toolbox]:
+        """The toolbox of one rollout: tools that remember have a session of their own in it."""
+        async with AsyncExitStack() as stack:
+            tools = []
+            for each in self._tools.values():
+                if each.session is not None:
+                    with boundary(ToolError, each.name):
+                        run = await stack.enter_async_context(each.session())
+                    each = replace(each, run=run)
+                tools.append(each)
+            yield Toolbox(tools, _shared=self._shared)
+
     async def call(self, call: ToolCall, limit_s: float | None = None) -> Observation:
         """Run a call within its limits; every failure is an Observation."""
         chosen = self._tools.get(call.tool)
         if chosen is None:
             return Observation(f"Error: there is no tool {call.tool!r}.", "mistake")
-        seconds = chosen.timeout_s if limit_s is None else min(chosen.timeout_s, limit_s)
+        if not chosen.concurrency:
+            return await self._counted(chosen, call.argument, limit_s)
+        started, place = time.monotonic(), self._shared.place(chosen)
         try:
-            with boundary(ToolError, chosen.name):
-                async with asyncio.timeout(seconds):
-                    text = await chosen.run(call.argument)
-                if not isinstance(text, str):
-                    raise TypeError(f"it returned {type(text).__name__}, expected str")
-        except ToolMistake as mistake:
-            return chosen.show(f"Error: {mistake}", "mistake")
-        except CoaError as error:
-            timed_out = isinstance(error, ToolTimeout) or isinstance(error.__cause__, TimeoutError)
-            if timed_out:
-                return chosen.show(f"Error: {chosen.name} gave no answer in time.", "timeout")
-            return chosen.show(f"Error: {error}", "failed")
-        except SystemExit as stop:
-            return chosen.show(f"Error: {chosen.name} failed: SystemExit: {stop}", "failed")
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                raise
-            return chosen.show(f"Error: {chosen.name} failed: it was cancelled.", "failed")
-        return chosen.show(text)
+            async with asyncio.timeout(limit_s):
+                await place.acquire()
+        except TimeoutError:
+            return chosen.show(f"Error: {chosen.name} gave no answer in time.", "timeout")
+        try:
+            if limit_s is not None:
+                limit_s = max(0.0, limit_s - (time.monotonic() - started))
+            return await self._counted(chosen, call.argument, limit_s)
+        finally:
+            place.release()
+
+    async def _counted(self, tool: Tool, argument: str, limit_s: float | None) -> Observation:
+        started = time.monotonic()
+        seen = await _observe(tool, argument, limit_s)
+        usage = self.usage.setdefault(tool.name, ToolUsage())
+        usage.count(seen, time.monotonic() - started)
+        return seen
+
+
+async def _observe(tool: Tool, argument: str, limit_s: float | None) -> Observation:
+    """What a call of the tool comes to; never raises but when this task itself is cancelled."""
+    seconds = tool.timeout_s if limit_s is None else min(tool.timeout_s, limit_s)
+    try:
+        with boundary(ToolError, tool.name):
+            given = tool.argument(argument)
+            async with asyncio.timeout(seconds):
+                text = await tool.run(given)
+            if not isinstance(text, str):
+                raise TypeError(f"it returned {type(text).__name__}, expected str")
+    except ToolMistake as mistake:
+        return tool.show(f"Error: {mistake}", "mistake")
+    except CoaError as error:
+        timed_out = isinstance(error, ToolTimeout) or isinstance(error.__cause__, TimeoutError)
+        if timed_out:
+            return tool.show(f"Error: {tool.name} gave no answer in time.", "timeout")
+        return tool.show(f"Error: {error}", "failed")
+    except SystemExit as stop:
+        return tool.show(f"Error: {tool.name} failed: SystemExit: {stop}", "failed")
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        return tool.show(f"Error: {tool.name} failed: it was cancelled.", "failed")
+    return tool.show(text)
 
 
 def clean(text: str) -> str:

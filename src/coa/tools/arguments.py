@@ -1,0 +1,292 @@
+"""JSON arguments of a tool: read what the model wrote, repair what is unambiguous, check it.
+
+Small models write JSON almost right: with single quotes, a trailing comma, a brace missing at the
+end, a sentence around it, or the bare value of the only argument. Each way to read such a text is a
+candidate; when all candidates that fit the schema agree, that value is meant. Otherwise the model
+is told what is expected.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from coa.errors import ToolMistake
+
+Value = Any
+MAX_LETTERS = 100_000
+_MAX_DEPTH = 60
+_FENCE = re.compile(r"\A```[a-z]*\n(.*?)\n?```\Z", re.DOTALL)
+_TRAILING_COMMA = re.compile(r",(\s*[}\]])")
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_TYPES: dict[str, tuple[type, ...]] = {
+    "object": (dict,),
+    "array": (list,),
+    "string": (str,),
+    "number": (int, float),
+    "integer": (int,),
+    "boolean": (bool,),
+    "null": (type(None),),
+}
+
+
+def read_arguments(text: str, schema: Mapping[str, Any]) -> dict[str, Value]:
+    """The arguments that `text` means under an object schema; ToolMistake when that is unclear."""
+    if len(text) > MAX_LETTERS:
+        raise ToolMistake(f"The arguments have {len(text)} characters; {MAX_LETTERS} are allowed.")
+    if not schema.get("properties") and not text.strip():
+        return {}
+    strict = _parsed(text, json.loads)
+    if isinstance(strict, dict):
+        strict = _unwrapped(strict, schema)
+        if problem := find_problem(strict, schema):
+            raise ToolMistake(f"{problem} Expected {shape_of(schema)}")
+        return strict
+    meant: list[dict[str, Value]] = []
+    for value in _candidates(text, schema):
+        if not isinstance(value, dict):
+            continue
+        value = _unwrapped(value, schema)
+        if not find_problem(value, schema) and value not in meant:
+            meant.append(value)
+    if len(meant) == 1:
+        return meant[0]
+    what = "can be read in several ways" if meant else "cannot be read as JSON"
+    raise ToolMistake(f"The arguments {what}. Expected {shape_of(schema)}")
+
+
+def _unwrapped(value: dict[str, Value], schema: Mapping[str, Any]) -> dict[str, Value]:
+    """Arguments that fit once their quotes are taken off: "3" where a number is expected."""
+    fitting = dict(value)
+    for key, part in schema.get("properties", {}).items():
+        given = value.get(key)
+        if isinstance(given, str) and _problem(given, part, schema, key):
+            inner = _parsed(given, json.loads)
+            if inner is not None and not _problem(inner, part, schema, key):
+                fitting[key] = inner
+    return fitting
+
+
+def _candidates(text: str, schema: Mapping[str, Any]) -> Iterator[Value]:
+    """Every way in which a text that is not a JSON object may be meant."""
+    bare = text.strip()
+    if fenced := _FENCE.match(bare):
+        bare = fenced[1].strip()
+    objects = list(_objects(bare))
+    if len(objects) <= 1:  # of two objects, nobody knows which was meant
+        for piece in dict.fromkeys([bare, *objects]):
+            for form in dict.fromkeys([piece, _closed(piece)]):
+                yield _parsed(form, json.loads)
+                yield _parsed(form, _loosely)
+                yield _parsed(_unquoted(_TRAILING_COMMA.sub(r"\1", form)), ast.literal_eval)
+    required = schema.get("required", [])
+    if len(required) == 1 and bare and bare[0] != "[" and "{" not in bare:
+        value = {required[0]: _parsed(bare, json.loads)}
+        yield {required[0]: bare} if find_problem(value, schema) else value
+
+
+def _parsed(text: str, read: Callable[[str], Value]) -> Value:
+    """None when it cannot be read, which no schema of arguments allows."""
+    try:
+        value = read(text)
+        json.dumps(value, allow_nan=False)  # literals such as sets and bytes are no JSON
+    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+        return None
+    return value
+
+
+def _loosely(text: str) -> Value:
+    """With line breaks inside strings and commas before closing brackets."""
+    kept: list[str] = []
+
+    def put_aside(match: re.Match[str]) -> str:
+        kept.append(match[0])
+        return f'"{len(kept) - 1}"'
+
+    outside = _TRAILING_COMMA.sub(r"\1", _STRING.sub(put_aside, text))
+    restored = _STRING.sub(lambda match: kept[int(match[0][1:-1])], outside)
+    return json.loads(restored, strict=False)
+
+
+def _unquoted(text: str) -> str:
+    """JSON's constants as Python writes them, outside of strings, for mixtures of the two."""
+    names = {"true": "True", "false": "False", "null": "None"}
+    pattern = re.compile(
+        r"""("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')|\b(true|false|null)\b""", re.DOTALL
+    )
+    return pattern.sub(lambda m: m[1] or names[m[2]], text)
+
+
+def _objects(text: str) -> Iterator[str]:
+    """The outermost {...} of a text, strings respected; an unclosed last one goes to the end."""
+    for start, end, _ in _scan(text):
+        yield text[start:end]
+
+
+def _closed(text: str) -> str:
+    """The text with what its last object lacks at the end: a quote, brackets."""
+    missing = "".join(missing for _, _, missing in _scan(text))  # only the last lacks something
+    return text.rstrip() + missing
+
+
+def _scan(text: str) -> Iterator[tuple[int, int, str]]:
+    """(start, end, what is missing to close it) of each outermost object."""
+    stack: list[str] = []
+    start, quote, escaped = 0, "", False
+    for at, letter in enumerate(text):
+        if quote:
+            if escaped:
+                escaped = False
+            elif letter == "\\":
+                escaped = True
+            elif letter == quote:
+                quote = ""
+        elif not stack:
+            if letter == "{":
+                stack, start = ["}"], at
+        elif letter == '"':
+            quote = letter
+        elif letter in "{[":
+            stack.append("}" if letter == "{" else "]")
+            if len(stack) > _MAX_DEPTH:
+                return
+        elif letter == stack[-1]:
+            stack.pop()
+            if not stack:
+                yield start, at + 1, ""
+    if stack:
+        yield start, len(text), quote + "".join(reversed(stack))
+
+
+def find_problem(value: Value, schema: Mapping[str, Any], where: str = "") -> str:
+    """What is wrong with a value, in one sentence; empty when nothing is.
+
+    Knows the keywords that describe arguments; others are left to the tool.
+    """
+    schema = _resolved(schema, schema)
+    return _problem(value, schema, schema, where)
+
+
+def _problem(value: Value, schema: Mapping[str, Any], root: Mapping[str, Any], at: str) -> str:
+    schema = _resolved(schema, root)
+    name = at or "The argument"
+    options = schema.get("anyOf") or schema.get("oneOf")
+    if options:
+        problems = [_problem(value, option, root, at) for option in options]
+        return "" if "" in problems else problems[0]
+    if "enum" in schema and value not in schema["enum"]:
+        known = ", ".join(json.dumps(each) for each in schema["enum"])
+        return f"{name} is {_shown(value)}, expected one of {known}."
+    if "const" in schema and value != schema["const"]:
+        return f"{name} is {_shown(value)}, expected {json.dumps(schema['const'])}."
+    kinds = schema.get("type", [])
+    kinds = [kinds] if isinstance(kinds, str) else kinds
+    if kinds and not any(_is(value, kind) for kind in kinds):
+        return f"{name} is {_shown(value)}, expected {' or '.join(map(_a, kinds))}."
+    if isinstance(value, dict):
+        return _object_problem(value, schema, root, at)
+    if isinstance(value, list):
+        return _list_problem(value, schema, root, name)
+    return _size_problem(value, schema, name)
+
+
+def _object_problem(
+    value: dict[str, Value], schema: Mapping[str, Any], root: Mapping[str, Any], at: str
+) -> str:
+    known = schema.get("properties", {})
+    for key in schema.get("required", []):
+        if key not in value:
+            return f"{at + '.' if at else ''}{key} is missing."
+    rest = schema.get("additionalProperties", True)
+    for key, each in value.items():
+        inside = f"{at}.{key}" if at else key
+        part = known.get(key, rest)
+        if part is False:
+            return f"{inside} is not an argument."
+        if isinstance(part, dict) and (problem := _problem(each, part, root, inside)):
+            return problem
+    return ""
+
+
+def _list_problem(
+    value: list[Value], schema: Mapping[str, Any], root: Mapping[str, Any], name: str
+) -> str:
+    if not schema.get("minItems", 0) <= len(value) <= schema.get("maxItems", len(value)):
+        return f"{name} has {len(value)} items, expected {_range(schema, 'Items')}."
+    items = schema.get("items")
+    if isinstance(items, dict):
+        problems = (_problem(v, items, root, f"{name}[{i}]") for i, v in enumerate(value))
+        return next(filter(None, problems), "")
+    return ""
+
+
+def _size_problem(value: Value, schema: Mapping[str, Any], name: str) -> str:
+    if isinstance(value, str):
+        if not schema.get("minLength", 0) <= len(value) <= schema.get("maxLength", len(value)):
+            return f"{name} has {len(value)} characters, expected {_range(schema, 'Length')}."
+        return ""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        if not schema.get("minimum", value) <= value <= schema.get("maximum", value):
+            return f"{name} is {value}, expected {_range(schema, 'imum')}."
+        low, high = schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum")
+        if (low is not None and value <= low) or (high is not None and value >= high):
+            return f"{name} is {value}, which is out of range."
+    return ""
+
+
+def _range(schema: Mapping[str, Any], what: str) -> str:
+    low, high = schema.get(f"min{what}"), schema.get(f"max{what}")
+    if low is None or high is None:
+        return f"at least {low}" if high is None else f"at most {high}"
+    return f"{low} to {high}"
+
+
+def _resolved(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
+    for _ in range(_MAX_DEPTH):  # a reference to itself ends somewhere
+        reference = schema.get("$ref", "")
+        if not reference.startswith("#/$defs/"):
+            break
+        schema = root.get("$defs", {}).get(reference.removeprefix("#/$defs/"), {})
+    return schema
+
+
+def _is(value: Value, kind: str) -> bool:
+    if isinstance(value, bool) and kind in ("integer", "number"):
+        return False
+    if kind == "integer" and isinstance(value, float):
+        return value.is_integer()
+    return isinstance(value, _TYPES.get(kind, (object,)))
+
+
+def _a(kind: str) -> str:
+    return f"{'an' if kind[0] in 'aeio' else 'a'} {kind}" if kind != "null" else "null"
+
+
+def _shown(value: Value) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def shape_of(schema: Mapping[str, Any]) -> str:
+    """The arguments in one line, for a prompt: {"city": string, "days": integer (optional)}."""
+    required = set(schema.get("required", []))
+    parts = [
+        f"{json.dumps(name)}: {_kind(part, schema)}{'' if name in required else ' (optional)'}"
+        for name, part in schema.get("properties", {}).items()
+    ]
+    return f"{{{', '.join(parts)}}}"
+
+
+def _kind(schema: Mapping[str, Any], root: Mapping[str, Any]) -> str:
+    schema = _resolved(schema, root)
+    if "enum" in schema:
+        return " | ".join(json.dumps(each) for each in schema["enum"])
+    if options := schema.get("anyOf") or schema.get("oneOf"):
+        return " | ".join(dict.fromkeys(_kind(each, root) for each in options))
+    kind = schema.get("type", "any")
+    if kind == "array" and isinstance(schema.get("items"), dict):
+        return f"list of {_kind(schema['items'], root)}"
+    return kind if isinstance(kind, str) else " | ".join(kind)
