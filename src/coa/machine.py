@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 from pathlib import Path
 
@@ -34,3 +36,16 @@ def memory_gb() -> float | None:
         return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1)
     except (ValueError, OSError, AttributeError):
         return None
+
+
+def keep_freed_memory() -> None:
+    """Have malloc keep what is freed, up to a gigabyte (glibc; elsewhere nothing happens).
+
+    The logits of a decoding step are tens of megabytes. Given back and asked for anew at every
+    step, each of their pages costs a fault.
+    """
+    trim_threshold, mmap_threshold = -1, -3  # names of glibc's mallopt
+    with contextlib.suppress(OSError, AttributeError):
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(trim_threshold, 1 << 30)
+        mallopt(mmap_threshold, 32 << 20)  # the most that it takes

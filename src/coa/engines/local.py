@@ -36,7 +36,7 @@ from coa.engines.plain import PlainForward
 from coa.engines.shape import Shape, read_config, unsupported
 from coa.engines.store import base_hash, model_folder, resolve
 from coa.errors import CoaError, ConfigError, EngineError, ModelError
-from coa.machine import cores, native_bfloat16
+from coa.machine import cores, keep_freed_memory, native_bfloat16
 from coa.machine import memory_gb as memory_gb_of_machine
 
 DEFAULT_CONTEXT = 4096
@@ -84,6 +84,7 @@ class LocalEngine(CodecEngine):
         longest = config.get("max_position_embeddings") or config.get("n_positions")
         self._context = min(context or DEFAULT_CONTEXT, longest or DEFAULT_CONTEXT)
         torch.set_num_threads(threads or cores())
+        keep_freed_memory()
         slots = min(slots, EXACT_ROWS) if deterministic else slots  # more requests wait their turn
         self._weights, adapter = self.base_sha256[:8], None
         if source.adapter is not None:
