@@ -25,10 +25,18 @@ MAX_QUERY_WORDS = 48
 MAX_TITLE_WORDS = 6
 TITLE_BOOST = 2.0
 NAME_BONUS = 10.0
-_WRITER_BYTES = 64_000_000
-_STOP_WORDS = frozenset(
+_WRITER_BYTES, _BYTES_PER_PASSAGE, _MOST_WRITER_BYTES = 64_000_000, 8_000, 3_000_000_000
+"""Memory for writing. A writer that runs out of it begins a second segment, so it gets plenty; what
+is not needed is not taken."""
+STOP_WORDS = frozenset(
     "a an and are as at by for from in is it of on or the to was were with".split()
 )
+QUESTION_WORDS = frozenset(
+    "be can did do does has have how i if my not that there this we what when where which who whom "
+    "whose why will would you your".split()
+)
+"""Left out of queries as well where pages are not written for such queries; titles such as 'How do
+I ...?' would win every question."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,31 +45,46 @@ class Hit:
     url: str
     text: str
     score: float
+    section: str = ""
+
+    @property
+    def heading(self) -> str:
+        return f"{self.title} > {self.section}" if self.section else self.title
 
 
 class SearchIndex:
     """Passages that can be searched. Make one with `build` or `open`."""
 
-    def __init__(self, index: tantivy.Index) -> None:
-        self._index = index
+    def __init__(self, index: tantivy.Index, stop_words: frozenset[str] = STOP_WORDS) -> None:
+        self._index, self._stop_words = index, stop_words
         self._searcher = index.searcher()
 
     @classmethod
-    def build(cls, passages: Iterable[Passage], directory: Path | None = None) -> SearchIndex:
-        """Index the passages in memory, or in a directory when one is given."""
+    def build(
+        cls, passages: Iterable[Passage], directory: Path | None = None, expected: int = 0
+    ) -> SearchIndex:
+        """Index the passages in memory, or in a directory when one is given.
+
+        `expected` is about how many there are, when there are many.
+        """
         if directory is not None:
             directory.mkdir(parents=True, exist_ok=True)
         index = tantivy.Index(_schema(), path=None if directory is None else str(directory))
         _register_analyzers(index)
-        writer = index.writer(_WRITER_BYTES, num_threads=1)
+        memory = min(max(_WRITER_BYTES, expected * _BYTES_PER_PASSAGE), _MOST_WRITER_BYTES)
+        writer = index.writer(memory, num_threads=1)
         writer.delete_all_documents()
         for passage in passages:
             document = tantivy.Document()
             document.add_text("title", passage.title)
-            document.add_text("name", " ".join(_words(passage.title)))
+            if passage.section:  # a second value of the same field: searched alike, shown apart
+                document.add_text("title", passage.section)
+            for name in (" ".join(_words(each)) for each in (passage.title, *passage.names)):
+                if len(name) > 1 and name not in STOP_WORDS:  # a page may well be called 'A'
+                    document.add_text("name", name)
             document.add_text("words", _without(passage.title, passage.text))
-            document.add_text("text", passage.text)
-            document.add_text("url", passage.url)
+            document.add_bytes("text", passage.text.encode())
+            document.add_bytes("url", passage.url.encode())
             writer.add_document(document)
         writer.commit()
         writer.wait_merging_threads()
@@ -69,7 +92,7 @@ class SearchIndex:
         return cls(index)
 
     @classmethod
-    def open(cls, directory: Path) -> SearchIndex:
+    def open(cls, directory: Path, stop_words: frozenset[str] = STOP_WORDS) -> SearchIndex:
         """Open an index that `build` wrote to a directory."""
         if not directory.is_dir() or not tantivy.Index.exists(str(directory)):
             raise UsageError(
@@ -77,7 +100,7 @@ class SearchIndex:
             )
         index = tantivy.Index.open(str(directory))
         _register_analyzers(index)
-        return cls(index)
+        return cls(index, stop_words)
 
     def __len__(self) -> int:
         return int(self._searcher.num_docs)
@@ -87,7 +110,8 @@ class SearchIndex:
         words = _words(query[:MAX_QUERY_LETTERS])
         if not words or k < 1:
             return []
-        telling = [word for word in dict.fromkeys(words) if word not in _STOP_WORDS] or words
+        telling = [word for word in dict.fromkeys(words) if word not in self._stop_words]
+        telling = telling or words
         bag = self._index.parse_query(
             " ".join(telling), ["title", "words"], field_boosts={"title": TITLE_BOOST}
         )
@@ -95,10 +119,11 @@ class SearchIndex:
             [(tantivy.Occur.Should, query) for query in (bag, *self._named_by(words))]
         )
         hits = []
-        for score, address in self._searcher.search(parsed, limit=k).hits:
+        for score, address in self._searcher.search(parsed, limit=k, count=False).hits:
             found = self._searcher.doc(address)
-            title, url, text = (str(found.get_first(name)) for name in ("title", "url", "text"))
-            hits.append(Hit(title, url, text, round(float(score), 6)))
+            url, text = (b"".join(found.get_all(name)).decode() for name in ("url", "text"))
+            title, section = [*found.get_all("title"), ""][:2]
+            hits.append(Hit(title, url, text, round(float(score), 6), section))
         return hits
 
     def _named_by(self, words: list[str]) -> Iterator[tantivy.Query]:
@@ -106,6 +131,8 @@ class SearchIndex:
         for start in range(len(words)):
             for end in range(start + 1, min(start + MAX_TITLE_WORDS, len(words)) + 1):
                 name = " ".join(words[start:end])
+                if not self._searcher.doc_freq("name", name):  # most are no names; asking is cheap
+                    continue
                 exact = tantivy.Query.term_query(self._index.schema, "name", name)
                 yield tantivy.Query.const_score_query(exact, NAME_BONUS * (end - start))
 
@@ -117,9 +144,11 @@ def atlas_index(seed: int = 0) -> SearchIndex:
 
 
 def _words(text: str, limit: int | None = MAX_QUERY_WORDS) -> list[str]:
-    folded = unicodedata.normalize("NFKD", text)
-    plain = "".join(letter for letter in folded if not unicodedata.combining(letter)).lower()
-    return re.findall(r"[^\W_]+", plain)[:limit]
+    if not text.isascii():
+        text = unicodedata.normalize("NFKD", text)
+        marks = {ord(letter): None for letter in set(text) if unicodedata.combining(letter)}
+        text = text.translate(marks)
+    return re.findall(r"[^\W_]+", text.lower())[:limit]
 
 
 def _without(title: str, text: str) -> str:
@@ -143,8 +172,9 @@ def _schema() -> tantivy.Schema:
     builder.add_text_field("title", stored=True, tokenizer_name="names")
     builder.add_text_field("name", tokenizer_name="raw")
     builder.add_text_field("words", tokenizer_name="english")
-    builder.add_text_field("text", stored=True, tokenizer_name="raw")
-    builder.add_text_field("url", stored=True, tokenizer_name="raw")
+    # As bytes, because text fields are always indexed, and these are only shown.
+    builder.add_bytes_field("text", stored=True)
+    builder.add_bytes_field("url", stored=True)
     return builder.build()
 
 

@@ -1,0 +1,330 @@
+"""build_corpus(): a folder of HTML, Markdown, text and PDF -> a corpus directory.
+
+    manifest.json    schema, source, site, settings, counts, a digest of the content, and which
+                     version is the present one
+    vN/pages.sqlite  the pages, with the stamps of their files
+    vN/index/        the search index over their passages
+
+A build works on the version after the present one: it takes over what is there, reads the files
+that are new or changed, drops those that are gone, and writes the index anew, so that what a search
+returns depends on the files and never on the order of changes. Replacing the manifest makes the new
+version the present one; until then every reader sees the old. A build that was killed goes on with
+what it has read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import shutil
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from urllib.parse import unquote
+
+from coa.corpus.index import SearchIndex
+from coa.corpus.page import Passage
+from coa.corpus.read_all import read_all
+from coa.corpus.read_file import Job, Limits
+from coa.corpus.readers import READERS, READERS_VERSION
+from coa.corpus.scan import Scan, Source, scan
+from coa.corpus.site import INDEX, PAGES, SCHEMA, read_manifest
+from coa.corpus.store import PageStore, Stamp
+from coa.errors import ConfigError, UsageError
+from coa.machine import cores
+from coa.progress import Mode, Progress
+from coa.runs import LOCK, MANIFEST, Json, lock, write_atomic
+
+MIN_PASSAGE_CHARS = 200
+_COMMIT_SECONDS = 0.25
+_KINDS_SHOWN = 8
+
+
+@dataclass(frozen=True, slots=True)
+class CorpusSettings:
+    """How a folder becomes a corpus. Another choice reads all files again."""
+
+    passage_chars: int = 1000
+    """The most that one passage holds."""
+    max_megabytes: float = 64.0
+    """Larger files are left out."""
+    seconds_per_file: float = 60.0
+    """A file that takes longer to read is left out."""
+
+    def __post_init__(self) -> None:
+        if self.passage_chars < MIN_PASSAGE_CHARS:
+            raise ConfigError(
+                f"passage_chars is {self.passage_chars!r}, expected {MIN_PASSAGE_CHARS} or more."
+            )
+        for name in ("max_megabytes", "seconds_per_file"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} is {getattr(self, name)!r}, expected more than 0.")
+
+
+@dataclass(frozen=True)
+class BuildReport:
+    """What a build did."""
+
+    source: str
+    target: str
+    site: str
+    pages: int
+    passages: int
+    read: int
+    """Files that were read, because they are new or have changed."""
+    unchanged: int
+    removed: int
+    skipped: dict[str, str] = field(default_factory=dict)
+    """Why a file is not in the corpus, by path."""
+    remarks: dict[str, str] = field(default_factory=dict)
+    """What was odd about a file that is."""
+    others: dict[str, int] = field(default_factory=dict)
+    """Files of other kinds, by the end of their names."""
+    seconds: float = 0.0
+
+    def to_json(self) -> Json:
+        return asdict(self)
+
+    def lines(self) -> Iterator[str]:
+        """The report for people: one line for each odd file, then the sums."""
+        yield from (f"skipped {path}: {reason}" for path, reason in self.skipped.items())
+        yield from (f"note {path}: {remark}" for path, remark in self.remarks.items())
+        if self.others:
+            common = Counter(self.others).most_common(_KINDS_SHOWN)
+            kinds = ", ".join(f"{count} {kind}" for kind, count in common)
+            more = ", ..." if len(self.others) > len(common) else ""
+            yield f"{sum(self.others.values())} files of other kinds: {kinds}{more}"
+        yield (
+            f"{self.target}: {self.pages} pages, {self.passages} passages at {self.site} "
+            f"({self.read} read, {self.unchanged} unchanged, {self.removed} removed, "
+            f"{len(self.skipped)} skipped) in {self.seconds:.1f} s"
+        )
+
+
+def build_corpus(
+    source: Path,
+    target: Path,
+    settings: CorpusSettings | None = None,
+    *,
+    name: str = "",
+    workers: int = 0,
+    progress: Mode = "auto",
+) -> BuildReport:
+    """Make the corpus of a folder, or bring it up to date. `name` is the host of its address."""
+    started = time.perf_counter()
+    settings = settings or CorpusSettings()
+    if not source.is_dir():
+        raise UsageError(f"{source}: no such folder.")
+    site = f"https://{_host(name or source.resolve().name)}.example"
+    with _locked(source, target):
+        build = _Build(source.resolve(), target, site, settings)
+        return build.run(workers or cores(), progress, started)
+
+
+def default_target(source: Path) -> Path:
+    """Where a corpus goes when nobody says: beside the caller, not into the folder."""
+    return Path(f"{source.resolve().name or 'corpus'}.corpus")
+
+
+def _host(name: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:63].strip("-") or "corpus"
+
+
+@contextlib.contextmanager
+def _locked(source: Path, target: Path) -> Iterator[None]:
+    """Hold the target alone; refuse one that is something else."""
+    if target.exists() and not target.is_dir():
+        raise UsageError(f"{target}: is a file, expected a directory for the corpus.")
+    if target.is_dir() and target.samefile(source):
+        raise UsageError(f"{target}: is the source itself; write the corpus somewhere else.")
+    if target.is_dir() and not (target / LOCK).exists() and any(target.iterdir()):
+        raise ConfigError(f"{target}: is not empty and not a corpus; use a new or an empty one.")
+    target.mkdir(parents=True, exist_ok=True)
+
+    def refuse(holder: str) -> None:
+        raise UsageError(f"{target}: being built by another process (pid {holder}); wait for it.")
+
+    held = lock(target / LOCK, refuse)
+    try:
+        yield
+    finally:
+        held.close()
+
+
+class _Build:
+    """One build of one corpus, whose directory is locked."""
+
+    def __init__(self, source: Path, target: Path, site: str, settings: CorpusSettings) -> None:
+        self._source, self._target, self._site = source, target, site
+        self._settings = settings
+        self._present = read_manifest(target)
+        if self._present and self._present["source"] != str(source):
+            raise ConfigError(
+                f"{target}: was made from {self._present['source']}, and it is {source} here. "
+                "Write somewhere else, or delete it to start again."
+            )
+        number = int(str(self._present["version"])[1:]) if self._present else 0
+        self._version = target / f"v{number + 1}"
+
+    def run(self, workers: int, progress: Mode, started: float) -> BuildReport:
+        found = self._scan()
+        self._take_over()
+        with PageStore.create(self._version / PAGES, self._site, self._recipe()) as store:
+            held, broken = store.stamps(), {key for key, _ in store.problems()}
+            removed = held.keys() - {file.key for file in found.files}
+            store.drop(removed)
+            jobs = [
+                Job(file, "" if file.key in broken else _digest(held.get(file.key)))
+                for file in found.files
+                if file.key in broken or not _same(file, held.get(file.key))
+            ]
+            read = self._read(store, jobs, workers, progress)
+            pages, passages = store.counts()
+            skipped = {**dict(store.problems()), **dict(found.problems)}
+            remarks = dict(store.remarks())
+            if not pages:
+                self._refuse(found, skipped)
+            counts = {"pages": pages, "passages": passages, "skipped": len(skipped)}
+            self._finish(store, counts, progress)
+        self._sweep()
+        return BuildReport(
+            source=str(self._source),
+            target=str(self._target),
+            site=self._site,
+            pages=pages,
+            passages=passages,
+            read=read,
+            removed=len(removed),
+            unchanged=len(found.files) - read,
+            skipped=_shown(skipped),
+            remarks=_shown(remarks),
+            others=dict(sorted(found.others.items())),
+            seconds=round(time.perf_counter() - started, 2),
+        )
+
+    def _scan(self) -> Scan:
+        def is_ours(folder: Path) -> bool:
+            return (folder / MANIFEST).is_file() and (folder / LOCK).is_file()
+
+        found = scan(self._source, frozenset(READERS), is_ours)
+        if not found.files:
+            kinds = ", ".join(sorted(found.others)) or "nothing"
+            raise UsageError(
+                f"{self._source}: holds no file of a kind that can be read "
+                f"({', '.join(READERS)}); found {kinds}."
+            )
+        return found
+
+    def _recipe(self) -> str:
+        """What decides how a file is read."""
+        return json.dumps([SCHEMA, READERS_VERSION, self._site, asdict(self._settings)])
+
+    def _take_over(self) -> None:
+        """Begin with the pages of the present version, unless this one was begun already."""
+        pages = self._version / PAGES
+        self._version.mkdir(exist_ok=True)
+        if pages.exists() or self._present is None:
+            return
+        beside = pages.with_suffix(".part")
+        before = self._target / str(self._present["version"]) / PAGES
+        if before.is_file():
+            shutil.copyfile(before, beside)
+            beside.replace(pages)
+
+    def _read(self, store: PageStore, jobs: Sequence[Job], workers: int, progress: Mode) -> int:
+        """Read the files into the store, which is committed all the time; how many were read."""
+        limits = Limits(
+            site=self._site,
+            passage_chars=self._settings.passage_chars,
+            max_bytes=int(self._settings.max_megabytes * 1e6),
+            seconds=self._settings.seconds_per_file,
+        )
+        read, committed = 0, time.monotonic()
+        try:
+            with Progress("files", len(jobs), mode=progress) as bar:
+                for reading in read_all(jobs, limits, workers):
+                    if reading.unchanged:
+                        store.restamp(reading.key, reading.stamp)
+                    else:
+                        store.put(reading)
+                        read += 1
+                    bar.advance()
+                    if (now := time.monotonic()) > committed + _COMMIT_SECONDS:
+                        store.commit()
+                        committed = now
+        finally:
+            store.commit()
+        return read
+
+    def _refuse(self, found: Scan, skipped: dict[str, str]) -> None:
+        key, reason = next(iter(skipped.items()))
+        raise UsageError(
+            f"{self._source}: none of its {len(found.files)} files could be read; the first is "
+            f"{unquote(key)}: {reason}."
+        )
+
+    def _finish(self, store: PageStore, counts: Json, progress: Mode) -> None:
+        """Publish this version if it differs from the present one; keep new stamps in any case."""
+        manifest, held = self._manifest(counts, store.fingerprint()), self._present or {}
+        present = self._target / str(held.get("version"))
+        if held.get("content") == manifest["content"] and (present / INDEX).is_dir():
+            store.commit()
+            (self._version / PAGES).replace(present / PAGES)
+        else:
+            self._publish(store, manifest, progress)
+
+    def _manifest(self, counts: Json, content: str) -> Json:
+        return {
+            "schema": SCHEMA,
+            "version": self._version.name,
+            "source": str(self._source),
+            "site": self._site,
+            "settings": asdict(self._settings) | {"readers": READERS_VERSION},
+            "counts": counts,
+            "content": content,
+        }
+
+    def _publish(self, store: PageStore, manifest: Json, progress: Mode) -> None:
+        """Write the index and make this version the present one."""
+        index = self._version / INDEX
+        if index.exists():  # half written by a build that was killed
+            shutil.rmtree(index)
+
+        total = manifest["counts"]["passages"]
+        with Progress("passages", total, mode=progress) as bar:
+
+            def passages() -> Iterator[Passage]:
+                for page in store.pages():
+                    yield from page.passages
+                    bar.advance(len(page.passages))
+
+            SearchIndex.build(passages(), index, total)
+        write_atomic(self._target / MANIFEST, json.dumps(manifest, indent=2) + "\n")
+        self._present = manifest
+
+    def _sweep(self) -> None:
+        """Remove every version but the present one."""
+        assert self._present is not None
+        for folder in self._target.glob("v*"):
+            if folder.name != self._present["version"]:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _same(file: Source, held: Stamp | None) -> bool:
+    return held is not None and (held.size, held.mtime) == (file.stamp.size, file.stamp.mtime)
+
+
+def _digest(held: Stamp | None) -> str:
+    return held.digest if held is not None else ""
+
+
+def _shown(by_key: dict[str, str]) -> dict[str, str]:
+    """By path, each of them on one line whatever its name holds."""
+    shown = {}
+    for key, text in sorted(by_key.items()):
+        path = unquote(key, errors="replace")
+        shown["".join(c if c.isprintable() else "\ufffd" for c in path)] = text
+    return shown

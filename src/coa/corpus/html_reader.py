@@ -1,0 +1,289 @@
+"""Read HTML into a Document: the main content with its headings, definitions, code and links.
+
+What a page says about itself rather than about its subject is left out: navigation, menus, footers,
+scripts, long lists of nothing but links (the links themselves are kept). Written on lxml and not on
+an extractor of articles, because those drop definition lists, which hold a reference's signatures.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from importlib import import_module
+from typing import Any
+
+from coa.corpus.document import TERM_LEVEL, Block, Document
+from coa.errors import MissingExtra
+
+_DROPPED = (
+    *("script", "style", "noscript", "template", "svg", "iframe", "object", "canvas", "audio"),
+    *("video", "nav", "footer", "button", "select", "textarea", "input", "label", "dialog", "head"),
+)
+_CONTAINERS = ("div", "section", "aside", "header", "ul", "ol", "table", "p", "a", "form")
+_BLOCKS = frozenset(
+    "address article aside blockquote body center dd details dir div dl dt fieldset figcaption "
+    "figure form h1 h2 h3 h4 h5 h6 header hgroup hr html legend li main menu ol p pre section "
+    "summary table tbody td tfoot th thead tr ul caption".split()
+)
+_NAVIGATION = re.compile(
+    r"(?:site-?|page-?|main-?|global-?)?"
+    r"(?:nav|navbar|navigation|menu|sidebar|breadcrumbs?|footer|toc|tocs?-?tree|pagination|pager|"
+    r"table-of-contents|related|headerlink|anchor-?link|skip-?link|cookies?|cookie-\w+|share|"
+    r"social|advert\w*|ads?|banner|noprint|sphinxsidebar)",
+    re.IGNORECASE,
+)
+_ROLES = frozenset(("navigation", "banner", "contentinfo", "search", "menu", "complementary"))
+_HEADINGS = {f"h{level}": level for level in range(1, 7)}
+_PERMALINK = re.compile(r"\s*[\u00b6\uf0c1\U0001f517#]\s*$")
+_SPACE = re.compile(r"\s+")
+_LINKS_CHARS, _LINKS_SHARE = 400, 0.8
+"""A list or table longer than that, with more of its text in links than that, is navigation."""
+_CELL_CHARS = 600
+"""A table with a longer cell lays out a page."""
+
+
+def html_document(text: str, fallback_title: str) -> Document:
+    """The main content of an HTML page."""
+    root = _parse(text)
+    if root is None:
+        return Document(fallback_title, ())
+    named = _inline(root.find(".//title"))
+    main = _main(root)
+    _prune(main)
+    links = _links(main)
+    _drop_link_lists(main)
+    walk, remark = _Walk(), ""
+    try:
+        walk.visit(main)
+        walk.flush()
+    except RecursionError:
+        walk, remark = _Walk(), "nested too deeply; read as plain text"
+        walk.blocks = [Block("text", line) for line in _lines("".join(main.itertext()))]
+    return _titled(walk.blocks, named, fallback_title, links, remark)
+
+
+def _titled(
+    blocks: list[Block], named: str, fallback: str, links: tuple[str, ...], remark: str
+) -> Document:
+    """The first main heading is the title; no passage needs it as a section as well."""
+    first = next((block for block in blocks if block.kind == "heading" and block.level == 1), None)
+    if first is None:
+        return Document(named or fallback, tuple(blocks), links, remark)
+    kept = [Block("close", level=1) if block is first else block for block in blocks]
+    return Document(first.text, tuple(kept), links, remark)
+
+
+def _parse(text: str) -> Any:
+    try:
+        etree = import_module("lxml.etree")
+    except ImportError:
+        raise MissingExtra("Reading HTML and Markdown", "tools") from None
+    # Bytes, because a str must not name its encoding; the name in the text no longer counts.
+    parser = etree.HTMLParser(
+        encoding="utf-8", huge_tree=True, remove_comments=True, remove_pis=True
+    )
+    try:
+        return etree.fromstring(text.encode("utf-8", "replace"), parser)
+    except etree.XMLSyntaxError:  # nothing but white space, or nothing that is an element
+        return None
+
+
+def _main(root: Any) -> Any:
+    for path in (".//main", ".//*[@role='main']", ".//article"):
+        found = root.findall(path)
+        if len(found) == 1 and len(_SPACE.sub(" ", "".join(found[0].itertext()))) > 1:
+            return found[0]
+    body = root.find(".//body")
+    return root if body is None else body
+
+
+def _prune(main: Any) -> None:
+    beside = ("aside",) if main.tag in ("body", "html") else ()
+    for element in list(main.iter(*_DROPPED, *beside)):
+        _remove(element)
+    for element in list(main.iter(*_CONTAINERS)):
+        if element is not main and _is_navigation(element):
+            _remove(element)
+    for line_break in main.iter("br"):
+        line_break.tail = f"\n{line_break.tail or ''}"
+
+
+def _is_navigation(element: Any) -> bool:
+    if element.tag == "header" and next(element.iter("h1", "h2"), None) is None:
+        return True
+    attributes = element.attrib
+    if not attributes:
+        return False
+    if attributes.get("role") in _ROLES or "hidden" in attributes:
+        return True
+    marks = attributes.get("class", "").split()
+    # A section is often called after its heading, and one on menus is no menu.
+    if "id" in attributes and not any(child.tag in _HEADINGS for child in element):
+        marks.append(attributes["id"])
+    return any(_NAVIGATION.fullmatch(mark) for mark in marks)
+
+
+def _links(main: Any) -> tuple[str, ...]:
+    found = (link.get("href", "").strip() for link in main.iter("a"))
+    return tuple(dict.fromkeys(href for href in found if href and not href.startswith("#")))
+
+
+def _drop_link_lists(main: Any) -> None:
+    for element in list(main.iter("ul", "ol", "table")):
+        if element is main or element.getparent() is None:
+            continue
+        whole = len("".join(element.itertext()).strip())
+        linked = sum(len("".join(link.itertext())) for link in element.iter("a"))
+        if whole > _LINKS_CHARS and linked > _LINKS_SHARE * whole:
+            _remove(element)
+
+
+def _remove(element: Any) -> None:
+    """Take an element out and keep the text after it."""
+    parent = element.getparent()
+    if parent is None:
+        return
+    if element.tail:
+        before = element.getprevious()
+        if before is None:
+            parent.text = (parent.text or "") + element.tail
+        else:
+            before.tail = (before.tail or "") + element.tail
+        element.tail = None
+    parent.remove(element)
+
+
+class _Walk:
+    """Goes through the blocks of a page; text between them gathers until the next one begins."""
+
+    def __init__(self) -> None:
+        self.blocks: list[Block] = []
+        self._pending: list[str] = []
+        self._mark = ""
+        """What stands before the next text: the dash of a list item, or a term without anchor."""
+        self._definitions = 0
+
+    def visit(self, element: Any) -> None:
+        if element.text:
+            self._pending.append(element.text)
+        for child in element:
+            tag = child.tag
+            if tag in _HEADINGS:
+                self._heading(child, _HEADINGS[tag])
+            elif tag == "pre":
+                self._block("".join(child.itertext()).strip("\n").rstrip())
+            elif tag == "dl":
+                self._definition_list(child)
+            elif tag == "table" and not _is_layout(child):
+                self._table(child)
+            elif tag in _BLOCKS:
+                self.flush()
+                self._mark = "- " if tag == "li" else self._mark
+                self.visit(child)
+                self.flush()
+                self._mark = ""
+            elif next(child.iter(*_BLOCKS), None) is not None:
+                self.visit(child)
+            else:
+                self._pending.extend(child.itertext())
+            if child.tail:
+                self._pending.append(child.tail)
+
+    def flush(self) -> None:
+        text = _SPACE.sub(" ", "".join(self._pending)).strip()
+        self._pending.clear()
+        if text:
+            self._emit(text)
+
+    def _block(self, text: str) -> None:
+        self.flush()
+        if text.strip():
+            self._emit(text)
+
+    def _emit(self, text: str) -> None:
+        self.blocks.append(Block("text", self._mark + text))
+        self._mark = ""
+
+    def _heading(self, element: Any, level: int) -> None:
+        self.flush()
+        self._mark = ""
+        if text := _PERMALINK.sub("", _inline(element)):
+            anchor = _anchor_of(element) or slug(text)
+            self.blocks.append(Block("heading", text, level, (anchor,) if anchor else ()))
+
+    def _table(self, table: Any) -> None:
+        self.flush()
+        for row in table.iter("tr", "caption"):
+            cells = [_inline(cell) for cell in row if cell.tag in ("td", "th")]
+            self._block(" | ".join(cells) if any(cells) else _inline(row))
+
+    def _definition_list(self, element: Any) -> None:
+        """Terms with an anchor open a scope; the others stand before their text."""
+        self.flush()
+        level = TERM_LEVEL + self._definitions
+        self._definitions += 1
+        terms: list[Any] = []
+        for child in _definition_parts(element):
+            if child.tag == "dt":
+                terms.append(child)
+                continue
+            self._terms(terms, level)
+            terms = []
+            self.visit(child)
+            self.flush()
+        self._terms(terms, level)
+        self._definitions -= 1
+        self._mark = ""
+        self.blocks.append(Block("close", level=level))
+
+    def _terms(self, terms: list[Any], level: int) -> None:
+        texts = [text for term in terms if (text := _PERMALINK.sub("", _inline(term)))]
+        anchors = [name for term in reversed(terms) if (name := _anchor_of(term))]
+        if anchors and texts:
+            self.blocks.append(Block("term", "\n".join(texts), level, tuple(anchors)))
+        elif texts:
+            self._mark = f"{', '.join(texts)}: "
+
+
+def _definition_parts(element: Any) -> Iterator[Any]:
+    for child in element:
+        if child.tag in ("dt", "dd"):
+            yield child
+        elif child.tag == "div":
+            yield from (each for each in child if each.tag in ("dt", "dd"))
+
+
+def _is_layout(table: Any) -> bool:
+    if next(table.iter("h1", "h2", "h3", "h4", "pre", "dl"), None) is not None:
+        return True
+    if next(table.iterdescendants("table"), None) is not None:
+        return True
+    return any(len("".join(cell.itertext())) > _CELL_CHARS for cell in table.iter("td"))
+
+
+def _anchor_of(element: Any) -> str:
+    """The fragment that leads to a heading or a term: its own, or that of the section it opens."""
+    if own := element.get("id"):
+        return str(own)
+    for link in element.iter("a"):
+        if named := link.get("id") or link.get("name"):
+            return str(named)
+    before = element.itersiblings(preceding=True)
+    if element.tag in _HEADINGS and all(each.tag in ("a", "span") for each in before):
+        return str(element.getparent().get("id") or "")
+    return ""
+
+
+def slug(heading: str) -> str:
+    """The fragment of a heading that has none, as code forges make it from Markdown."""
+    return re.sub(r"[\s]+", "-", re.sub(r"[^\w\s-]", "", heading.lower()).strip())[:80]
+
+
+def _inline(element: Any) -> str:
+    return "" if element is None else _SPACE.sub(" ", "".join(element.itertext())).strip()
+
+
+def _lines(text: str) -> Iterator[str]:
+    for line in text.splitlines():
+        if plain := _SPACE.sub(" ", line).strip():
+            yield plain

@@ -1,0 +1,176 @@
+"""Corpus: pages that can be searched and visited, be they the Atlas or somebody's folder.
+
+    corpus = Corpus.open(Path("manual.corpus"))     # or atlas_corpus(seed)
+    corpus.search("reset the device", 3)            # the best passages
+    corpus.search_pages("reset the device", 3)      # the best pages, each with its best passage
+    corpus.page("https://manual.example/faq.html#reset")
+
+An address may come from a model: a missing scheme, a fragment, a query, a slash too many or a left
+out `index.html` are forgiven. A fragment that names a section gives that section.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import unquote, unquote_to_bytes, urlsplit
+
+from coa.corpus.atlas import SITE, pages
+from coa.corpus.index import QUESTION_WORDS, STOP_WORDS, Hit, SearchIndex, atlas_index
+from coa.corpus.page import Page, Passage
+from coa.corpus.store import PageStore, key_of
+from coa.corpus.world import load_world
+from coa.errors import CoaError, RecordError, UsageError
+from coa.runs import MANIFEST, Json
+
+SCHEMA = 1
+INDEX, PAGES = "index", "pages.sqlite"
+_ENDINGS = ("", "/index.html", ".html", ".md", "/index.htm", "/README.md", ".htm", ".txt", ".pdf")
+_MOST_HITS = 4096
+
+
+class Site(Protocol):
+    """Pages by key: the percent-encoded path of their address."""
+
+    def find(self, keys: Iterable[str]) -> Page | None: ...
+
+    def pages(self) -> Iterator[Page]: ...
+
+
+class Corpus:
+    """Pages under one address, with an index over their passages.
+
+    Two corpora with the same fingerprint give the same answers.
+    """
+
+    def __init__(self, index: SearchIndex, site: Site, address: str, fingerprint: str) -> None:
+        self.index, self.address, self.fingerprint = index, address, fingerprint
+        self._site = site
+
+    @classmethod
+    def open(cls, directory: Path) -> Corpus:
+        """Open a corpus that `build_corpus` made."""
+        manifest = read_manifest(directory)
+        if manifest is None:
+            raise UsageError(
+                f"{directory}: holds no corpus. Make one of a folder with: coa corpus build FOLDER"
+            )
+        version, address = directory / str(manifest["version"]), str(manifest["site"])
+        try:
+            site = PageStore.open(version / PAGES, address)
+            index = SearchIndex.open(version / INDEX, STOP_WORDS | QUESTION_WORDS)
+            return cls(index, site, address, str(manifest["content"]))
+        except CoaError:
+            if read_manifest(directory) == manifest:
+                raise
+        return cls.open(directory)  # a build has just replaced what we were about to open
+
+    def __len__(self) -> int:
+        """How many passages there are."""
+        return len(self.index)
+
+    def search(self, query: str, k: int) -> list[Hit]:
+        """The k best passages, best first."""
+        return self.index.search(query, k)
+
+    def search_pages(self, query: str, k: int) -> list[Hit]:
+        """The k best pages, each as its best passage under the title of the page."""
+        limit = 4 * k
+        while True:
+            hits = self.index.search(query, limit)
+            best: dict[str, Hit] = {}
+            for hit in hits:
+                best.setdefault(hit.url.partition("#")[0], hit)
+            if len(best) >= k or len(hits) < limit or limit >= _MOST_HITS:
+                return list(best.values())[:k]
+            limit *= 4
+
+    def page(self, address: str) -> Page | None:
+        """The page at an address or a path, or its section that the fragment names."""
+        path, fragment = self._split(address)
+        if path is None:
+            return None
+        page = self._site.find(f"{path}{ending}".lstrip("/") for ending in _ENDINGS)
+        if page is None or not fragment:
+            return page
+        return page.part(fragment) or page
+
+    def passages(self) -> Iterator[Passage]:
+        """All passages, page by page."""
+        for page in self._site.pages():
+            yield from page.passages
+
+    def pages(self) -> Iterator[Page]:
+        return self._site.pages()
+
+    def _split(self, address: str) -> tuple[str | None, str]:
+        """Path and fragment of an address; no path when it is not of this site."""
+        own = urlsplit(self.address)
+        try:
+            parts = urlsplit(address.strip().strip("<>\"'`"))
+            host = parts.hostname
+        except ValueError:  # not an address at all
+            return None, ""
+        path = parts.path
+        if parts.scheme in ("http", "https"):
+            if host not in (own.hostname, f"www.{own.hostname}"):
+                return None, ""
+        elif parts.scheme or host:
+            return None, ""
+        elif path.partition("/")[0].lower() == own.hostname:  # an address without its scheme
+            path = path.partition("/")[2]
+        return key_of(unquote_to_bytes(path)), unquote(parts.fragment)
+
+
+class _AtlasSite:
+    """The pages of a world of the Atlas."""
+
+    def __init__(self, seed: int) -> None:
+        self._pages = {page.url.removeprefix(f"{SITE}/"): page for page in pages(load_world(seed))}
+
+    def find(self, keys: Iterable[str]) -> Page | None:
+        return next((self._pages[key] for key in keys if key in self._pages), None)
+
+    def pages(self) -> Iterator[Page]:
+        return iter(self._pages.values())
+
+
+@cache
+def atlas_corpus(seed: int = 0) -> Corpus:
+    """The Atlas of a world as a corpus; its index is the one that `atlas_index` keeps."""
+    return Corpus(atlas_index(seed), _AtlasSite(seed), SITE, f"atlas:{seed}")
+
+
+def load_corpus(name: str) -> Corpus:
+    """The corpus that a command names: `atlas`, `atlas:K` for world K, or a corpus directory."""
+    kind, _, world = name.partition(":")
+    if kind == "atlas" and (not world or world.isdecimal()):
+        return atlas_corpus(int(world or 0))
+    if not Path(name).is_dir():
+        raise UsageError(
+            f"corpus {name!r}: expected atlas, atlas:K for world K, or the directory of a corpus "
+            "made with: coa corpus build FOLDER"
+        )
+    return Corpus.open(Path(name))
+
+
+def read_manifest(directory: Path) -> Json | None:
+    """The manifest of a corpus, or None where there is none."""
+    path = directory / MANIFEST
+    if not path.is_file():
+        return None
+    try:
+        held = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as exc:
+        raise RecordError(f"{path}: not JSON ({exc}). Delete the directory, build again.") from None
+    if not isinstance(held, dict) or not {"site", "source", "version", "content"} <= held.keys():
+        raise RecordError(f"{path}: not the manifest of a corpus. Use another directory.")
+    if held.get("schema") != SCHEMA:
+        raise RecordError(
+            f"{path}: found corpus schema {held.get('schema')!r}, expected {SCHEMA}. "
+            "Delete the directory and build the corpus again."
+        )
+    return held

@@ -1,0 +1,315 @@
+"""A folder of strange files -> a corpus that can be searched and visited."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coa.corpus.atlas import SITE, atlas_passages
+from coa.corpus.build import CorpusSettings, default_target
+from coa.corpus.site import Corpus, atlas_corpus, load_corpus
+from coa.corpus.store import PageStore
+from coa.errors import ConfigError, RecordError, UsageError
+from coa.runs import lock
+from manual import build, content, make_manual
+from pdf_files import locked_pdf, pdf
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return make_manual(tmp_path / "Manual")
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    return tmp_path / "manual.corpus"
+
+
+def test_a_folder_becomes_a_corpus(folder: Path, target: Path) -> None:
+    report = build(folder, target)
+    corpus = Corpus.open(target)
+    assert (report.pages, report.read, report.site) == (6, 6, "https://manual.example")
+    assert report.passages == len(corpus) == len(list(corpus.passages()))
+    assert report.others == {".png": 1} and report.skipped == report.remarks == {}
+    best = corpus.search("until the lamp turns green", 1)[0]
+    assert best.heading == "Resetting > Full reset" and best.title == "Resetting"
+    assert best.url == "https://manual.example/guide/reset.html#full"
+    assert "ten seconds" in best.text and best.score > 0
+    assert corpus.search("whales", 1)[0].url == "https://manual.example/paper.pdf#page=1"
+    assert corpus.search("xylophone", 3) == [] and corpus.search("", 3) == []
+    manifest = json.loads((target / "manifest.json").read_text())
+    assert manifest["schema"] == 1 and manifest["source"] == str(folder.resolve())
+    assert manifest["counts"] == {"pages": 6, "passages": len(corpus), "skipped": 0}
+    assert manifest["settings"]["passage_chars"] == 1000
+    assert list(report.lines())[-1].startswith(f"{target}: 6 pages, {len(corpus)} passages at")
+
+
+def test_a_page_is_found_by_every_way_to_write_its_address(folder: Path, target: Path) -> None:
+    build(folder, target)
+    corpus = Corpus.open(target)
+    site = "https://manual.example"
+    for address in (
+        *(f"{site}/guide/index.html", f"{site}/guide/", f"{site}/guide", "guide", "/guide/index"),
+        *("manual.example/guide/", "http://www.manual.example/guide//?q=1", f" <{site}/guide> "),
+        *(f"{site}/guide/#no-such-part", "./guide/"),
+    ):
+        page = corpus.page(address)
+        assert page is not None and page.url == f"{site}/guide/index.html", address
+    for address in ("", "/", site, f"{site}/", "manual.example"):
+        found = corpus.page(address)
+        assert found is not None and found.title == "Manual", address
+    spaced = corpus.page("my file.txt")
+    assert spaced == corpus.page(f"{site}/my%20file.txt") is not None
+    for address in (
+        *("https://else.example/guide/", "nothing.html", "ftp://manual.example/guide/"),
+        *("http://[", "file:///etc/passwd", "../../etc/passwd", "//else.example/guide"),
+    ):
+        assert corpus.page(address) is None, address
+
+
+def test_links_lead_to_pages_of_the_corpus(folder: Path, target: Path) -> None:
+    build(folder, target)
+    corpus = Corpus.open(target)
+    page = corpus.page("/")
+    assert page is not None
+    assert [link.removeprefix("https://manual.example/") for link in page.links] == [
+        *("guide/index.html", "guide/reset.html", "notes.md", "my%20file.txt"),
+    ]
+    assert all(corpus.page(link) for link in page.links)
+
+
+def test_a_fragment_gives_its_section(folder: Path, target: Path) -> None:
+    build(folder, target)
+    corpus = Corpus.open(target)
+    whole, full = corpus.page("guide/reset.html"), corpus.page("guide/reset.html#full")
+    assert whole is not None and full is not None
+    assert full.text == (
+        "## Full reset\n\nHold the button for ten seconds until the lamp turns green.\n\n"
+        "## Full reset > After it\n\nAll settings are lost."
+    )
+    assert full.links[0] == whole.url and full.url == f"{whole.url}#full"
+    assert corpus.page("guide/reset.html#other") == whole
+
+
+def test_a_page_called_by_a_common_word_does_not_win_every_search(
+    folder: Path, target: Path
+) -> None:
+    (folder / "list.txt").write_text("a\nv\nse\n")
+    build(folder, target)
+    hits = Corpus.open(target).search("how do I press a button", 3)
+    assert hits[0].section == "Soft reset" and not any(hit.title == "a" for hit in hits)
+
+
+def test_a_search_for_pages_shows_each_page_once(folder: Path, target: Path) -> None:
+    build(folder, target)
+    corpus = Corpus.open(target)
+    hits = corpus.search_pages("the button and the green lamp", 3)
+    assert [hit.title for hit in hits][:2] in (["Resetting", "Notes"], ["Notes", "Resetting"])
+    pages = [hit.url.partition("#")[0] for hit in corpus.search_pages("button lamp reset", 9)]
+    assert len(set(pages)) == len(pages)
+    assert corpus.search_pages("button", 0) == []
+
+
+def test_the_atlas_is_a_corpus_too() -> None:
+    corpus = atlas_corpus(7)
+    assert len(corpus) == len(atlas_passages(7)) == len(list(corpus.passages()))
+    hit = corpus.search_pages("country", 4)[0]
+    page = corpus.page(hit.url)
+    assert page is not None and page.title == hit.title
+    linked = corpus.page(page.links[0] + "/")
+    assert linked is not None and linked.url == page.links[0]
+    assert corpus.page(SITE + "/nowhere") is None and corpus.page("") is None
+    assert load_corpus("atlas:7") is corpus
+    with pytest.raises(UsageError, match=r"corpus 'atlas:x': expected atlas, atlas:K"):
+        load_corpus("atlas:x")
+
+
+def test_a_second_build_reads_what_has_changed(folder: Path, target: Path) -> None:
+    build(folder, target)
+    before = (target / "manifest.json").read_bytes()
+    again = build(folder, target)
+    assert (again.read, again.unchanged, again.removed) == (0, 6, 0)
+    assert (target / "manifest.json").read_bytes() == before
+    (folder / "notes.md").write_text("# Notes\nThe violet lamp uses 3 watts.\n")
+    (folder / "my file.txt").unlink()
+    (folder / "new.txt").write_text("About otters.\n")
+    os.utime(folder / "index.html")  # touched, not changed
+    third = build(folder, target)
+    assert (third.read, third.unchanged, third.removed, third.pages) == (2, 4, 1, 6)
+    corpus = Corpus.open(target)
+    assert corpus.search("violet", 1) and corpus.search("otters", 1)
+    assert not corpus.search("penguins", 1) and corpus.page("my file.txt") is None
+    page = corpus.page("/")
+    assert page is not None and not any("my%20file" in link for link in page.links)
+    assert [path.name for path in target.glob("v*")] == ["v2"]
+
+
+def test_changes_in_any_order_give_the_corpus_of_a_fresh_build(
+    folder: Path, target: Path, tmp_path: Path
+) -> None:
+    for step in range(4):
+        (folder / f"page {step % 3}.txt").write_text(f"the lamp number {step} is green\n")
+        build(folder, target)
+    build(folder, tmp_path / "fresh")
+    assert content(target) == content(tmp_path / "fresh")
+    fresh = Corpus.open(tmp_path / "fresh").fingerprint
+    assert Corpus.open(target).fingerprint == fresh
+    (folder / "page 0.txt").write_text("the lamp is green\n")
+    build(folder, target)
+    assert Corpus.open(target).fingerprint != fresh
+
+
+def test_a_touched_file_is_looked_at_once(folder: Path, target: Path) -> None:
+    build(folder, target)
+    os.utime(folder / "notes.md", ns=(1, 1))
+    assert build(folder, target).read == 0
+    assert [path.name for path in target.glob("v*")] == ["v1"], "nothing new was to be published"
+    with PageStore.open(target / "v1" / "pages.sqlite", "") as store:
+        assert store.stamps()["notes.md"].mtime == 1
+
+
+def test_other_settings_read_everything_again(folder: Path, target: Path) -> None:
+    (folder / "long.txt").write_text("A sentence about the sea. " * 60)
+    build(folder, target)
+    report = build(folder, target, CorpusSettings(passage_chars=200))
+    assert report.read == 7
+    assert max(len(each.text) for each in Corpus.open(target).passages()) <= 200
+
+
+def test_strange_files_are_named_and_skipped(folder: Path, target: Path) -> None:
+    (folder / "empty.html").write_bytes(b"")
+    (folder / "silent.html").write_text("<script>1</script>")
+    (folder / "program.txt").write_bytes(b"\x7fELF\x00\x01")
+    (folder / "latin.txt").write_bytes(
+        "Gr\xfc\xdfe aus K\xf6ln an alle dort. ".encode("cp1252") * 9
+    )
+    (folder / "secret.pdf").write_bytes(locked_pdf(["secret"], "key"))
+    (folder / "scan.pdf").write_bytes(pdf([""]))
+    (folder / "broken.pdf").write_bytes(b"%PDF-1.4 oh no")
+    (folder / "huge.txt").write_text("long " * 50_000)
+    (folder / "loop").symlink_to(folder)
+    (folder / "nowhere.txt").symlink_to(folder / "absent.txt")
+    (folder / "self.txt").symlink_to(folder / "self.txt")
+    (folder / "link.md").symlink_to(folder / "notes.md")
+    os.mkfifo(folder / "pipe.txt")
+    os.mkfifo(os.fsencode(folder) + b"/odd\xff\n.txt")
+    (folder / ".hidden.txt").write_text("hidden")
+    report = build(folder, target, CorpusSettings(max_megabytes=0.1))
+    assert report.pages == 8  # six, the Latin one, and the linked one under its other name
+    reasons = {
+        "empty.html": "the file is empty",
+        "silent.html": "no text was found in it",
+        "program.txt": "binary content, expected text",
+        "secret.pdf": "the PDF needs a password",
+        "scan.pdf": "the PDF holds no text, only images perhaps; it needs OCR first",
+        "huge.txt": "0.2 MB, more than the limit of 0.1 MB",
+        "loop": "leads to ., which is read already",
+        "nowhere.txt": "no such file or directory",
+        "pipe.txt": "not a regular file",
+        "odd\ufffd\ufffd.txt": "not a regular file",
+    }
+    assert {path: report.skipped[path] for path in reasons} == reasons
+    assert report.skipped["broken.pdf"].startswith("not a PDF that can be read (")
+    assert "symbolic links" in report.skipped["self.txt"]
+    assert len(report.skipped) == len(reasons) + 2
+    assert report.remarks.keys() == {"latin.txt"}
+    assert all("\n" not in line for line in report.lines())
+    again = build(folder, target, CorpusSettings(max_megabytes=0.1))
+    assert again.skipped == report.skipped and again.pages == 8
+    assert Corpus.open(target).search("Gr\xfc\xdfe", 1)
+
+
+def test_a_file_that_may_not_be_read_is_skipped(folder: Path, target: Path) -> None:
+    (folder / "notes.md").chmod(0)
+    if os.access(folder / "notes.md", os.R_OK):
+        pytest.skip("whoever runs this may read everything")
+    assert build(folder, target).skipped == {"notes.md": "permission denied"}
+
+
+def test_what_cannot_be_built_says_why(folder: Path, target: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"nowhere: no such folder\."):
+        build(tmp_path / "nowhere", target)
+    with pytest.raises(UsageError, match="is the source itself"):
+        build(folder, folder)
+    with pytest.raises(UsageError, match="is a file, expected a directory"):
+        build(folder, folder / "notes.md")
+    with pytest.raises(ConfigError, match="is not empty and not a corpus"):
+        build(folder, folder / "guide")
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    (empty / "a.png").write_bytes(b"x")
+    with pytest.raises(UsageError, match=r"holds no file of a kind that can be read .* \.png\."):
+        build(empty, target)
+    (empty / "a.txt").write_bytes(b"")
+    with pytest.raises(UsageError, match=r"none of its 1 files .* a\.txt: the file is empty\."):
+        build(empty, tmp_path / "none.corpus")
+    build(folder, target)
+    with pytest.raises(ConfigError, match=r"was made from .*Manual, and it is .*empty here"):
+        build(empty, target)
+    held = lock(target / ".lock", lambda holder: None)
+    with pytest.raises(UsageError, match=rf"another process \(pid {os.getpid()}\)"):
+        build(folder, target)
+    held.close()
+    with pytest.raises(ConfigError, match="passage_chars is 20, expected 200 or more"):
+        CorpusSettings(passage_chars=20)
+    with pytest.raises(ConfigError, match="max_megabytes is 0, expected more than 0"):
+        CorpusSettings(max_megabytes=0)
+
+
+def test_a_corpus_within_its_folder_is_not_read(folder: Path) -> None:
+    for _ in range(2):
+        assert build(folder, folder / "made.corpus").pages == 6
+    assert default_target(folder) == Path("Manual.corpus")
+
+
+def test_a_corpus_can_be_read_where_nobody_may_write(folder: Path, target: Path) -> None:
+    build(folder, target)
+    places = [target, *(path for path in target.rglob("*") if path.is_dir())]
+    for place in places:
+        place.chmod(0o555)
+    try:
+        assert Corpus.open(target).search("lamp", 1)
+    finally:
+        for place in places:
+            place.chmod(0o755)
+
+
+def test_what_is_no_corpus_is_not_opened(folder: Path, target: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        UsageError, match=r"holds no corpus\. Make one of a folder with: coa corpus"
+    ):
+        Corpus.open(tmp_path)
+    with pytest.raises(UsageError, match="or the directory of a corpus"):
+        load_corpus(str(tmp_path / "nowhere"))
+    build(folder, target)
+    manifest = json.loads((target / "manifest.json").read_text())
+    for text, reason in (
+        ("{", "not JSON"),
+        ("[]", "not the manifest of a corpus"),
+        (json.dumps(manifest | {"schema": 9}), "found corpus schema 9, expected 1"),
+        (
+            json.dumps(manifest | {"version": "v7"}),
+            "pages.sqlite: no such file; the corpus is damaged",
+        ),
+    ):
+        (target / "manifest.json").write_text(text)
+        with pytest.raises((RecordError, UsageError), match=reason):
+            Corpus.open(target)
+
+
+@settings(deadline=None)
+@given(st.text(max_size=60), st.sampled_from(["", "https://atlas.example/", "http://", "//", "#"]))
+def test_any_string_is_a_safe_address(text: str, before: str) -> None:
+    page = atlas_corpus(0).page(before + text)
+    assert page is None or page.url.startswith(SITE)
+
+
+def test_reports_are_plain_json(folder: Path, target: Path) -> None:
+    report = build(folder, target)
+    assert json.loads(json.dumps(report.to_json())) == dataclasses.asdict(report)

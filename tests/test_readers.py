@@ -1,0 +1,247 @@
+"""Files of strangers -> documents and passages."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import PurePath
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coa.corpus.document import Block, Document
+from coa.corpus.page import Passage
+from coa.corpus.passages import passages_of
+from coa.corpus.readers import READERS, decode, read_document
+from coa.errors import RecordError
+from pdf_files import locked_pdf, pdf
+
+URL = "https://x.example/p.html"
+REFERENCE = """<!DOCTYPE html><html><head><title>shelf - Site</title>
+<style>p {}</style></head><body>
+<nav><a href="/">Home</a> Everything</nav>
+<div class="body" role="main"><section id="module-shelf">
+<h1>shelf &mdash; keep books<a class="headerlink" href="#module-shelf">&para;</a></h1>
+<p>The shelf keeps <em>books</em>; see <a href="other.html#top">the other page</a>.</p>
+<section id="taking"><h2>Taking books<a class="headerlink" href="#taking">&para;</a></h2>
+<dl class="py function"><dt class="sig" id="shelf.take">
+<span>shelf.</span><span>take</span>(<em>book</em>)
+<a class="headerlink" href="#shelf.take">&para;</a></dt>
+<dd><p>Take a book.</p><pre>&gt;&gt;&gt; take(1)
+    2</pre><div class="versionadded"><p>New in version 3.9.</p></div></dd></dl>
+<dl class="py class"><dt id="shelf.Shelf">class shelf.Shelf</dt><dd><p>A shelf.</p>
+<dl class="py method"><dt id="shelf.Shelf.add">add(<em>book</em>)</dt>
+<dt id="shelf.Shelf.append">append(<em>book</em>)</dt>
+<dd><p>Add a book.</p></dd></dl>
+<p>New in version 3.2.</p></dd></dl>
+<dl><dt>book</dt><dd>bound paper</dd></dl>
+</section>
+<table><tr><th>kind</th><th>size</th></tr><tr><td>large</td><td>40 cm</td></tr></table>
+<ul><li>one</li><li>two<script>alert()</script></li></ul>
+</section></div><footer>Copyright</footer></body></html>"""
+
+
+def read(name: str, content: str | bytes) -> Document:
+    return read_document(PurePath(name), content.encode() if isinstance(content, str) else content)
+
+
+def cut(name: str, content: str | bytes, max_chars: int = 1000) -> tuple[Passage, ...]:
+    return passages_of(read(name, content), URL, max_chars)
+
+
+def named(passages: tuple[Passage, ...], name: str) -> Passage:
+    (found,) = (passage for passage in passages if name in passage.names)
+    return found
+
+
+def test_a_definition_is_one_passage_with_its_signature_and_its_version() -> None:
+    take = named(cut("p.html", REFERENCE), "shelf.take")
+    assert take.text == "shelf.take(book)\nTake a book.\n>>> take(1)\n    2\nNew in version 3.9."
+    assert take.heading == "shelf \u2014 keep books > Taking books"
+    assert take.url == f"{URL}#shelf.take" and take.anchors == ("taking", "shelf.take")
+
+
+def test_what_follows_a_nested_definition_belongs_to_the_outer_one() -> None:
+    passages = cut("p.html", REFERENCE)
+    outer = [each.text for each in passages if each.names == ("shelf.Shelf",)]
+    assert outer == ["class shelf.Shelf\nA shelf.", "class shelf.Shelf\nNew in version 3.2."]
+    add = named(passages, "shelf.Shelf.append")
+    assert add.names == ("shelf.Shelf.add", "shelf.Shelf.append")
+    assert add.text == "add(book)\nappend(book)\nAdd a book."
+
+
+def test_only_the_main_content_of_a_web_page_is_read() -> None:
+    document = read("p.html", REFERENCE)
+    text = "\n".join(block.text for block in document.blocks)
+    assert document.title == "shelf \u2014 keep books"
+    assert document.links == ("other.html#top",)
+    for absent in ("Home", "Copyright", "alert", "\xb6", "p {}"):
+        assert absent not in text
+    assert "kind | size\nlarge | 40 cm" in text and "- one\n- two" in text
+    assert "book: bound paper" in text
+    assert "The shelf keeps books; see the other page." in text
+
+
+def test_a_page_without_marks_of_its_main_content_loses_only_its_navigation() -> None:
+    links = "".join(f'<li><a href="{n}.html">Chapter number {n}</a></li>' for n in range(40))
+    page = (
+        f'<title>Old</title><body><div id="menu">Menu</div><ul>{links}</ul>'
+        '<section id="menu-design"><h2>Menus</h2><p>On menus.<br>And more.</p></section>'
+        "<center>Plain <b>text</b></center><aside>Buy</aside>"
+    )
+    document = read("old.htm", page)
+    assert [block.text for block in document.blocks] == [
+        *("Menus", "On menus. And more.", "Plain text"),
+    ]
+    assert document.title == "Old" and len(document.links) == 40
+
+
+def test_markdown_has_sections_anchors_tables_code_and_links() -> None:
+    text = (
+        "---\ntitle: 'Front'\n---\n# Guide\nHello [there](b.md).\n\n## Set up it!\n"
+        "```sh\nmake  all\n```\n| a | b |\n|---|---|\n| 1 | 2 |\n"
+    )
+    document = read("guide.md", text)
+    hello, rest = passages_of(document, URL, 1000)
+    assert (document.title, document.links) == ("Guide", ("b.md",))
+    assert hello.text == "Hello there." and hello.url == URL
+    assert rest.text == "make  all\na | b\n1 | 2" and rest.url == f"{URL}#set-up-it"
+    assert read("x.md", "---\ntitle: Front\n---\nonly text").title == "Front"
+
+
+def test_text_has_paragraphs_and_underlined_headings() -> None:
+    first, second = cut(
+        "notes.txt", "Notes\n=====\n\nOne line\nand another.\n\nPart\n----\nThe end.\n"
+    )
+    assert (first.title, first.text) == ("Notes", "One line\nand another.")
+    assert (second.section, second.text) == ("Part", "The end.")
+    assert read("raw.txt", "x" * 300).title == "raw"
+
+
+def test_pdf_is_read_page_by_page() -> None:
+    content = pdf(["The first page\nends with a hy-\nphen", "Page two", ""])
+    document = read("a.pdf", content)
+    passages = passages_of(document, URL, 1000)
+    assert [each.text for each in passages] == ["The first page ends with a hyphen", "Page two"]
+    assert passages[1].url == f"{URL}#page=2" and document.title == "a"
+    assert document.remark == "1 of 3 pages hold no text"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("a.html", b"", "the file is empty"),
+        ("a.txt", b" \n\t ", "the file is empty"),
+        ("a.html", gzip.compress(b"<p>text</p>" * 50), "binary content, expected text"),
+        ("a.txt", b"\x7fELF\x01\x01\x01\x00\x00", "binary content, expected text"),
+        ("a.md", bytes(range(1, 32)) * 30, "binary content, expected text"),
+        ("a.pdf", b"no pdf at all", r"not a PDF that can be read \(\w+: "),
+        ("a.pdf", pdf(["x"])[:120], r"not a PDF that can be read \(\w+: "),
+        ("a.pdf", pdf(["", ""]), "the PDF holds no text, only images perhaps; it needs OCR first"),
+        ("a.pdf", locked_pdf(["secret"], "key"), "the PDF needs a password"),
+    ],
+)
+def test_what_cannot_be_read_says_why(name: str, content: bytes, reason: str) -> None:
+    with pytest.raises(RecordError, match=f"^{reason}"):
+        read(name, content)
+
+
+def test_a_pdf_locked_with_an_empty_password_is_read() -> None:
+    assert cut("a.pdf", locked_pdf(["open"], ""))[0].text == "open"
+
+
+WORDS = "Gr\xfc\xdfe aus K\xf6ln und Z\xfcrich, sagte die Stra\xdfenb\xe4ckerin fr\xf6hlich. " * 9
+
+
+@pytest.mark.parametrize(
+    ("content", "remark"),
+    [
+        (WORDS.encode(), ""),
+        (WORDS.encode("utf-8-sig"), ""),
+        (WORDS.encode("utf-16"), ""),
+        (b"charset=utf-16 is what this text is about. " + WORDS.encode(), ""),
+        (b'<?xml version="1.0" encoding="cp1252"?>' + WORDS.encode("cp1252"), ""),
+        (b'<meta charset="ISO-8859-1">' + WORDS.encode("cp1252"), ""),
+        (b'<meta charset="utf-16">' + WORDS.encode(), "declared as utf-16 but is utf-8"),
+        (b'<meta charset="no-such">' + WORDS.encode(), "declared as no-such but is utf-8"),
+        (b'<meta charset="punycode">' + WORDS.encode(), "declared as punycode but is utf-8"),
+    ],
+)
+def test_charsets_are_found(content: bytes, remark: str) -> None:
+    text, found = decode(content)
+    assert WORDS in text and found == remark
+
+
+def test_a_charset_that_had_to_be_guessed_is_said() -> None:
+    text, remark = decode(WORDS.encode("cp1252"))
+    assert "K\xf6ln" in text and remark.startswith("not UTF-8; read as ")
+    text, remark = decode(b'<meta charset="utf-8">' + WORDS.encode("cp1252"))
+    assert "K\xf6ln" in text and remark.startswith("declared as utf-8 but is not; read as ")
+
+
+def test_a_page_nested_too_deeply_is_read_as_plain_text() -> None:
+    document = read("deep.html", "<body>" + "<div>" * 1500 + "inside" + "</div>" * 1500)
+    assert "inside" in " ".join(block.text for block in document.blocks)
+
+
+def test_later_parts_of_a_long_definition_begin_with_its_signature() -> None:
+    body = "".join(f"<p>{'word ' * 60}</p>" for _ in range(6))
+    page = f'<dl><dt id="m.f">m.f(a, b)</dt><dd>{body}<p>New in version 3.7.</p></dd></dl>'
+    passages = cut("p.html", page, 600)
+    assert len(passages) > 2
+    assert all(each.text.startswith("m.f(a, b)\n") for each in passages)
+    assert passages[-1].text.endswith("New in version 3.7.")
+    assert max(len(each.text) for each in passages) <= 600
+
+
+def test_a_page_cannot_make_every_passage_repeat_its_long_names() -> None:
+    long = "x" * 100_000
+    page = f'<h1>{long}</h1><h2 id="{long}">{long}</h2><dl><dt id="{long}">{long}(</dt><dd>y'
+    for each in cut("p.html", page):
+        assert len(each.heading) + len(each.url) + sum(map(len, each.names + each.anchors)) < 1500
+
+
+words = st.text(st.characters(codec="utf-8", categories=("L", "N", "P")), min_size=1, max_size=30)
+texts = st.lists(words, min_size=1, max_size=120).map(" ".join)
+blocks = st.one_of(
+    st.builds(Block, st.just("text"), texts),
+    st.builds(Block, st.just("heading"), texts, st.integers(1, 6)),
+    st.builds(Block, st.just("term"), texts, st.integers(7, 9), st.just(("m.f",))),
+    st.builds(Block, st.just("close"), st.just(""), st.integers(1, 9)),
+)
+
+
+@given(st.lists(blocks, max_size=12), st.integers(200, 1200))
+def test_passages_keep_every_word_in_order_and_their_size(parts: list[Block], size: int) -> None:
+    passages = passages_of(Document("t", tuple(parts)), URL, size)
+    assert all(0 < len(each.text) <= size for each in passages)
+    told = [word for part in parts if part.kind in ("text", "term") for word in part.text.split()]
+    shown = iter([word for each in passages for word in each.text.split()])
+    assert all(word in shown for word in told), "a word is lost, cut or out of order"
+
+
+tags = st.sampled_from("p div li ul dl dt dd table tr td h1 h2 pre a span main nav br".split())
+pieces = st.one_of(
+    texts,
+    tags.map("<{}>".format),
+    tags.map("</{}>".format),
+    st.just('<dt id="x.y">'),
+    st.just("&lt;"),
+)
+
+
+@settings(max_examples=150)
+@given(st.lists(pieces, max_size=40).map("".join))
+def test_any_tangle_of_tags_is_read(page: str) -> None:
+    if page.strip():
+        for each in cut("p.html", page):
+            assert each.text.strip() and len(each.text) <= 1000
+
+
+@settings(max_examples=150)
+@given(st.sampled_from([*READERS]), st.binary(max_size=400))
+def test_any_bytes_are_read_or_refused(suffix: str, content: bytes) -> None:
+    try:
+        read(f"a{suffix}", content)
+    except RecordError as refused:
+        assert "\n" not in str(refused)
