@@ -1,0 +1,335 @@
+"""ToolCache: what tools answered, in one SQLite file that many processes share.
+
+An answer is kept under a key, a hash of everything that decides it (see `replay`). The file grows
+up to a limit; then the answers that were used least recently go. A file that is not a cache of ours
+is never changed, and is an error in one line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+import threading
+import time
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from coa.errors import (
+    CoaError,
+    ConfigError,
+    RecordError,
+    ToolError,
+    ToolMistake,
+    ToolTimeout,
+    UsageError,
+)
+
+Kind = Literal["text", "mistake", "provisional", "failed", "timeout"]
+
+MAX_BYTES = 1_000_000_000
+_APPLICATION = 0x636F6163  # 'coac', in the header of the file
+_SCHEMA = 1
+_BUSY_S = 60.0
+_OVERHEAD = 200
+"""Bytes that an entry is counted for besides its text."""
+_KEPT = 0.9
+"""Which part of the limit remains after old entries were dropped."""
+_TOUCH_S = 60.0
+"""How exact 'used least recently' is: reading writes no more often than that."""
+_OF_PARENTS: list[sqlite3.Connection | None] = []
+_TABLES = """
+CREATE TABLE entries (
+    key BLOB PRIMARY KEY,
+    tool TEXT NOT NULL,
+    argument BLOB NOT NULL,
+    kind TEXT NOT NULL,
+    text BLOB NOT NULL,
+    size INTEGER NOT NULL,
+    stored REAL NOT NULL,
+    used REAL NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX entries_by_use ON entries (used);
+CREATE TABLE total (bytes INTEGER NOT NULL);
+INSERT INTO total VALUES (0);
+CREATE TRIGGER added AFTER INSERT ON entries
+    BEGIN UPDATE total SET bytes = bytes + NEW.size; END;
+CREATE TRIGGER changed AFTER UPDATE OF size ON entries
+    BEGIN UPDATE total SET bytes = bytes + NEW.size - OLD.size; END;
+CREATE TRIGGER dropped AFTER DELETE ON entries
+    BEGIN UPDATE total SET bytes = bytes - OLD.size; END;
+"""
+
+
+class Provisional(str):
+    """A text that a tool returns when a part of it failed and may succeed another time.
+
+    It is shown like any text, but is remembered as a failure is: for `replay` only.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a call came to: a text, or the message of an error of this kind."""
+
+    kind: Kind
+    text: str
+
+    def give(self) -> str:
+        """The text, or the error as the tool raised it."""
+        if self.kind in ("text", "provisional"):
+            return self.text
+        raise {"mistake": ToolMistake, "timeout": ToolTimeout}.get(self.kind, ToolError)(self.text)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheStats:
+    """What the file holds."""
+
+    entries: int
+    bytes: int
+    """As counted for the limit; the file itself is somewhat larger."""
+    limit: int
+    expired: int
+    tools: dict[str, int] = field(default_factory=dict)
+    """Entries of each tool."""
+    kinds: dict[str, int] = field(default_factory=dict)
+    """Entries of each kind of answer."""
+
+
+class ToolCache:
+    """Answers by key, in a file. Safe to use from several threads and processes at once.
+
+    `expire_s`: an answer older than that is asked for again (None: never). `clock` gives seconds.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        max_bytes: int = MAX_BYTES,
+        expire_s: float | None = None,
+        read_only: bool = False,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        if max_bytes < 1:
+            raise ConfigError(f"cache: max_bytes is {max_bytes!r}, expected at least 1.")
+        if expire_s is not None and not expire_s > 0:
+            raise ConfigError(f"cache: expire_s is {expire_s!r}, expected more than 0.")
+        self.path, self.max_bytes, self.expire_s = path, max_bytes, expire_s
+        self.tally: Counter[str] = Counter()
+        """Of this process: calls answered from the file (`stored`), made (`called`), not found."""
+        self.read_only, self._clock = read_only, clock
+        self._lock = threading.RLock()
+        self._owner = 0
+        self._connection: sqlite3.Connection | None = None
+        self._flights: weakref.WeakValueDictionary[tuple[int, bytes], asyncio.Lock] = (
+            weakref.WeakValueDictionary()
+        )
+        with self._using():
+            pass  # what is wrong with the file is said now, not in the middle of a run
+
+    def get(self, key: bytes, *, any_age: bool = False) -> Answer | None:
+        """What is stored, if it has not expired; with `any_age` also failures and what has."""
+        with self._using() as connection:
+            row = connection.execute(
+                "SELECT kind, text, stored, used FROM entries WHERE key = ?", (key,)
+            ).fetchone()
+            if row is None:
+                return None
+            kind, text, stored, used = row
+            now = self._clock()
+            if not any_age:
+                expired = self.expire_s is not None and now - stored > self.expire_s
+                if expired or kind not in ("text", "mistake"):
+                    return None
+                if now - used > _TOUCH_S:
+                    connection.execute("UPDATE entries SET used = ? WHERE key = ?", (now, key))
+            return Answer(kind, text.decode("utf-8", "surrogatepass"))
+
+    def put(self, key: bytes, tool: str, argument: str, answer: Answer) -> None:
+        """Store an answer; a failure never takes the place of an answer."""
+        text = answer.text.encode("utf-8", "surrogatepass")
+        asked = argument.encode("utf-8", "surrogatepass")
+        size = len(text) + len(asked) + _OVERHEAD
+        if size > self.max_bytes:
+            return
+        now = self._clock()
+        row = (key, tool, asked, answer.kind, text, size, now, now)
+        keep = "WHERE excluded.kind IN ('text', 'mistake') OR kind NOT IN ('text', 'mistake')"
+        with self._using() as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            connection.execute(
+                "INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (key) DO UPDATE "
+                "SET kind = excluded.kind, text = excluded.text, size = excluded.size, "
+                f"stored = excluded.stored, used = excluded.used {keep}",
+                row,
+            )
+            self._drop_oldest(connection, key)
+            connection.execute("COMMIT")
+
+    def _drop_oldest(self, connection: sqlite3.Connection, newest: bytes) -> None:
+        (total,) = connection.execute("SELECT bytes FROM total").fetchone()
+        if total <= self.max_bytes:
+            return
+        goal = total - int(self.max_bytes * _KEPT)
+        oldest = connection.execute(
+            "SELECT key, size FROM entries WHERE key != ? ORDER BY used, key", (newest,)
+        )
+        doomed = []
+        for key, size in oldest:
+            doomed.append((key,))
+            goal -= size
+            if goal <= 0:
+                break
+        connection.executemany("DELETE FROM entries WHERE key = ?", doomed)
+
+    def stats(self) -> CacheStats:
+        with self._using() as connection:
+            (entries,) = connection.execute("SELECT count(*) FROM entries").fetchone()
+            (total,) = connection.execute("SELECT bytes FROM total").fetchone()
+            (expired,) = connection.execute(
+                "SELECT count(*) FROM entries WHERE stored < ?", (self._oldest(),)
+            ).fetchone()
+            groups = "SELECT {0}, count(*) FROM entries GROUP BY {0} ORDER BY {0}"
+            tools = dict(connection.execute(groups.format("tool")).fetchall())
+            kinds = dict(connection.execute(groups.format("kind")).fetchall())
+        return CacheStats(entries, total, self.max_bytes, expired, tools, kinds)
+
+    def clear(self, tool: str = "", *, expired: bool = False) -> int:
+        """Drop everything, or only one tool's entries, or only what has expired; how many."""
+        conditions = ["tool = :tool"] if tool else []
+        conditions += ["stored < :oldest"] if expired else []
+        where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+        values = {"tool": tool, "oldest": self._oldest()}
+        with self._using() as connection:
+            count = connection.execute(f"DELETE FROM entries{where}", values).rowcount
+            with suppress(sqlite3.OperationalError):  # others are at work: the room is used again
+                connection.execute("VACUUM")
+                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        return count
+
+    def _oldest(self) -> float:
+        return float("-inf") if self.expire_s is None else self._clock() - self.expire_s
+
+    def close(self) -> None:
+        with self._lock:
+            if self._connection is not None and self._owner == os.getpid():
+                self._connection.close()
+            self._connection = None
+
+    def flight(self, key: bytes) -> asyncio.Lock:
+        """Held while a call is made, by all who want the same answer in this event loop."""
+        name = (id(asyncio.get_running_loop()), key)
+        lock = self._flights.get(name)
+        if lock is None:
+            lock = self._flights[name] = asyncio.Lock()
+        return lock
+
+    @contextmanager
+    def _using(self) -> Iterator[sqlite3.Connection]:
+        """The connection of this process; what SQLite says becomes one line."""
+        try:
+            with self._lock:
+                if self._connection is None or self._owner != os.getpid():
+                    # One that was opened before a fork belongs to the parent: closing it here, be
+                    # it by forgetting it, could take the parent's files away.
+                    _OF_PARENTS.append(self._connection)
+                    self._connection, self._owner = self._open(), os.getpid()
+                try:
+                    yield self._connection
+                finally:
+                    if self._connection.in_transaction:
+                        self._connection.execute("ROLLBACK")
+        except sqlite3.Error as error:
+            raise _said(self.path, error) from error
+
+    def _open(self) -> sqlite3.Connection:
+        if self.read_only and not self.path.is_file():
+            raise UsageError(f"{self.path}: no such file. Record a run first.")
+        if not self.read_only:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+        end = time.monotonic() + _BUSY_S
+        while True:
+            try:
+                return _connect(self.path, self.read_only)
+            except sqlite3.OperationalError as error:
+                # While others make the same file SQLite does not wait, for fear of a deadlock.
+                if "locked" not in str(error) or time.monotonic() > end:
+                    raise
+            time.sleep(0.02)
+
+
+def _connect(path: Path, read_only: bool) -> sqlite3.Connection:
+    mode = "ro" if read_only else "rwc"
+    connection = sqlite3.connect(
+        f"{path.absolute().as_uri()}?mode={mode}",
+        uri=True,
+        timeout=_BUSY_S,
+        isolation_level=None,
+        check_same_thread=False,
+    )
+    try:
+        # Nothing is changed before it is certain that the file is ours. One transaction, so that
+        # a file which another process is making is seen empty or whole.
+        connection.execute("BEGIN")
+        _check(path, connection)
+        connection.execute("COMMIT")
+        if not read_only:
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = NORMAL")
+            connection.execute("BEGIN IMMEDIATE")
+            if _check(path, connection) == 0:  # another process may have been first
+                for statement in _statements():
+                    connection.execute(statement)
+                connection.execute(f"PRAGMA application_id = {_APPLICATION}")
+                connection.execute(f"PRAGMA user_version = {_SCHEMA}")
+            connection.execute("COMMIT")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _statements() -> Iterator[str]:
+    """The statements one by one: a script would commit the transaction that it runs in."""
+    held = ""
+    for line in _TABLES.splitlines():
+        held += line + "\n"
+        if sqlite3.complete_statement(held):
+            yield held
+            held = ""
+
+
+def _check(path: Path, connection: sqlite3.Connection) -> int:
+    """The version of the tables; 0 for an empty file. A file of another kind is an error."""
+    (application,) = connection.execute("PRAGMA application_id").fetchone()
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    if not (application or version or tables):
+        return 0
+    if application != _APPLICATION:
+        raise _foreign(path, "is a database of another program")
+    if version != _SCHEMA:
+        raise _foreign(path, f"is a tool cache of version {version}, expected {_SCHEMA}")
+    return int(version)
+
+
+def _foreign(path: Path, found: str) -> RecordError:
+    return RecordError(f"{path}: {found}. It was left as it is; name another file for the cache.")
+
+
+def _said(path: Path, error: sqlite3.Error) -> CoaError:
+    said = str(error)
+    if "not a database" in said:
+        return _foreign(path, "is not a tool cache")
+    if "malformed" in said:
+        return RecordError(
+            f"{path}: the tool cache is damaged. It was left as it is; move it away to begin anew."
+        )
+    return ToolError(f"{path}: the tool cache cannot be used ({said}).")

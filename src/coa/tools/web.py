@@ -1,0 +1,294 @@
+"""web_search and crawl_page over a Source: a corpus that looks like the web, or the web itself.
+
+Both write the same compact, stable text whatever the source, because small models are trained on
+it: `[1] Title - address`, then the text. An address ends its line, so that it can be copied whole.
+A page that fits is shown whole, a longer one by the parts that bear on the question of the task;
+some links follow, so that the model can go on. Of several addresses the bad ones are one line each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from coa.corpus.site import Corpus
+from coa.errors import CoaError, ToolError, ToolMistake, boundary
+from coa.tools.base import Tool
+from coa.tools.cache import Provisional
+from coa.tools.extract import Link, WebPage
+from coa.tools.focus import summarise, terms
+from coa.tools.search import NOTHING
+
+RESULTS = 5
+SNIPPET_CHARS = 240
+PAGE_CHARS = 3000
+"""Letters of one observation of crawl_page, however many pages it shows."""
+LINKS = 6
+PAGES_AT_ONCE = 5
+_LONG = 20_000
+"""Letters of a page that takes so long to summarise that a thread has to do it."""
+_LEAST_CHARS = 200
+"""A page is given this much even when many are asked for at once."""
+_TITLE_CHARS = 100
+_CLOSED_BY = {")": "(", "]": "[", "}": "{"}
+_SEARCH_ABOUT = (
+    "Search the web; the content is the query, and titles, addresses and snippets come back"
+)
+_CRAWL_ABOUT = (
+    "Read pages; the content is one or more addresses joined by |, and their text comes back"
+)
+
+Summariser = Callable[[str, str], Awaitable[str]]
+"""(text of a page, focus) -> its summary; its `fingerprint`, if any, is part of a cache's key."""
+
+
+class SearchHit(Protocol):
+    @property
+    def title(self) -> str: ...
+    @property
+    def url(self) -> str: ...
+    @property
+    def text(self) -> str: ...
+
+
+class Source(Protocol):
+    """What the two tools read from."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Differs when the answers may differ; part of the key under which they are cached."""
+
+    async def search_pages(self, query: str, k: int) -> Sequence[SearchHit]:
+        """The k best pages for the query."""
+
+    async def page(self, address: str) -> WebPage:
+        """The page at an address; `ToolMistake` or `ToolError` when it cannot be read."""
+
+
+@dataclass(frozen=True)
+class CorpusSource:
+    """A corpus as a Source. `fingerprint` names the corpus and its version."""
+
+    corpus: Corpus
+    fingerprint: str
+
+    async def search_pages(self, query: str, k: int) -> Sequence[SearchHit]:
+        return self.corpus.search_pages(query, k)
+
+    async def page(self, address: str) -> WebPage:
+        page = self.corpus.page(address)
+        if page is None:
+            raise ToolMistake("there is no such page; take addresses from search results.")
+        links = tuple(Link("", url) for url in page.links)
+        return WebPage(page.title, page.url, re.sub(r"\n\s*\n", "\n", page.text), links)
+
+
+def fingerprint_of(*settings: Any) -> str:
+    """A short name for everything besides the argument that decides what a tool answers."""
+    return hashlib.sha256(json.dumps(settings, default=str).encode()).hexdigest()[:16]
+
+
+def web_search(source: Source, results: int = RESULTS) -> Tool:
+    """The search tool over a source: numbered hits with title, address and snippet."""
+
+    async def search(argument: str) -> str:
+        query = " ".join(argument.split())
+        if not query:
+            raise ToolMistake("the query is empty; write what to search for.")
+        hits = await source.search_pages(query, results)
+        return show_hits(list(hits)[:results], query)
+
+    name = fingerprint_of(source.fingerprint, results)
+    return Tool("web_search", search, about=_SEARCH_ABOUT, fingerprint=name)
+
+
+def show_hits(hits: Sequence[SearchHit], query: str) -> str:
+    lines = []
+    for number, hit in enumerate(hits, start=1):
+        snippet = summarise(" ".join(hit.text.split()), query, SNIPPET_CHARS)
+        lines += [f"[{number}] {_named(hit.title, hit.url)}", " ".join(snippet.split())]
+    return "\n".join(line for line in lines if line) or NOTHING
+
+
+def crawl_page(
+    source: Source,
+    focus: str = "",
+    *,
+    max_chars: int = PAGE_CHARS,
+    links: int = LINKS,
+    summariser: Summariser | None = None,
+    timeout_s: float = 60.0,
+) -> Tool:
+    """The tool that reads pages. `focus` is the question of the task, never its answer.
+
+    A `summariser` writes the summary of a page that is too long; without one, it is an extract.
+    """
+
+    async def crawl(argument: str) -> str:
+        addresses = parse_addresses(argument)
+        left_out = len(addresses) - PAGES_AT_ONCE
+        addresses = addresses[:PAGES_AT_ONCE]
+        pages = await asyncio.gather(*(_read(source, address) for address in addresses))
+        room = max_chars - 80  # the line about what was left out
+        pairs = zip(addresses, pages, strict=True)
+        views = [_View(n, address, page) for n, (address, page) in enumerate(pairs, start=1)]
+        await _fill(views, focus, room, links, summariser)
+        if all(isinstance(view.found, CoaError) for view in views):
+            raise _all_failed(views)
+        blocks = [view.shown() for view in views]
+        if left_out > 0:
+            blocks.append(f"{left_out} more were not read: at most {PAGES_AT_ONCE} at once.")
+        failed = [view.found for view in views if isinstance(view.found, CoaError)]
+        settled = all(isinstance(error, ToolMistake) for error in failed)
+        return "\n".join(blocks) if settled else Provisional("\n".join(blocks))
+
+    writer = "" if summariser is None else getattr(summariser, "fingerprint", "some summariser")
+    name = fingerprint_of(source.fingerprint, focus, max_chars, links, writer)
+    return Tool(
+        "crawl_page",
+        crawl,
+        about=_CRAWL_ABOUT,
+        timeout_s=timeout_s,
+        max_chars=max_chars,
+        fingerprint=name,
+    )
+
+
+async def _read(source: Source, address: str) -> WebPage | CoaError:
+    try:
+        with boundary(ToolError, "the page"):
+            return await source.page(address)
+    except CoaError as error:
+        return error
+
+
+@dataclass
+class _View:
+    """A page, or what was wrong with it, on its way into an observation."""
+
+    number: int
+    address: str
+    found: WebPage | CoaError
+    text: str = ""
+    links: str = ""
+
+    @property
+    def head(self) -> str:
+        if isinstance(self.found, WebPage):
+            return f"[{self.number}] {_named(self.found.title, self.found.url)}"
+        return (
+            f"[{self.number}] {self.address[:200]} - not read: {' '.join(str(self.found).split())}"
+        )
+
+    def shown(self) -> str:
+        return "\n".join(part for part in (self.head, self.text, self.links) if part)
+
+
+async def _fill(
+    views: Sequence[_View], focus: str, room: int, links: int, summariser: Summariser | None
+) -> None:
+    """Give every page its links, its fair share of the room, and what fits into that."""
+    pages = [(view, view.found) for view in views if isinstance(view.found, WebPage)]
+    for view, page in pages:
+        view.links = show_links(page, focus, links)
+    room -= sum(len(view.head) + len(view.links) + 3 for view in views)
+    rooms = share(room, [len(page.text) for _, page in pages])
+
+    async def condense(view: _View, page: WebPage, room: int) -> None:
+        try:
+            view.text = await _condensed(page.text, focus, room, summariser)
+        except CoaError as error:
+            view.found, view.links = error, ""
+
+    tried = zip(pages, rooms, strict=True)
+    await asyncio.gather(*(condense(view, page, room) for (view, page), room in tried))
+
+
+def _all_failed(views: Sequence[_View]) -> CoaError:
+    """The error of the only page, or of all: the model's unless the world failed at least once."""
+    errors = [view.found for view in views if isinstance(view.found, CoaError)]
+    if len(errors) == 1:
+        return errors[0]
+    lines = [view.head for view in views]
+    worst = next((error for error in errors if not isinstance(error, ToolMistake)), errors[0])
+    kind = ToolMistake if isinstance(worst, ToolMistake) else ToolError
+    return kind("none of the pages could be read.\n" + "\n".join(lines))
+
+
+async def _condensed(text: str, focus: str, room: int, summariser: Summariser | None) -> str:
+    if len(text) <= room:
+        return text
+    if summariser is None and len(text) < _LONG:
+        return summarise(text, focus, room)
+    if summariser is None:  # others wait in this event loop
+        return await asyncio.to_thread(summarise, text, focus, room)
+    with boundary(ToolError, "the summary"):
+        summary = (await summariser(text, focus)).strip()
+    if not summary:
+        raise ToolError("the summary is empty.")
+    return summarise(summary, focus, room)
+
+
+def share(room: int, wanted: Sequence[int]) -> list[int]:
+    """Split room fairly: who wants less than an equal part gets it, the others share the rest."""
+    given = [0] * len(wanted)
+    order = sorted((i for i, want in enumerate(wanted) if want), key=lambda i: wanted[i])
+    for place, i in enumerate(order):
+        fair = max(_LEAST_CHARS, room // (len(order) - place))
+        given[i] = min(wanted[i], fair)
+        room -= given[i]
+    return given
+
+
+def show_links(page: WebPage, focus: str, limit: int) -> str:
+    """The links that share most words with the focus, then those within the text, in order."""
+    wanted = set(terms(focus))
+
+    def rank(numbered: tuple[int, Link]) -> tuple[int, bool, int]:
+        place, link = numbered
+        words = set(terms(f"{link.text} {link.url.partition('://')[2].partition('/')[2]}"))
+        return -len(wanted & words), bool(link.text) and link.text not in page.text, place
+
+    ranked = sorted(enumerate(page.links), key=rank)[: max(0, limit)]
+    lines = [_named(link.text, link.url) for _, link in sorted(ranked, key=lambda pair: pair[0])]
+    return "\n".join(["Links:", *lines]) if lines else ""
+
+
+def _named(title: str, url: str) -> str:
+    title = " ".join(title.split())
+    title = title if len(title) <= _TITLE_CHARS else f"{title[:_TITLE_CHARS].rstrip()}..."
+    return f"{title} - {url}" if title else url
+
+
+def parse_addresses(argument: str) -> list[str]:
+    """The addresses in a block: joined by `|`, spaces or lines, in Markdown, quoted.
+
+    What cannot be an address stays as it is, so that reading it says what is wrong with it.
+    """
+    found: dict[str, None] = {}
+    plain = re.sub(r"\]\((?=[a-z]+://)", "] ", argument, flags=re.IGNORECASE)
+    for part in re.split(r"[|\n]+", plain):
+        words = part.split()
+        full = [word for word in words if "://" in word]
+        likely = all("." in word or "/" in word for word in words)
+        for word in full or (words if likely else [" ".join(words)]):
+            if address := _bare(word):
+                found[address] = None
+    if not found:
+        raise ToolMistake("no address was given; write one such as https://host/page.")
+    return list(found)
+
+
+def _bare(word: str) -> str:
+    """Without the punctuation around it; a bracket that the address itself opened is kept."""
+    word = word.strip("\"'`,;<>")
+    scheme = re.search(r"[a-z][a-z0-9+.-]{0,20}://", word, re.IGNORECASE)
+    word = word[scheme.start() if scheme else 0 :].rstrip(".,;:!\"'`>*")
+    while word[-1:] in _CLOSED_BY and word.count(word[-1]) > word.count(_CLOSED_BY[word[-1]]):
+        word = word[:-1].rstrip(".,;\"'`")
+    return word.lstrip("([{-*")
