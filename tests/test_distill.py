@@ -322,3 +322,67 @@ async def test_progress_is_told_after_every_episode() -> None:
         on_done=lambda done, total: told.append((done, total)),
     )
     assert told == [(1, 2), (2, 2)]
+
+
+# -- consent, suggestions and checks ---------------------------------------------------------
+
+GOOD = "Information Conflict: good. Tool Effectiveness: good. Trajectory Monitoring: good."
+SUGGEST = Say("a", "a", "Lima", "It says Lima.", {"part": "suggestion"})
+
+
+def scored(score: int) -> Say:
+    return Say("a", "a", f"Score: {score}", facts={"part": "check", "score": score})
+
+
+def blocks(name: str, *events: Say | Use) -> list[tuple[str, str]]:
+    """Role and body of what the model writes; thoughts that only fill a place are left out."""
+    trajectory = convert(episode_of(LOOK, *events), box().bind(load_grammar(name)))
+    grammar = box().bind(load_grammar(name))
+    parsed = parse(grammar, trajectory.text, env=True)
+    assert check(grammar, parsed) is None
+    return [
+        (b.role, b.body.strip())
+        for b in parsed.blocks
+        if b.role not in ("plan", grammar.observation, grammar.tool_roles[0])
+        and b.body != " Next step."
+    ]
+
+
+def test_consent_is_a_block_only_where_the_grammar_demands_or_rates_it() -> None:
+    consent = Say("a", "a", "It is right.", facts={"part": "approval"})
+    rated = Say("a", "a", GOOD, facts={"part": "approval", "rated": True})
+    assert blocks("code", consent) == [("reflection", "It is right."), ("answer", "Lima")]
+    assert blocks("mhqa", consent) == blocks("mhqa", rated) == [("answer", "Lima")]
+    checked = [("suggested_answer", "Lima"), ("double_check", "Score: 4"), ("answer", "Lima")]
+    thought = [("think", "It says Lima."), *checked]
+    assert blocks("web", consent, SUGGEST, scored(4)) == thought
+    assert blocks("web", rated, SUGGEST, scored(4)) == [("reflection", GOOD), *thought]
+
+
+def test_a_check_that_fails_goes_back_to_the_plan_or_is_an_objection() -> None:
+    again = Say("a", "a", "Once more.", facts={"part": "plan"})
+    told = (SUGGEST, scored(2), again, SUGGEST, scored(3))
+    roles = [role for role, _ in blocks("afm", *told)]
+    assert roles.count("double_check") == roles.count("suggested_answer") == 2
+    assert ("reflection", "Score: 2") in blocks("mhqa", *told)
+    assert ("think", "It says Lima. Score: 2 Once more. It says Lima.") in blocks("react", *told)
+
+
+def test_a_score_that_contradicts_what_follows_cannot_be_a_chain() -> None:
+    for score in (2, 5):
+        with pytest.raises(NotConvertible, match="illegal under 'web'"):
+            convert(episode_of(LOOK, SUGGEST, scored(score)), box().bind(load_grammar("web")))
+    poor = Say("a", "a", GOOD.replace("good", "poor"), facts={"part": "alarm"})
+    with pytest.raises(NotConvertible, match="write <plan>"):
+        convert(episode_of(LOOK, poor, SUGGEST, scored(4)), box().bind(load_grammar("web")))
+
+
+async def test_a_task_with_a_verifier_of_its_own_is_judged_by_it() -> None:
+    pytest.importorskip("reasoning_gym")
+    (task,) = make_tasks("gym-code", "train", 1, 0)
+    for answer, kept in ((task.answers[0], 1), ("no idea", 0)):
+        plan = Say("a", "a", "1. look", facts={"part": "plan"})
+        agents = [AgentSpec("a", "coder", "Code.")]
+        episode = Episode(task.id, task.question, "mine", agents, [plan], answer, meta=task.meta)
+        done = await distill([episode], load_grammar("code"), lambda _: box(), {task.id: task})
+        assert len(done.kept) == kept, done.rejected

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import signal
 import subprocess
 import sys
@@ -13,7 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from coa.corpus.atlas import pages
+from coa.corpus.world import load_world
+from coa.distill.convert import convert
 from coa.errors import ConfigError, RecordError, UsageError
+from coa.protocol import load_grammar
 from coa.rewards import exact_match
 from coa.runs import dumps
 from coa.tasks import Task, TaskSet, make_tasks
@@ -162,6 +167,33 @@ async def test_replacing_gold_by_garbage_leaves_episodes_byte_identical(
     assert len(shown) == 80 and not any(task.answers or task.gold for task in shown)
 
 
+def shelf(seed: int = 0) -> Toolbox:
+    """An encyclopedia without an index: it returns the pages whose titles the query holds."""
+    written = {page.title: page for page in pages(load_world(seed))}
+
+    async def find(query: str) -> str:
+        names = {" ".join(query.split()[a:b]) for a in range(9) for b in range(a + 1, 10)}
+        found = [written[name].text for name in sorted(names & written.keys())]
+        return "\n".join(found).replace("\n\n", "\n")
+
+    return Toolbox([Tool("wiki_search", find)])
+
+
+async def test_the_first_team_records_what_it_always_recorded() -> None:
+    """Published recipes record episodes again, so these may not change by a byte."""
+    box, digest = shelf(), hashlib.sha256()
+    grammar = box.bind(load_grammar("mhqa"))
+    for task in make_tasks("atlas-mhqa", "train", 69, 2):
+        episode = await ERRING.record(task.public(), box, seed=4)
+        digest.update(dumps(episode.to_json()).encode())
+        if episode.answer is not None:
+            digest.update(convert(episode, grammar).text.encode())
+    assert digest.hexdigest()[:16] == FIRST_TEAM
+
+
+FIRST_TEAM = "a634c8c2d0b0d72d"
+
+
 # -- cost ------------------------------------------------------------------------------------
 
 
@@ -222,7 +254,7 @@ from pathlib import Path
 from coa.tasks import TaskSet
 from coa.teachers import record_all
 from coa.teachers.experts import Experts
-from coa.tools.search import toolbox_for
+from coa.tools.kits import toolbox_for
 
 class Stuck(Experts):
     left = 11
@@ -274,6 +306,23 @@ async def test_a_question_nobody_understands_is_recorded_not_raised(tmp_path: Pa
     assert (lost.answer, lost.error) == (None, "the planner could not plan")
     assert [e.text for e in lost.events if isinstance(e, Say)][-1].startswith("I do not know how")
     assert found.answer == "Lima"
+
+
+async def test_the_set_of_a_task_decides_which_team_works_on_it() -> None:
+    parts = {
+        "": {"planner", "searcher", "reader", "reflector", "verifier"},
+        "atlas-web": {"planner", "searcher", "reader", "reflector", "verifier"},
+        "atlas-code": {"planner", "searcher", "reader", "coder", "reflector", "verifier"},
+        "gym-code": {"planner", "coder", "critic", "verifier"},
+    }
+    prompts = set()
+    for name, agents in parts.items():
+        episode = await Experts().record(Task("Why?", meta={"set": name}), Toolbox())
+        assert {agent.name for agent in episode.agents} == agents
+        assert (episode.answer, episode.error) == (None, "the planner could not plan")
+        prompts.add(episode.agents[0].system)
+        assert all(60 < words(agent.system) < 400 for agent in episode.agents)
+    assert len(prompts) == len(parts)
 
 
 async def test_a_tool_that_fails_or_finds_nothing_ends_in_an_error_not_in_an_answer() -> None:

@@ -9,10 +9,12 @@ reason; nothing is patched.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from coa.errors import CoaError
 from coa.protocol import Block, Fault, Grammar, State, system_prompt
+from coa.protocol.grammar import Kind
 from coa.protocol.prompt import PromptKind
 from coa.teachers.episode import Episode, Say, Use
 from coa.trajectory import Author, Segment, StopReason, Trajectory, Usage
@@ -21,6 +23,16 @@ Span = tuple[int, int]
 LEAD = " "
 """Opens every block: a name right after a tag would be other tokens than the same name in running
 text, and a small model copies tokens. Without it half of the wrong answers were misspelt copies."""
+FAILED = 2
+"""A check with this score or less sends the team back."""
+_BLOCKS: Mapping[str, Kind] = {
+    "plan": "plan",
+    "alarm": "reflection",
+    "approval": "reflection",
+    "suggestion": "suggestion",
+    "check": "check",
+}
+"""What becomes of a message by its part, where the grammar has such a role."""
 
 
 class NotConvertible(CoaError, ValueError):
@@ -91,25 +103,35 @@ class _Writer:
         self.turn = _Turn()
         self.usage = Usage()
         self.thinker = next(iter(grammar.of_kind("think")), "")
-        by_kind = {kind: grammar.of_kind(kind) for kind in ("plan", "reflection", "answer")}
-        self.plan = next(iter(by_kind["plan"]), "")
-        self.reflection = next(iter(by_kind["reflection"]), "")
-        self.answer = by_kind["answer"][0]
+        self.roles = {part: next(iter(grammar.of_kind(kind)), "") for part, kind in _BLOCKS.items()}
+        self.answer = grammar.of_kind("answer")[0]
         self.tools = {role.tool or role.name: role.name for role in grammar.roles}
 
     def say(self, event: Say) -> None:
-        """A message: a plan, an alarm, or something to think."""
-        part = event.facts.get("part")
-        if part == "plan" and self.plan:
-            self.turn.think(event.thought)
-            self._block(self.plan, event.text, event.erred)
-        elif part == "alarm" and self.reflection:
-            self.turn.think(event.thought)
-            self._block(self.reflection, event.text, event.erred)
-        elif part in ("plan", "alarm", "query", "finding", "verdict"):
-            silent = part in ("query", "verdict")  # the call or the answer says it
-            self.turn.think(event.thought, event.erred and not silent)
-            self.turn.think("" if silent else event.text, event.erred)
+        """A message: a block of its own where the grammar has one for it, or something to think.
+
+        What the call or the answer says anyway (a query, a suggestion, a verdict) is not thought as
+        well, and neither is consent; a check that fails is an objection like any other.
+        """
+        part = str(event.facts.get("part", ""))
+        if part == "check" and not self.roles[part]:
+            part = "alarm" if event.facts.get("score", FAILED) <= FAILED else ""
+        role = self.roles.get(part, "")
+        if role and (part != "approval" or self._wants_consent(event)):
+            self.turn.think(event.thought, event.erred)
+            self._block(role, event.text, event.erred)
+        elif part in ("plan", "alarm", "finding", "suggestion"):
+            self.turn.think(event.thought, event.erred)
+            self.turn.think("" if part == "suggestion" else event.text, event.erred)
+        elif part in ("query", "verdict"):
+            self.turn.think(event.thought)  # only the call is a mistake, not the need for it
+
+    def _wants_consent(self, event: Say) -> bool:
+        """Whether approval has to be a block: the grammar demands a reflection, or rates it."""
+        if event.facts.get("rated"):
+            return bool(self.grammar.by_name[self.roles["approval"]].ratings)
+        allowed = self.grammar.allowed(self.state)
+        return self.roles["approval"] in allowed and self.thinker not in allowed
 
     def call(self, event: Use) -> None:
         """A tool call ends a model turn; what came back is the environment's."""

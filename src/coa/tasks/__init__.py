@@ -9,7 +9,7 @@ from coa.tasks.task import Task, TaskSet
 
 __all__ = ["SETS", "Task", "TaskSet", "make_tasks"]
 
-SETS = ("atlas-mhqa",)
+SETS = ("atlas-mhqa", "atlas-web", "atlas-code", "gym-code")
 
 
 def make_tasks(
@@ -24,6 +24,11 @@ def make_tasks(
     """Make `n` tasks of a set; the same arguments give the same tasks."""
     if name not in SETS:
         raise UsageError(f"{name!r} is not a task set.{did_you_mean(name, SETS)}")
-    from coa.tasks import atlas
+    if name == "gym-code":
+        from coa.tasks import gym
 
-    return atlas.make_tasks(split, n, seed, world_seed, families)
+        return gym.make_tasks(split, n, seed, families)
+    from coa.tasks import atlas
+    from coa.tasks.atlas_catalogues import CATALOGUES
+
+    return atlas.make_tasks(split, n, seed, world_seed, families, CATALOGUES[name])

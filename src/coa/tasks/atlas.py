@@ -1,4 +1,4 @@
-"""Multi-hop questions over the Atlas, with gold answers and reference searches.
+"""Questions over the Atlas, with gold answers and reference searches, of any of its catalogues.
 
 Splits: `train`; `heldout_entity`, where every entity that is mentioned or looked up was held out;
 `heldout_family`, where entities are trained ones and the composition of relations is new. Held-out
@@ -16,14 +16,13 @@ from coa.corpus.atlas import passage_for
 from coa.corpus.relations import query_for, with_article
 from coa.corpus.world import World, load_world
 from coa.errors import UsageError, did_you_mean
-from coa.tasks.atlas_families import FAMILIES, Family, Slots, Solution
-from coa.tasks.atlas_phrasings import PHRASINGS, is_held_out
+from coa.tasks.atlas_catalogues import MHQA
+from coa.tasks.atlas_families import Catalogue, Family, Slots, Solution
+from coa.tasks.atlas_phrasings import is_held_out
 from coa.tasks.atlas_splits import held_out
 from coa.tasks.task import Task, TaskSet
 
 SPLITS = ("train", "heldout_entity", "heldout_family")
-MOST_CANDIDATES = 3000
-"""Slot fillings kept for one family: pairs are many, and more would only cost time."""
 _MISLEADING_COUNTRIES = frozenset(["Georgia", "DR Congo", "Republic of the Congo"])
 
 
@@ -33,16 +32,17 @@ def make_tasks(
     seed: int,
     world_seed: int = 0,
     families: Sequence[str] | None = None,
+    catalogue: Catalogue = MHQA,
 ) -> TaskSet:
     """`n` distinct tasks of a split, spread evenly over its families (or over those named).
 
     The same arguments give the same tasks, and a smaller `n` gives the first of them.
     """
-    chosen = _chosen_families(split, families)
+    chosen = _chosen_families(split, families, catalogue)
     if n < 1:
         raise UsageError(f"n = {n!r}: expected a positive number of tasks.")
     world = load_world(world_seed)
-    queues = [_shuffled(world, split, family, seed) for family in chosen]
+    queues = [_shuffled(world, split, family, seed, catalogue) for family in chosen]
     tasks: list[Task] = []
     while queues and len(tasks) < n:
         going = []
@@ -57,59 +57,68 @@ def make_tasks(
             f"{n} tasks of split {split!r} are more than the {len(tasks)} that these families "
             f"have in world {world_seed}. Ask for fewer, or for more families."
         )
-    return TaskSet(tuple(tasks), name=f"atlas-{split}-w{world_seed}-s{seed}")
+    prefix = "atlas" if catalogue is MHQA else catalogue.name
+    return TaskSet(tuple(tasks), name=f"{prefix}-{split}-w{world_seed}-s{seed}")
 
 
-def families_of(split: str) -> tuple[str, ...]:
+def families_of(split: str, catalogue: Catalogue = MHQA) -> tuple[str, ...]:
     """Names of the families a split draws from."""
     if split not in SPLITS:
         raise UsageError(f"unknown split {split!r}.{did_you_mean(split, SPLITS)}")
     wanted = split == "heldout_family"
-    return tuple(name for name, family in FAMILIES.items() if family.held_out == wanted)
+    every = catalogue.families.items()
+    return tuple(name for name, family in every if family.held_out == wanted)
 
 
-def _chosen_families(split: str, names: Sequence[str] | None) -> list[Family]:
-    known = families_of(split)
+def _chosen_families(split: str, names: Sequence[str] | None, catalogue: Catalogue) -> list[Family]:
+    known = families_of(split, catalogue)
     if names is not None and not names:
         raise UsageError("families: the list is empty. Leave it out to use all of them.")
     for name in names or ():
-        if name not in FAMILIES:
+        if name not in catalogue.families:
             raise UsageError(f"unknown family {name!r}.{did_you_mean(name, known)}")
         if name not in known:
             raise UsageError(
                 f"family {name!r} does not belong to split {split!r}.{did_you_mean('', known)}"
             )
-    return [FAMILIES[name] for name in dict.fromkeys(names or known)]
+    return [catalogue.families[name] for name in dict.fromkeys(names or known)]
 
 
-def _shuffled(world: World, split: str, family: Family, seed: int) -> Iterator[Task]:
-    candidates = _candidates(world, split, family.name)
+def _shuffled(
+    world: World, split: str, family: Family, seed: int, catalogue: Catalogue
+) -> Iterator[Task]:
+    candidates = _candidates(world, split, family, catalogue.most)
     phrasings = [
         index
-        for index in range(len(PHRASINGS[family.name]))
+        for index in range(len(catalogue.phrasings[family.name]))
         if split != "train" or not is_held_out(index)
     ]
     order = list(range(len(candidates) * len(phrasings)))
     Random(f"{seed}/{split}/{world.seed}/{family.name}").shuffle(order)
     for place in order:
         slots, solution = candidates[place // len(phrasings)]
-        yield _task(world, split, family, slots, solution, phrasings[place % len(phrasings)])
+        phrasing = phrasings[place % len(phrasings)]
+        yield _task(world, split, catalogue, family, slots, solution, phrasing)
 
 
 @cache
-def _candidates(world: World, split: str, name: str) -> list[tuple[Slots, Solution]]:
+def _candidates(
+    world: World, split: str, family: Family, most: int
+) -> list[tuple[Slots, Solution]]:
     """Every way to fill the family's slots that has one clear answer and keeps to the split."""
-    shape = FAMILIES[name].shape
+    shape = family.shape
     outside = held_out(world)
     found: list[tuple[Slots, Solution]] = []
-    for slots in _fillings(world, split, name):
+    for slots in _fillings(world, split, family, 4 * most):
+        if len(found) >= most:
+            break
         solution = shape.solve(world, slots)
-        if solution is None or len(found) >= MOST_CANDIDATES:
+        if solution is None:
             continue
         mentioned = [(shape.slots[slot], slots[slot]) for slot in slots]
         entities = {*solution.bridges, *mentioned}
         answer = (solution.answer_kind, solution.answer)
-        if any(_is_ambiguous(world, name, entity) for entity in (*entities, answer)):
+        if any(_is_ambiguous(world, family.name, entity) for entity in (*entities, answer)):
             continue
         if split == "heldout_entity":
             kept = all(entity in outside for entity in entities)
@@ -120,9 +129,9 @@ def _candidates(world: World, split: str, name: str) -> list[tuple[Slots, Soluti
     return found
 
 
-def _fillings(world: World, split: str, name: str) -> Iterator[Slots]:
-    shape, outside = FAMILIES[name].shape, held_out(world)
-    rng = Random(f"{world.seed}/{split}/{name}")
+def _fillings(world: World, split: str, family: Family, draws: int) -> Iterator[Slots]:
+    shape, outside = family.shape, held_out(world)
+    rng = Random(f"{world.seed}/{split}/{family.name}")
     kinds = {
         "country": [c.name for c in world.countries.values() if c.kind == "country"],
         "city": list(world.cities),
@@ -136,7 +145,7 @@ def _fillings(world: World, split: str, name: str) -> Iterator[Slots]:
         (slot,) = shape.slots
         yield from ({slot: entity} for entity in rng.sample(pool, len(pool)))
         return
-    for _ in range(4 * MOST_CANDIDATES):
+    for _ in range(draws):
         picked = rng.sample(pool, len(shape.slots))
         if shape.kind == "intersection":
             middle = world.countries[picked[0]].borders
@@ -162,9 +171,15 @@ def _is_ambiguous(world: World, family: str, entity: tuple[str, str]) -> bool:
 
 
 def _task(
-    world: World, split: str, family: Family, slots: Slots, solution: Solution, phrasing: int
+    world: World,
+    split: str,
+    catalogue: Catalogue,
+    family: Family,
+    slots: Slots,
+    solution: Solution,
+    phrasing: int,
 ) -> Task:
-    template = PHRASINGS[family.name][phrasing]
+    template = catalogue.phrasings[family.name][phrasing]
     question = template.format(**{slot: with_article(world, name) for slot, name in slots.items()})
     meta: dict[str, Any] = {
         "family": family.name,
@@ -175,9 +190,11 @@ def _task(
         "phrasing_heldout": is_held_out(phrasing) or split == "heldout_family",
         "world": world.seed,
     }
+    if catalogue is not MHQA:  # tasks of the first set were made without it and stay as they are
+        meta["set"] = catalogue.name
     return Task(
         question=question[0].upper() + question[1:],
-        answers=answers_for(world, solution.answer),
+        answers=(*answers_for(world, solution.answer), *solution.also),
         meta=meta,
         gold={
             "hops": [

@@ -39,6 +39,8 @@ class Solution:
     """Kind of entity of the answer, '' for a plain value."""
     bridges: tuple[tuple[str, str], ...]
     """(kind, name) of every entity that is looked up."""
+    also: tuple[str, ...] = ()
+    """Other ways in which the answer may rightly be written."""
 
 
 class Shape(Protocol):
@@ -225,6 +227,17 @@ class Family:
     @property
     def kind(self) -> str:
         return self.shape.kind
+
+
+@dataclass(frozen=True, eq=False)
+class Catalogue:
+    """The families of one task set, and the ways in which each may be put."""
+
+    name: str
+    families: Mapping[str, Family]
+    phrasings: Mapping[str, tuple[str, ...]]
+    most: int = 1000
+    """Slot fillings kept for one family: pairs are many, and more would only cost time."""
 
 
 _ALL = (

@@ -11,9 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
-from coa.tasks.atlas_families import FAMILIES, Family
-from coa.tasks.atlas_phrasings import PHRASINGS
+from coa.tasks.atlas_catalogues import MHQA
+from coa.tasks.atlas_families import Catalogue, Family
 
+LONGEST = 1000
+"""Characters of a question that is looked at: a longer one is not ours."""
 _SLOT = re.compile(r"\{(\w+)\}")
 
 
@@ -22,22 +24,22 @@ class Understanding:
     family: str
     slots: Mapping[str, str]
     phrasing: int
-
-    @property
-    def meaning(self) -> Family:
-        """The family as a value: its shape says what to look up and what follows."""
-        return FAMILIES[self.family]
+    meaning: Family
+    """The family as a value: its shape says what to look up and what follows."""
 
 
-def understand(question: str) -> Understanding | None:
-    """The family and slots of a question, or None when it is not one of ours."""
+def understand(question: str, catalogue: Catalogue = MHQA) -> Understanding | None:
+    """The family and slots of a question, or None when it is not one of the catalogue's."""
     text = " ".join(question.split())
-    for pattern, family, phrasing in _patterns():
+    if len(text) > LONGEST:
+        return None
+    for pattern, name, phrasing in _patterns(catalogue):
         match = pattern.fullmatch(text)
         if match:
-            kinds = FAMILIES[family].shape.slots
+            family = catalogue.families[name]
+            kinds = family.shape.slots
             slots = {slot: _bare(kinds[slot], name) for slot, name in match.groupdict().items()}
-            return Understanding(family, slots, phrasing)
+            return Understanding(family.name, slots, phrasing, family)
     return None
 
 
@@ -46,13 +48,14 @@ def _bare(kind: str, name: str) -> str:
 
 
 @cache
-def _patterns() -> tuple[tuple[re.Pattern[str], str, int], ...]:
+def _patterns(catalogue: Catalogue) -> tuple[tuple[re.Pattern[str], str, int], ...]:
     found = []
-    for family, templates in PHRASINGS.items():
+    for family, templates in catalogue.phrasings.items():
         for phrasing, template in enumerate(templates):
             parts = _SLOT.split(template)
             fixed = sum(len(part) for part in parts[::2])
-            parts[1::2] = [rf"(?P<{slot}>\S.*?)" for slot in parts[1::2]]
+            # No name holds a comma, so a list of five can be split in one way only.
+            parts[1::2] = [rf"(?P<{slot}>[^\s,][^,]*?)" for slot in parts[1::2]]
             parts[::2] = [re.escape(part) for part in parts[::2]]
             found.append((-fixed, family, phrasing, re.compile("".join(parts), re.IGNORECASE)))
     found.sort(key=lambda row: row[:3])

@@ -27,7 +27,7 @@ class AgentSpec:
 
     name: str
     part: str
-    """planner, searcher, reader, reflector or verifier."""
+    """planner, searcher, reader, coder, reflector, verifier ..."""
     system: str
 
 

@@ -5,7 +5,10 @@ Short on purpose: every word of a thought is a token that a student model must l
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
+
+from coa.corpus.atlas import listing
 
 
 class Wording(NamedTuple):
@@ -30,7 +33,9 @@ WORDINGS: dict[str, Wording] = {
     "calling_code": Wording("the calling code of {s}", "The calling code of {s} is {v}."),
     "domain": Wording("the internet domain of {s}", "The internet domain of {s} is {v}."),
     "summit": Wording("the highest point of {s}", "The highest point of {s} is {v}."),
-    "elevation": Wording("the height of the highest point of {s}", "It is {v} metres high."),
+    "elevation": Wording(
+        "the height of the highest point of {s}", "The highest point of {s} is {v} metres high."
+    ),
     "time_zone": Wording("the time zone of {s}", "The time zone of {s} is {v}."),
     "currency_code": Wording("the ISO code of the {s}", "The ISO code of the {s} is {v}."),
     "users": Wording("the countries that use the {s}", "The {s} is used in {v}."),
@@ -40,3 +45,28 @@ WORDINGS: dict[str, Wording] = {
     "year": Wording("the year of the discovery of {s}", "{s} was discovered in {v}."),
     "place": Wording("the place of the discovery of {s}", "{s} was discovered in {v}."),
 }
+
+
+def wanted(relation: str, subject: str) -> str:
+    """What is looked for: 'the capital of Peru'."""
+    return WORDINGS[relation].need.format(s=subject)
+
+
+def sentence_for(relation: str, subject: str, values: Sequence[str]) -> str:
+    """What was found: 'The capital of Peru is Lima.'"""
+    return WORDINGS[relation].found.format(s=subject, v=", ".join(values))
+
+
+def wanted_of(relations: Sequence[str], subjects: Sequence[str]) -> str:
+    """Several facts of several subjects: 'the area and the capital of Peru and Chile'."""
+    *others, last = relations
+    nouns = [WORDINGS[name].need.removesuffix(" of {s}") for name in others]
+    return listing([*nouns, wanted(last, listing(list(subjects)))])
+
+
+def ratings(conflict: str = "good", tools: str = "good", progress: str = "good") -> str:
+    """The three ratings of a reflection, in the form that grammars read."""
+    return (
+        f"Information Conflict: {conflict}. Tool Effectiveness: {tools}. "
+        f"Trajectory Monitoring: {progress}."
+    )

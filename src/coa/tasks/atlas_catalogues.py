@@ -1,0 +1,16 @@
+"""The task sets over the Atlas, by name: the same world, splits and rules, other questions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from coa.tasks.atlas_code import CODE_FAMILIES, CODE_PHRASINGS
+from coa.tasks.atlas_families import FAMILIES, Catalogue
+from coa.tasks.atlas_phrasings import PHRASINGS
+from coa.tasks.atlas_web import WEB_FAMILIES, WEB_PHRASINGS
+
+MHQA = Catalogue("atlas-mhqa", FAMILIES, PHRASINGS, most=3000)
+WEB = Catalogue("atlas-web", WEB_FAMILIES, WEB_PHRASINGS)
+CODE = Catalogue("atlas-code", CODE_FAMILIES, CODE_PHRASINGS)
+
+CATALOGUES: Mapping[str, Catalogue] = {each.name: each for each in (MHQA, WEB, CODE)}

@@ -1,0 +1,42 @@
+"""What belongs to a task set: the grammar its tasks are made for, their tools and their reward.
+
+Tasks without a set (a CSV of one's own) are treated like questions over an encyclopedia.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from coa.errors import ConfigError
+from coa.tasks.task import Task
+
+
+@dataclass(frozen=True, slots=True)
+class SetKind:
+    grammar: str
+    tools: tuple[str, ...]
+    reward: str = "exact"
+
+
+DEFAULT_SET = "atlas-mhqa"
+KINDS = {
+    "atlas-mhqa": SetKind("mhqa", ("wiki_search",)),
+    "atlas-web": SetKind("web", ("web_search", "crawl_page")),
+    "atlas-code": SetKind("afm", ("wiki_search", "code")),
+    "gym-code": SetKind("code", ("code",), "gym"),
+}
+
+
+def kind_of(task: Task) -> SetKind:
+    """The kind of a task's set."""
+    return KINDS.get(str(task.meta.get("set", DEFAULT_SET)), KINDS[DEFAULT_SET])
+
+
+def grammar_for(tasks: Iterable[Task]) -> str:
+    """The grammar that all these tasks are made for."""
+    found = sorted({kind_of(task).grammar for task in tasks}) or [KINDS[DEFAULT_SET].grammar]
+    if len(found) > 1:
+        listed = ", ".join(found)
+        raise ConfigError(f"the tasks suit several grammars: {listed}. Choose one with --grammar.")
+    return found[0]

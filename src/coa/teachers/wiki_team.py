@@ -1,0 +1,45 @@
+"""The team for questions of one fact after another: planner, librarians, verifier."""
+
+from __future__ import annotations
+
+from coa.teachers.desk import Desk
+from coa.teachers.episode import USER
+from coa.teachers.librarians import Librarians
+from coa.teachers.plans import Plan, conclude, plan_for
+from coa.teachers.wording import wanted
+
+
+class WikiTeam:
+    """Answers `atlas-mhqa` questions with `wiki_search`."""
+
+    def __init__(self) -> None:
+        self.librarians = Librarians()
+
+    async def work(self, desk: Desk) -> None:
+        plan = plan_for(desk.episode.question)
+        if plan is None:
+            text = "I do not know how to break this question into look-ups."
+            desk.say("planner", USER, text, part="failure")
+            desk.fail("the planner could not plan")
+            return
+        steps = [[find.relation, find.subject] for find in plan.steps]
+        desk.say("planner", "searcher", plan.text, plan.thought, part="plan", steps=steps)
+        findings: list[list[str]] = []
+        for find in plan.resolved(findings):
+            values = await self.librarians.look_up(desk, find)
+            if values is None:
+                desk.fail("a look-up brought no report")
+                desk.episode.meta["failed_look_up"] = wanted(*find)
+                return
+            findings.append(values)
+        self._verify(desk, plan, findings)
+
+    def _verify(self, desk: Desk, plan: Plan, findings: list[list[str]]) -> None:
+        reports = "\n".join(", ".join(values) for values in findings)
+        desk.tell("verifier", f"{desk.episode.question}\n{plan.text}\n{reports}")
+        verdict = conclude(plan, findings)
+        if verdict is None:
+            desk.fail("the reports do not combine to an answer")
+            return
+        desk.say("verifier", USER, verdict.answer, verdict.thought, part="verdict", score=4)
+        desk.episode.answer = verdict.answer

@@ -1,0 +1,269 @@
+"""The set gym-code: splits, determinism, and scores by the package's own verifiers."""
+
+from __future__ import annotations
+
+import decimal
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coa.errors import MissingExtra, RecordError, UsageError
+from coa.tasks import gym
+from coa.tasks.gym import SPLITS, generators_of, item_number, make_tasks, score
+from coa.tasks.gym_generators import GENERATORS
+from coa.tasks.gym_verifiers import LONGEST_ANSWER
+from coa.tasks.task import Task, TaskSet
+
+ALL = sorted(GENERATORS)
+SMALL = ("gcd", "word_sorting", "rotate_matrix")
+
+
+def some(name: str, n: int = 3, seed: int = 0) -> TaskSet:
+    split = "heldout_generator" if GENERATORS[name].held_out else "train"
+    return make_tasks(split, n, seed, [name])
+
+
+def test_there_are_at_least_40_generators_and_some_are_never_trained_on() -> None:
+    assert len(generators_of("train")) >= 40
+    assert generators_of("train") == generators_of("heldout_seed")
+    assert len(generators_of("heldout_generator")) >= 10
+    assert not {*generators_of("train")} & {*generators_of("heldout_generator")}
+
+
+def test_the_same_arguments_give_the_same_tasks_in_another_process() -> None:
+    """Also where Python orders its sets in another way."""
+    n = 3 * len(generators_of("train"))
+    code = (
+        "from coa.tasks.gym import make_tasks\n"
+        f"print(make_tasks('train', {n}, 5).fingerprint(),"
+        " make_tasks('heldout_generator', 60, 5).fingerprint())"
+    )
+    environ = {**os.environ, "PYTHONHASHSEED": "1"}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
+    here = make_tasks("train", n, 5), make_tasks("heldout_generator", 60, 5)
+    assert done.stdout.split() == [tasks.fingerprint() for tasks in here]
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_tasks_are_spread_evenly_and_fewer_are_the_first_of_more(split: str) -> None:
+    known = generators_of(split)
+    many = make_tasks(split, 2 * len(known) + 3, 0)
+    counts = Counter(task.meta["family"] for task in many)
+    assert {*counts} == {*known}
+    assert max(counts.values()) - min(counts.values()) <= 1
+    few = make_tasks(split, len(known) - 1, 0)
+    assert few.tasks == many.tasks[: len(few)]
+
+
+def test_other_seeds_and_splits_give_other_tasks() -> None:
+    sets = [make_tasks(split, 60, seed, SMALL) for split in SPLITS[:2] for seed in (0, 1)]
+    questions = [{task.question for task in tasks} for tasks in sets]
+    assert all(len(each) == 60 for each in questions)
+    assert len(set.union(*questions)) > 230
+    assert not (questions[0] | questions[1]) & (questions[2] | questions[3])
+
+
+def test_no_question_of_a_small_generator_is_in_train_and_in_heldout_seed() -> None:
+    """There are few leap years; disjoint seeds alone would not keep the splits apart."""
+    names = ["count_bits", "calendar_arithmetic", "spell_backward", "maze"]
+    train = {task.question for task in make_tasks("train", 1200, 0, names)}
+    held_out = {task.question for task in make_tasks("heldout_seed", 400, 0, names)}
+    assert not train & held_out
+
+
+ITEM = st.tuples(
+    st.sampled_from(SPLITS[:2]),
+    st.integers(0, gym.LARGEST_SEED),
+    st.integers(0, 2**gym.INDEX_BITS - 1),
+)
+
+
+@given(ITEM, ITEM)
+@settings(deadline=None)
+def test_items_of_other_splits_seeds_and_indices_are_made_from_other_numbers(
+    one: tuple[str, int, int], other: tuple[str, int, int]
+) -> None:
+    assert (item_number(*one) == item_number(*other)) == (one == other)
+    assert 0 <= item_number(*one) < 2**32
+
+
+def test_a_task_says_where_it_comes_from_and_hides_its_gold() -> None:
+    (task,) = some("gcd", 1, seed=3)
+    assert dict(task.meta) == {
+        "set": "gym-code",
+        "family": "gcd",
+        "kind": "arithmetic",
+        "split": "train",
+        "seed": 3,
+        "index": task.meta["index"],
+    }
+    assert task.public().gold == {} and task.public().answers == ()
+    assert task.gold["generator"] == "gcd"
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_gold_answer_scores_1_from_the_file_alone(name: str, tmp_path: Path) -> None:
+    some(name).save(tmp_path / "tasks.jsonl")
+    for task in TaskSet.load(tmp_path / "tasks.jsonl"):
+        assert score(task, task.answers[0]) == 1.0, task.question
+        assert score(task, f" {task.answers[0]}\n") == 1.0, task.question
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_questions_are_short_text(name: str) -> None:
+    for task in some(name):
+        assert len(task.question) < 1000, len(task.question)
+        assert task.question == task.question.strip()
+        assert len(task.answers[0]) < LONGEST_ANSWER / 4
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_wrong_answer_does_not_score_1(name: str) -> None:
+    tasks = some(name, 6)
+    for task in tasks:
+        for wrong in ("", None, "no idea", "0/0", "[]", "nan", "[NaN]", "inf", "-1e999"):
+            found = score(task, wrong)
+            assert found is not None and 0 <= found < 1, wrong
+    golds = {task.answers[0] for task in tasks}
+    others = [score(task, gold) for task in tasks for gold in golds - {task.answers[0]}]
+    assert all(found is not None and 0 <= found <= 1 for found in others)
+    assert any(found is not None and found < 1 for found in others), golds
+
+
+def test_partial_credit_is_the_verifiers_own_number() -> None:
+    (task,) = some("word_sorting", 1)
+    words = task.answers[0].split(", ")
+    swapped = [words[1], words[0], *words[2:]]
+    assert score(task, ", ".join(swapped)) == pytest.approx((len(words) - 2) / len(words))
+
+
+PAYLOADS = (
+    "__import__('pathlib').Path({path!r}).write_text('x')",
+    "[__import__('pathlib').Path({path!r}).write_text('x')]",
+    "[[x for x in [__import__('pathlib').Path({path!r}).write_text('x')]]]",
+)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_no_verifier_runs_an_answer(name: str, tmp_path: Path) -> None:
+    (task,) = some(name, 1)
+    for payload in PAYLOADS:
+        found = score(task, payload.format(path=str(tmp_path / "made")))
+        assert found is not None and found < 1
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("name", ["binary_matrix", "n_queens", "spiral_matrix", "string_insertion"])
+def test_without_the_guard_these_verifiers_would_run_an_answer(name: str, tmp_path: Path) -> None:
+    (task,) = some(name, 1)
+    made = tmp_path / "made"
+    answer = PAYLOADS[0].format(path=str(made))
+    gym._dataset(name).score_answer(answer, {"question": task.question, **task.gold})
+    assert made.exists()
+
+
+@pytest.mark.parametrize("name", ["number_sorting", "bitwise_arithmetic"])
+def test_gold_that_would_be_run_is_refused(name: str, tmp_path: Path) -> None:
+    (task,) = some(name, 1)
+    payload = PAYLOADS[0].format(path=str(tmp_path / "made"))
+    gold = {**task.gold, "answer": payload}
+    gold["metadata"] = {**task.gold["metadata"], "problem": payload}
+    with pytest.raises(RecordError, match="has gold that the generator does not make"):
+        score(replace(task, gold=gold), "['1']")
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_huge_power_in_gold_is_refused() -> None:
+    (task,) = some("bitwise_arithmetic", 1)
+    gold = {**task.gold, "metadata": {"problem": "(0x9 ** 0x999999999)"}}
+    with pytest.raises(RecordError, match="does not make"):
+        score(replace(task, gold=gold), "0x1")
+
+
+def test_an_endless_answer_is_wrong() -> None:
+    (task,) = some("number_sorting", 1)
+    assert score(task, "[" * 10**6) == 0.0
+
+
+@given(
+    st.sampled_from(ALL),
+    st.text(max_size=60) | st.text("0123456789 .,-/[](){}'\"naife+*", max_size=60),
+)
+@settings(max_examples=300, deadline=None)
+def test_any_text_has_a_score(name: str, answer: str) -> None:
+    (task,) = some(name, 1)
+    found = score(task, answer)
+    assert found is not None and 0 <= found <= 1
+
+
+def test_a_task_without_gold_cannot_be_judged() -> None:
+    assert score(Task("What is 1 + 1?", ("2",)), "2") is None
+    (task,) = some("gcd", 1)
+    assert score(task.public(), task.answers[0]) is None
+
+
+def test_an_unknown_generator_in_a_file_is_named() -> None:
+    task = Task("?", ("2",), gold={"generator": "gdc", "answer": "2", "metadata": {}})
+    with pytest.raises(RecordError, match=r"'gdc' is not a generator of gym-code.*gcd"):
+        score(task, "2")
+
+
+def test_generators_leave_the_process_as_it_was() -> None:
+    """Two of them set the precision of decimals and the seed of numpy."""
+    np.random.seed(7)  # noqa: TID251
+    wanted = np.random.random()
+    np.random.seed(7)  # noqa: TID251
+    make_tasks("train", 20, 0, ["decimal_arithmetic", "pool_matrix"])
+    assert decimal.getcontext().prec == 28
+    assert np.random.random() == wanted
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("trian", 1, 0), r"unknown split 'trian'.*train"),
+        (("train", 0, 0), r"n = 0: expected a positive number"),
+        (("train", 1, -1), r"seed = -1: expected 0 to 32767"),
+        (("train", 1, 2**15), r"seed = 32768: expected 0 to 32767"),
+        (("train", 1, 0, []), r"generators: the list is empty"),
+        (("train", 1, 0, ["gdc"]), r"unknown generator 'gdc'.*gcd"),
+        (("train", 1, 0, ["lcm"]), r"generator 'lcm' does not belong to split 'train'"),
+        (("train", 10**5, 0, ["jugs"]), r"are more than the \d+ that these"),
+    ],
+)
+def test_mistakes_of_the_caller_are_named(arguments: tuple[Any, ...], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        make_tasks(*arguments)
+
+
+def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "reasoning_gym", None)
+    gym._dataset.cache_clear()
+    with pytest.raises(MissingExtra, match=r"gym-code needs packages.*chain-of-agents\[gym\]"):
+        make_tasks("train", 1, 0)
+
+
+def test_importing_the_tasks_does_not_import_the_package() -> None:
+    code = "import sys, coa.tasks.gym; print('reasoning_gym' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALL)
+def test_gold_answers_of_many_seeds_score_1(name: str) -> None:
+    for seed in range(5):
+        for task in some(name, 40, seed):
+            again = Task.from_json(json.loads(json.dumps(task.to_json())))
+            assert score(again, again.answers[0]) == 1.0, task.question
