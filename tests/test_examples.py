@@ -24,6 +24,8 @@ SAYS = {
     "own_tool": "<observation>42</observation>",
     "own_tasks": "('Peruvian sol', 'sol') {'level': '2'}",
     "own_reward": "0.5\n",
+    "own_corpus": "<observation>[1] Pump: Hold the blue button to reset the pump.</observation>",
+    "typed_tool": "<observation>26.2 mile = 42.165 km</observation>",
 }
 """Example -> a part of what it prints."""
 

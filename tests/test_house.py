@@ -18,7 +18,8 @@ PACKAGE = ROOT / "src" / "coa"
 LAYERS = (
     *("errors", "machine", "runs", "config", "progress", "collect", "trajectory", "protocol"),
     *("corpus", "tasks", "engines", "tools", "runtime", "display", "rewards", "teachers"),
-    *("distill", "train", "evaluate", "serve", "scale", "asking", "doctor", "speedrun", "cli"),
+    *("distill", "train", "evaluate", "serve", "scale", "asking", "doctor", "speedrun"),
+    *("cli_things", "cli"),
 )
 """A module imports only from those before it."""
 

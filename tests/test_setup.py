@@ -14,7 +14,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PROGRAMS = ("sh", "awk", "cat", "cksum", "df", "dirname", "grep", "rm", "tail", "mkdir", "chmod")
+PROGRAMS = (
+    *("sh", "awk", "cat", "cksum", "df", "dirname", "grep", "id", "rm", "tail", "mkdir", "chmod"),
+    "uname",
+)
 
 GOOD_PYTHON = """#!/bin/sh
 # A Python new enough, whose environments note what pip is asked for.
@@ -93,10 +96,24 @@ def clone(tmp_path: Path) -> Clone:
 def test_torch_is_installed_first_and_the_second_time_nothing_is(clone: Clone) -> None:
     clone.program("python3", GOOD_PYTHON)
     assert clone.setup().returncode == 0
-    assert clone.calls == ["torch==2.13.0", ".[train,dev]"]
+    assert clone.calls == ["torch==2.13.0", ".[train,tools,dev]", ".[gym]"]
     again = clone.setup()
     assert (again.returncode, again.stdout, again.stderr) == (0, "", "")
-    assert len(clone.calls) == 2
+    assert len(clone.calls) == 3
+
+
+def test_without_task_generators_and_a_sandbox_the_rest_is_installed(clone: Clone) -> None:
+    clone.program(
+        "python3", GOOD_PYTHON.replace('echo "$*" >>calls', 'case "$*" in *gym*) exit 1; esac')
+    )
+    done = clone.setup()
+    assert done.returncode == 0
+    assert "setup: they cannot be installed" in done.stdout
+    if sys.platform == "linux":
+        assert "bubblewrap is missing, so programs of a model are refused" in done.stdout
+        clone.program("bwrap", "#!/bin/sh\n")
+        (clone.root / ".venv" / ".installed").unlink()
+        assert "bubblewrap" not in clone.setup().stdout
 
 
 def test_a_changed_pyproject_installs_again(clone: Clone) -> None:
@@ -105,7 +122,7 @@ def test_a_changed_pyproject_installs_again(clone: Clone) -> None:
     pyproject = clone.root / "pyproject.toml"
     pyproject.write_text(pyproject.read_text() + "\n")
     clone.setup()
-    assert len(clone.calls) == 4
+    assert len(clone.calls) == 6
 
 
 def test_a_tree_that_was_moved_installs_again(clone: Clone) -> None:
@@ -115,7 +132,7 @@ def test_a_tree_that_was_moved_installs_again(clone: Clone) -> None:
     clone.root.rename(moved)
     clone.root = moved
     clone.setup()
-    assert len(clone.calls) == 4
+    assert len(clone.calls) == 6
 
 
 def test_a_newer_python_is_found_when_python3_is_old(clone: Clone) -> None:
@@ -191,7 +208,7 @@ def test_make_names_every_target() -> None:
     command = ["make", "--no-print-directory", "help"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     named = [line.split()[1] for line in done.stdout.splitlines()]
-    targets = "help setup run test test-slow test-servers test-vllm check bench clean"
+    targets = "help setup run test test-slow test-servers test-vllm python-docs check bench clean"
     assert named == targets.split()
 
 

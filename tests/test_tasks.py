@@ -9,7 +9,7 @@ import pytest
 from coa.errors import ConfigError, RecordError, UsageError
 from coa.evaluate.stage import EvalSettings, run_eval
 from coa.tasks import TaskSet
-from coa.tools.search import toolbox_for
+from coa.tools.kits import toolbox_for
 
 
 def test_every_column_that_sounds_like_an_answer_is_hidden_from_the_public_task(

@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # for type checkers and editors; a test holds it equal to _HO
     from coa.tasks import Task, TaskSet, make_tasks
     from coa.teachers.episode import Episode
     from coa.tools import Observation, Tool, Toolbox, ToolCall, ToolMistake, tool
-    from coa.tools.search import atlas_toolbox
+    from coa.tools.kits import atlas_toolbox
     from coa.trajectory import Author, Segment, Step, StopReason, Trajectory, load_trajectories
 
 __version__ = "0.1.0"
@@ -45,7 +45,7 @@ _HOMES = {
     "coa.engines": "Completion Engine Sampling load_engine",
     "coa.engines.scripted": "ScriptedEngine",
     "coa.tools": "Observation Tool ToolCall ToolMistake Toolbox tool",
-    "coa.tools.search": "atlas_toolbox",
+    "coa.tools.kits": "atlas_toolbox",
     "coa.runtime": "Budget Decoding rollout run",
     "coa.rewards": "exact f1",
     "coa.teachers.episode": "Episode",

@@ -2,60 +2,74 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from coa.display import LABEL, ChainPrinter, closing_line, console
-from coa.engines import load_engine
+from coa.engines import Engine, load_engine
 from coa.engines.store import resolve_default
-from coa.errors import UsageError
 from coa.evaluate.stage import choose_grammar, choose_prompt
+from coa.protocol import Grammar
 from coa.runs import Appender
 from coa.runtime import Budget, Decoding, open_trajectory, rollout
 from coa.tasks.task import Task
 from coa.tools.base import Toolbox
-from coa.tools.search import atlas_toolbox
+from coa.tools.kits import KitSettings, check_corpus, open_kit
 from coa.trajectory import Trajectory
 
 
-def corpus_toolbox(corpus: str) -> Toolbox:
-    """The tools over a corpus: `atlas`, or `atlas:K` for the counterfactual world K."""
-    name, _, world = corpus.partition(":")
-    if name != "atlas" or (world and not world.isdigit()):
-        raise UsageError(f"corpus {corpus!r}: expected atlas, or atlas:K for world K.")
-    return atlas_toolbox(int(world or 0))
+@dataclass(frozen=True)
+class Asking:
+    """How a question is answered."""
+
+    model: str = "auto"
+    grammar: str = "auto"
+    corpus: str = "atlas"
+    """atlas, atlas:K for the counterfactual world K, a corpus directory, or a .toml for the web."""
+    prompt: str = "auto"
+    temperature: float = 0.0
+    constrain: bool = False
+    seed: int = 0
+    unsafe_code: bool = False
 
 
-async def ask_once(
-    question: str,
-    *,
-    model: str,
-    grammar_name: str,
-    corpus: str,
-    prompt: str,
-    temperature: float,
-    constrain: bool = False,
-    seed: int,
+async def ask_once(question: str, how: Asking, out_path: Path | None, quiet: bool) -> Trajectory:
+    """Roll out one question, printing the chain unless `quiet`; Ctrl-C keeps what there is."""
+    check_corpus(how.corpus)  # what is not there is found out before the work
+    model, task = resolve_default(how.model), Task(question)
+    if out_path is not None:
+        Appender(out_path).close()  # as is what cannot be written
+    grammar = choose_grammar(how.grammar, model)
+    decoding = Decoding(
+        temperature=how.temperature,
+        seed=how.seed,
+        prompt=choose_prompt(how.prompt, model),
+        constrain=how.constrain,
+    )
+    kit = KitSettings(corpus=how.corpus, unsafe_code=how.unsafe_code)
+    async with open_kit([task], kit, grammar.tool_roles) as toolbox_of:
+        engine = load_engine(model, slots=1)
+        try:
+            return await _answer(task, engine, grammar, toolbox_of(task), decoding, out_path, quiet)
+        finally:
+            await engine.close()
+
+
+async def _answer(
+    task: Task,
+    engine: Engine,
+    grammar: Grammar,
+    toolbox: Toolbox,
+    decoding: Decoding,
     out_path: Path | None,
     quiet: bool,
 ) -> Trajectory:
-    """Roll out one question, printing the chain unless `quiet`; Ctrl-C keeps what there is."""
-    toolbox = corpus_toolbox(corpus)
-    model, task = resolve_default(model), Task(question)
-    if out_path is not None:
-        Appender(out_path).close()  # what cannot be written is found out before the work
-    grammar = toolbox.bind(choose_grammar(grammar_name, model))
-    decoding = Decoding(
-        temperature=temperature,
-        seed=seed,
-        prompt=choose_prompt(prompt, model),
-        constrain=constrain,
-    )
-    engine = load_engine(model, slots=1)
+    grammar = toolbox.bind(grammar)
     trajectory = open_trajectory(task, grammar, engine, decoding)
     out = console()
     printer = None if quiet else ChainPrinter(out, grammar)
     if not quiet:
-        out.print(f"{'model':>{LABEL}}  {model}", style="dim")
+        out.print(f"{'model':>{LABEL}}  {engine.name}", style="dim")
     steps = rollout(
         task,
         engine,
@@ -77,5 +91,4 @@ async def ask_once(
         if out_path is not None:
             with Appender(out_path) as file:
                 file.write(trajectory.to_json())
-        await engine.close()
     return trajectory

@@ -10,11 +10,15 @@ import asyncio
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from coa.cli_things import JsonFlag, SeedOption, add_things, emit, note
 from coa.errors import CoaError, UsageError
+
+if TYPE_CHECKING:
+    from coa.tools.kits import KitSettings
 
 app = typer.Typer(
     name="coa",
@@ -24,14 +28,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-grammar_app = typer.Typer(help="Look at protocols.", no_args_is_help=True)
-model_app = typer.Typer(help="Get and list models.", no_args_is_help=True)
-tasks_app = typer.Typer(help="Make task files.", no_args_is_help=True)
-app.add_typer(grammar_app, name="grammar")
-app.add_typer(model_app, name="model")
-app.add_typer(tasks_app, name="tasks")
+add_things(app)
 
-JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 GrammarOption = Annotated[
     str, typer.Option(help="Preset name or a .toml file; auto is what the model was trained on.")
 ]
@@ -39,7 +37,7 @@ ConstrainFlag = Annotated[
     bool, typer.Option("--constrain", help="Sample only what the grammar allows.")
 ]
 ModelOption = Annotated[str, typer.Option(help="Model reference; see `coa model list`.")]
-SeedOption = Annotated[int, typer.Option(help="Seed of every random choice.")]
+UnsafeFlag = Annotated[bool, typer.Option("--unsafe-code", help="Run programs WITHOUT a sandbox.")]
 
 
 def main() -> None:
@@ -62,48 +60,29 @@ def main() -> None:
         raise SystemExit(2) from None
 
 
-def emit(record: Any) -> None:
-    """Print one JSON object."""
-    print(json.dumps(record, ensure_ascii=False))
-
-
-def note(line: str) -> None:
-    """Say something that is not a result."""
-    print(line, file=sys.stderr)
-
-
 @app.command()
 def ask(
     question: Annotated[str, typer.Argument(help="What you want to know.")],
     model: ModelOption = "auto",
     grammar: GrammarOption = "auto",
-    corpus: Annotated[str, typer.Option(help="atlas, or atlas:K for world K.")] = "atlas",
+    corpus: Annotated[
+        str, typer.Option(help="atlas, atlas:K, a corpus directory, or a .toml for the web.")
+    ] = "atlas",
     prompt: Annotated[str, typer.Option(help="full or compact; auto fits the model.")] = "auto",
     temperature: float = 0.0,
     constrain: ConstrainFlag = False,
+    unsafe_code: UnsafeFlag = False,
     seed: SeedOption = 0,
     out: Annotated[Path | None, typer.Option(help="Append the trajectory to this file.")] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Answer a question, showing the chain of agents as it is written."""
-    from coa.asking import ask_once
+    from coa.asking import Asking, ask_once
 
     if not question.strip():
         raise UsageError('the question is empty. Example: coa ask "What is the capital of Peru?"')
-    trajectory = asyncio.run(
-        ask_once(
-            question,
-            model=model,
-            grammar_name=grammar,
-            corpus=corpus,
-            prompt=prompt,
-            temperature=temperature,
-            constrain=constrain,
-            seed=seed,
-            out_path=out,
-            quiet=as_json,
-        )
-    )
+    how = Asking(model, grammar, corpus, prompt, temperature, constrain, seed, unsafe_code)
+    trajectory = asyncio.run(ask_once(question, how, out, quiet=as_json))
     if as_json:
         emit({**trajectory.to_json(), "seconds": trajectory.seconds})
     if trajectory.stop is not None and trajectory.stop.environment:
@@ -156,72 +135,17 @@ def inspect(
         print_mask(out, trajectory)
 
 
-@grammar_app.command("show")
-def grammar_show(
-    name: Annotated[str, typer.Argument(help="Preset name or a .toml file.")],
-    prompt: Annotated[str, typer.Option(help="Print this prompt: full or compact.")] = "",
-    mermaid: Annotated[bool, typer.Option(help="Print a Mermaid diagram.")] = False,
-    as_json: JsonFlag = False,
-) -> None:
-    """Show a protocol: its blocks, what may follow what, its prompts."""
-    from coa.display import console, print_grammar
-    from coa.protocol import load_grammar, system_prompt
-
-    grammar = load_grammar(name)
-    if as_json:
-        import dataclasses
-
-        emit(dataclasses.asdict(grammar) | {"stop_strings": grammar.stop_strings})
-    elif prompt:
-        if prompt not in ("full", "compact"):
-            raise UsageError(f"--prompt {prompt!r}: expected full or compact.")
-        print(system_prompt(grammar, "full" if prompt == "full" else "compact"))
-    elif mermaid:
-        print(grammar.mermaid())
-    else:
-        print_grammar(console(), grammar)
+CorpusOption = Annotated[
+    str, typer.Option(help="A corpus directory, or a .toml for the web, instead of the Atlas.")
+]
+CacheOption = Annotated[str, typer.Option(help="File of recorded answers of tools.")]
+ModeOption = Annotated[str, typer.Option(help="live, record or replay; the latter need the file.")]
 
 
-@model_app.command("pull")
-def model_pull(
-    ref: Annotated[str, typer.Argument(help="Model reference.")] = "smollm2-135m",
-) -> None:
-    """Download a model into the cache, check its hash and unpack it."""
-    from coa.engines.store import pull
+def _kit(corpus: str, cache: str, mode: str, unsafe_code: bool) -> KitSettings:
+    from coa.tools.kits import KitSettings
 
-    print(pull(ref, progress=note))
-
-
-@model_app.command("list")
-def model_list(as_json: JsonFlag = False) -> None:
-    """List the models that are here and the forms of a model reference."""
-    from coa.engines.store import describe_models
-
-    models = describe_models()
-    if as_json:
-        emit({"models": models})
-        return
-    for each in models:
-        print(f"{each['ref']:<28} {each['state']:<12} {each['about']}")
-
-
-@tasks_app.command("make")
-def tasks_make(
-    out: Annotated[Path, typer.Option(help="The file to write.")],
-    task_set: Annotated[str, typer.Option("--set", help="Which set: atlas-mhqa.")] = "atlas-mhqa",
-    split: Annotated[str, typer.Option(help="train, heldout_entity or heldout_family.")] = "train",
-    n: Annotated[int, typer.Option(help="How many tasks.")] = 100,
-    seed: SeedOption = 0,
-    world_seed: Annotated[int, typer.Option(help="0 is the real world; K invents one.")] = 0,
-    families: Annotated[str, typer.Option(help="Only these families, by comma.")] = "",
-) -> None:
-    """Make a file of tasks with gold answers."""
-    from coa.tasks import make_tasks
-
-    chosen = [name.strip() for name in families.split(",") if name.strip()] or None
-    tasks = make_tasks(task_set, split, n, seed, world_seed=world_seed, families=chosen)
-    tasks.save(out)
-    note(f"{len(tasks)} tasks in {out}")
+    return KitSettings(corpus=corpus, cache=cache, mode=mode, unsafe_code=unsafe_code)
 
 
 @app.command()
@@ -230,24 +154,18 @@ def record(
     out: Annotated[Path, typer.Option(help="Episodes file to write or continue.")],
     teacher: Annotated[str, typer.Option(help="experts or module:attribute.")] = "experts",
     error_rate: Annotated[float, typer.Option(help="How often the experts err.")] = 0.1,
+    corpus: CorpusOption = "",
+    tool_cache: CacheOption = "",
+    tool_mode: ModeOption = "live",
+    unsafe_code: UnsafeFlag = False,
     seed: SeedOption = 0,
 ) -> None:
     """Record a multi-agent system at work on tasks."""
-    from coa.progress import counted
-    from coa.runs import claim
-    from coa.tasks.task import TaskSet
-    from coa.teachers import load_teacher, record_all
-    from coa.tools.search import toolbox_for
+    from coa.teachers.stage import run_recording
 
-    loaded = TaskSet.load(tasks)
     options = {"error_rate": error_rate} if teacher == "experts" else {}
-    agents = load_teacher(teacher, **options)
-    public = TaskSet(tuple(task.public() for task in loaded)).fingerprint()
-    claim(out, {"teacher": teacher, **options, "seed": seed, "tasks": public})
-    with counted("record", len(loaded)) as on_done:
-        episodes = asyncio.run(
-            record_all(loaded, agents, toolbox_for(), out, seed=seed, on_done=on_done)
-        )
+    kit = _kit(corpus, tool_cache, tool_mode, unsafe_code)
+    episodes = run_recording(tasks, out, teacher, options, seed=seed, kit=kit)
     answered = sum(episode.answer is not None for episode in episodes)
     note(f"{len(episodes)} episodes in {out}, {answered} with an answer")
 
@@ -256,42 +174,33 @@ def record(
 def distill(
     episodes: Annotated[Path, typer.Option(help="Episodes file from `coa record`.")],
     out: Annotated[Path, typer.Option(help="Directory to write.")],
-    grammar: Annotated[str, typer.Option(help="Preset name or a .toml file.")] = "mhqa",
+    grammar: Annotated[
+        str, typer.Option(help="Preset name or a .toml file; auto suits the tasks.")
+    ] = "auto",
     tasks: Annotated[
         Path | None, typer.Option(help="Task file with gold, to drop wrong answers.")
     ] = None,
     prompt: Annotated[str, typer.Option(help="full or compact.")] = "compact",
+    corpus: CorpusOption = "",
+    tool_cache: CacheOption = "",
+    tool_mode: ModeOption = "live",
+    unsafe_code: UnsafeFlag = False,
 ) -> None:
     """Turn episodes into chain-of-agents trajectories; every rejection has its reason."""
-    from coa.distill.pipeline import distill as run_distill
-    from coa.distill.pipeline import save_distilled
-    from coa.progress import counted
-    from coa.protocol import load_grammar
-    from coa.tasks.task import TaskSet
-    from coa.teachers.episode import load_episodes
-    from coa.tools.search import toolbox_for
+    from coa.distill.stage import run_distillation
 
     if prompt not in ("full", "compact"):
         raise UsageError(f"--prompt {prompt!r}: expected full or compact.")
-    loaded = load_episodes(episodes)
-    gold = {task.id: task for task in TaskSet.load(tasks)} if tasks else None
-    if gold is None:
-        note("no --tasks: answers are not judged, so wrong ones are kept")
-    with counted("distil", len(loaded)) as on_done:
-        distilled = asyncio.run(
-            run_distill(
-                loaded,
-                load_grammar(grammar),
-                toolbox_for(),
-                gold,
-                prompt="full" if prompt == "full" else "compact",
-                on_done=on_done,
-            )
-        )
-    save_distilled(out, distilled)
-    if not distilled.kept:
-        reasons = ", ".join(distilled.funnel["rejected"])
-        raise UsageError(f"no episode was kept: {reasons}. See {out}/rejected.jsonl.")
+    distilled = run_distillation(
+        episodes,
+        out,
+        tasks,
+        grammar=grammar,
+        prompt="full" if prompt == "full" else "compact",
+        kit=_kit(corpus, tool_cache, tool_mode, unsafe_code),
+    )
+    if tasks is None:
+        note("no --tasks: answers were not judged, so wrong ones are kept")
     print(json.dumps(distilled.funnel, indent=2))
 
 
@@ -320,9 +229,15 @@ def evaluate(
     prompt: Annotated[str, typer.Option(help="full or compact; auto fits the model.")] = "auto",
     temperature: float = 0.0,
     constrain: ConstrainFlag = False,
-    reward: Annotated[str, typer.Option(help="exact, f1 or module:attribute.")] = "exact",
+    reward: Annotated[
+        str, typer.Option(help="exact, f1, gym or module:attribute; auto suits the tasks.")
+    ] = "auto",
+    corpus: CorpusOption = "",
+    tool_cache: CacheOption = "",
+    tool_mode: ModeOption = "live",
+    unsafe_code: UnsafeFlag = False,
     turns: Annotated[int, typer.Option(help="Most turns of a rollout.")] = 12,
-    turn_tokens: Annotated[int, typer.Option(help="Most tokens sampled in a turn.")] = 256,
+    turn_tokens: Annotated[int, typer.Option(help="Most tokens sampled in a turn.")] = 320,
     context: Annotated[int, typer.Option(help="Most tokens of a whole rollout.")] = 2048,
     concurrency: Annotated[int, typer.Option(help="Rollouts at once.")] = 96,
     memory: Annotated[float | None, typer.Option(help="Most GB for keys and values.")] = None,
@@ -343,6 +258,10 @@ def evaluate(
         temperature=temperature,
         constrain=constrain,
         reward=reward,
+        corpus=corpus,
+        tool_cache=tool_cache,
+        tool_mode=tool_mode,
+        unsafe_code=unsafe_code,
         turns=turns,
         turn_tokens=turn_tokens,
         context=context,
@@ -399,7 +318,9 @@ def speedrun(
 
 @app.command()
 def bench(
-    name: Annotated[str, typer.Argument(help="What to measure: parse or rollout.")],
+    name: Annotated[
+        str, typer.Argument(help="What to measure: parse, rollout, sandbox or search.")
+    ],
     rollouts: Annotated[str, typer.Option(help="Of rollout: how many at once.")] = "32,64",
     as_json: JsonFlag = False,
 ) -> None:

@@ -10,6 +10,7 @@ from importlib import metadata, util
 from coa.engines.store import BASE, cache_dir, is_pulled
 from coa.machine import cores, memory_gb, native_bfloat16
 from coa.runs import Json
+from coa.tools.sandbox import Tier, reach_tier
 
 PACKAGES = {
     "pydantic": "core",
@@ -45,6 +46,12 @@ def examine() -> Json:
         kernels = load_kernels()
         slower = f"{kernels}: torch is used, slower"
         add("kernels", True, slower if isinstance(kernels, str) else "compiled")
+    tier, findings = reach_tier()
+    needed = tier >= Tier.FULL
+    fixes = "; ".join(each.fix for each in findings if not each.ok and each.fix)
+    add("code sandbox", needed, f"tier {tier.name.lower()}", fixes or "see docs/security.md")
+    for each in findings:
+        add(f"  {each.layer}", each.ok or needed, each.found, each.fix)
     add("bfloat16", True, "native" if native_bfloat16() else "not native: float32 is used")
     folder = cache_dir()
     existing = next(p for p in (folder, *folder.parents) if p.exists())

@@ -10,11 +10,12 @@ from __future__ import annotations
 import re
 import string
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from coa.config import load_object
 from coa.errors import ConfigError, did_you_mean
 from coa.protocol import alternatives
+from coa.tasks.sets import kind_of
 from coa.tasks.task import Task
 from coa.trajectory import Trajectory
 
@@ -76,7 +77,22 @@ def f1(task: Task, trajectory: Trajectory) -> float | None:
     return token_f1(trajectory.answer or "", task.answers)
 
 
-SCORERS: dict[str, Scorer] = {"exact": exact, "f1": f1}
+def gym(task: Task, trajectory: Trajectory) -> float | None:
+    """What the verifier of the task's own generator says; other tasks it cannot judge."""
+    from coa.tasks.gym import score
+
+    return score(task, trajectory.answer)
+
+
+SCORERS: dict[str, Scorer] = {"exact": exact, "f1": f1, "gym": gym}
+
+
+def choose_reward(reward: str, tasks: Iterable[Task]) -> str:
+    """The reward that was asked for; `auto` is what the tasks are judged by."""
+    if reward != "auto":
+        return reward
+    found = {kind_of(task).reward for task in tasks}
+    return found.pop() if len(found) == 1 else "exact"
 
 
 def load_scorer(reference: str) -> Scorer:

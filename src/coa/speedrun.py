@@ -32,7 +32,7 @@ from coa.tasks import make_tasks
 from coa.tasks.task import Task, TaskSet
 from coa.teachers import load_teacher, record_all
 from coa.teachers.episode import Use
-from coa.tools.search import toolbox_for
+from coa.tools.kits import toolbox_for
 from coa.train.settings import SftSettings
 from coa.train.stage import train_on
 from coa.trajectory import Trajectory

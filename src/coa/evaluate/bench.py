@@ -13,7 +13,7 @@ from coa.errors import UsageError, did_you_mean
 from coa.protocol import PRESETS, Block, Grammar, State, load_grammar, parse
 from coa.runs import Json
 
-BENCHES = ("parse", "rollout")
+BENCHES = ("parse", "rollout", "sandbox", "search")
 Reader = Callable[[Grammar, str], object]
 _ROUNDS = 5
 _PASSAGE = (
@@ -42,6 +42,16 @@ def run_bench(
     if name == "parse":
         result = bench_parse()
         return result, list(_parse_lines(result))
+    if name == "sandbox":
+        from coa.evaluate.bench_sandbox import bench_sandbox, sandbox_lines
+
+        result = bench_sandbox(note=note)
+        return result, list(sandbox_lines(result))
+    if name == "search":
+        from coa.evaluate.bench_search import bench_search, search_lines
+
+        result = bench_search(note)
+        return result, list(search_lines(result))
     from coa.evaluate.bench_rollout import bench_rollout, rollout_lines
 
     counts = rollouts.split(",")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,11 +16,13 @@ from coa.errors import ConfigError, ModelError, UsageError
 from coa.evaluate.run import attempt_all, save_summary, summarise
 from coa.progress import Mode, counted
 from coa.protocol import Grammar, PromptKind, load_grammar
-from coa.rewards import SCORERS, load_scorer
+from coa.rewards import SCORERS, choose_reward, load_scorer
 from coa.runs import Json, Run
 from coa.runtime import Budget, Decoding
-from coa.tasks.task import TaskSet
-from coa.tools.search import PASSAGES, toolbox_for
+from coa.tasks.sets import grammar_for
+from coa.tasks.task import Task, TaskSet
+from coa.tools.kits import KitSettings, open_kit
+from coa.tools.search import PASSAGES
 from coa.trajectory import Trajectory
 
 
@@ -30,7 +33,7 @@ class EvalSettings:
     model: str = "auto"
     tasks: str = ""
     grammar: str = "auto"
-    """auto: what the model's adapter was trained on, else mhqa."""
+    """auto: what the model's adapter was trained on, else what suits the tasks."""
     k: int = 1
     observations: str = "real"
     """real; withheld and wrong are the controls."""
@@ -39,10 +42,19 @@ class EvalSettings:
     temperature: float = 0.0
     constrain: bool = False
     """Sample only what the grammar allows."""
-    reward: str = "exact"
+    reward: str = "auto"
+    """auto: what suits the tasks; exact, f1, gym, or module:attribute."""
     passages: int = PASSAGES
+    corpus: str = ""
+    """A corpus directory; empty: the Atlas of each task's world."""
+    tool_cache: str = ""
+    """The file of recorded answers of tools; empty: none."""
+    tool_mode: str = "live"
+    """live, record or replay."""
+    unsafe_code: bool = False
+    """Run programs without a sandbox."""
     turns: int = 12
-    turn_tokens: int = 256
+    turn_tokens: int = 320
     malformed: int = 2
     context: int = 2048
     concurrency: int = 96
@@ -56,11 +68,23 @@ class EvalSettings:
             if (found := getattr(self, name)) < 1:
                 raise ConfigError(f"{name} is {found!r}, expected at least 1.")
         Decoding(temperature=self.temperature)  # refuses what cannot be sampled at
+        self.kit()
         if self.k > 1 and self.temperature == 0:
             raise ConfigError(
                 f"k is {self.k} at temperature 0: all rollouts of a task would be the same. "
                 "Set a temperature, 1.0 for instance."
             )
+
+    def kit(self) -> KitSettings:
+        """What the tools depend on."""
+        return KitSettings(
+            self.observations,
+            self.passages,
+            self.corpus,
+            self.tool_cache,
+            self.tool_mode,
+            self.unsafe_code,
+        )
 
     def budget(self) -> Budget:
         """What one rollout may spend; the clock is left out, since it is the machine's."""
@@ -73,9 +97,13 @@ class EvalSettings:
         )
 
 
-def choose_grammar(grammar: str, model: str) -> Grammar:
-    """The grammar that was asked for; `auto` is the one that the model's adapter was trained on."""
-    return load_grammar(_fitting("grammar", grammar, model, "mhqa"))
+def choose_grammar(grammar: str, model: str, tasks: Sequence[Task] = ()) -> Grammar:
+    """The grammar that was asked for; `auto` is the one that the model's adapter was trained on,
+    and without an adapter the one that the tasks are made for."""
+    known = "+" in model or grammar != "auto"
+    return load_grammar(
+        _fitting("grammar", grammar, model, "mhqa" if known else grammar_for(tasks))
+    )
 
 
 def choose_prompt(prompt: str, model: str) -> PromptKind:
@@ -111,17 +139,14 @@ def run_eval(
     An `engine` that is given is used and left open; otherwise the model is loaded and closed.
     """
     tasks = TaskSet.load(Path(settings.tasks))
-    toolbox_of = toolbox_for(settings.observations, settings.passages)
     model = resolve_default(settings.model)
-    grammar, scorer = choose_grammar(settings.grammar, model), load_scorer(settings.reward)
+    grammar = choose_grammar(settings.grammar, model, tasks)
     prompt = choose_prompt(settings.prompt, model)
-    _check_gold(tasks, settings)
-    recipe = to_json(settings) | {"model": model, "grammar": grammar.name, "prompt": prompt}
-    # The fingerprint stands for the tasks; the rest is speed.
-    for name in ("tasks", "concurrency", "memory_gb"):
-        del recipe[name]
-    if not settings.constrain:  # as in the records of runs from before there was a choice
-        del recipe["constrain"]
+    reward = choose_reward(settings.reward, tasks)
+    scorer = load_scorer(reward)
+    _check_gold(tasks, settings, reward)
+    recipe = _recipe(settings) | {"model": model, "grammar": grammar.name}
+    recipe |= {"prompt": prompt, "reward": reward}
     inputs = {"tasks": tasks.fingerprint(), "grammar": grammar.fingerprint()}
     inputs |= _weights(model, engine)
     with Run.open(directory, "eval", recipe, inputs, settings.seed) as run:
@@ -134,48 +159,71 @@ def run_eval(
         )
 
         async def attempt() -> list[Trajectory]:
-            mode: Mode = "silent" if quiet else "auto"
             try:
-                with counted("evaluate", len(tasks) * settings.k, mode) as on_done:
-                    return await attempt_all(
-                        tasks,
-                        used,
-                        grammar,
-                        toolbox_of,
-                        directory,
-                        k=settings.k,
-                        budget=settings.budget(),
-                        decoding=Decoding(
-                            temperature=settings.temperature,
-                            seed=settings.seed,
-                            prompt=prompt,
-                            constrain=settings.constrain,
-                        ),
-                        concurrency=rollouts_at_once(used, settings.concurrency),
-                        on_done=on_done,
-                    )
+                return await _attempt(settings, tasks, used, grammar, prompt, directory, quiet)
             finally:
                 if engine is None:
                     await used.close()
 
         summary, records = summarise(tasks, asyncio.run(attempt()), scorer)
-        summary = {
-            "model": model,
-            "tasks": settings.tasks,
-            "reward": settings.reward,
-            **summary,
-        }
+        summary = {"model": model, "tasks": settings.tasks, "reward": reward, **summary}
         save_summary(directory, summary, records)
         run.timing({"event": "finished"})
         return summary
 
 
-def _check_gold(tasks: TaskSet, settings: EvalSettings) -> None:
+async def _attempt(
+    settings: EvalSettings,
+    tasks: TaskSet,
+    engine: Engine,
+    grammar: Grammar,
+    prompt: PromptKind,
+    directory: Path,
+    quiet: bool,
+) -> list[Trajectory]:
+    """All rollouts, with their tools open."""
+    mode: Mode = "silent" if quiet else "auto"
+    decoding = Decoding(
+        temperature=settings.temperature,
+        seed=settings.seed,
+        prompt=prompt,
+        constrain=settings.constrain,
+    )
+    async with open_kit(tasks, settings.kit()) as toolbox_of:
+        with counted("evaluate", len(tasks) * settings.k, mode) as on_done:
+            return await attempt_all(
+                tasks,
+                engine,
+                grammar,
+                toolbox_of,
+                directory,
+                k=settings.k,
+                budget=settings.budget(),
+                decoding=decoding,
+                concurrency=rollouts_at_once(engine, settings.concurrency),
+                on_done=on_done,
+            )
+
+
+def _recipe(settings: EvalSettings) -> Json:
+    """What results depend on; the rest is speed, and a fingerprint stands for the tasks."""
+    recipe = to_json(settings)
+    for name in ("tasks", "concurrency", "memory_gb", "tool_cache", "unsafe_code"):
+        del recipe[name]
+    if settings.tool_mode != "replay":  # recorded answers are those of the tools
+        del recipe["tool_mode"]
+    for name in ("constrain", "corpus"):  # as in records from before there was a choice
+        if not recipe[name]:
+            del recipe[name]
+    return recipe
+
+
+def _check_gold(tasks: TaskSet, settings: EvalSettings, reward: str) -> None:
     """Say that a task cannot be judged before hours of rollouts, not after."""
     blank = next((task for task in tasks if not task.answers), None)
-    if blank is not None and settings.reward in SCORERS:
+    if blank is not None and reward in SCORERS:
         raise UsageError(
-            f"{settings.tasks}: task {blank.id} has no gold answer, so {settings.reward!r} cannot "
+            f"{settings.tasks}: task {blank.id} has no gold answer, so {reward!r} cannot "
             "judge it. Evaluation needs gold answers for every task."
         )
 

@@ -128,9 +128,10 @@ class _Shared:
 class Toolbox(Mapping[str, Tool]):
     """The tools of one rollout, by name."""
 
-    def __init__(self, tools: Iterable[Tool] = (), *, _shared: _Shared | None = None) -> None:
+    def __init__(self, tools: Iterable[Tool] = (), *, beside: Toolbox | None = None) -> None:
+        """`beside`: another toolbox with which limits and counts are shared."""
         self._tools: dict[str, Tool] = {}
-        self._shared = _shared or _Shared()
+        self._shared: _Shared = beside._shared if beside is not None else _Shared()
         for each in tools:
             if each.name in self._tools:
                 raise ConfigError(f"two tools are named {each.name!r}; give one another name.")
@@ -179,7 +180,7 @@ class Toolbox(Mapping[str, Tool]):
                         run = await stack.enter_async_context(each.session())
                     each = replace(each, run=run)
                 tools.append(each)
-            yield Toolbox(tools, _shared=self._shared)
+            yield Toolbox(tools, beside=self)
 
     async def call(self, call: ToolCall, limit_s: float | None = None) -> Observation:
         """Run a call within its limits; every failure is an Observation."""
@@ -222,8 +223,9 @@ async def _observe(tool: Tool, argument: str, limit_s: float | None) -> Observat
     except ToolMistake as mistake:
         return tool.show(f"Error: {mistake}", "mistake")
     except CoaError as error:
-        timed_out = isinstance(error, ToolTimeout) or isinstance(error.__cause__, TimeoutError)
-        if timed_out:
+        if isinstance(error, ToolTimeout):
+            return tool.show(f"Error: {error}", "timeout")
+        if isinstance(error.__cause__, TimeoutError):
             return tool.show(f"Error: {tool.name} gave no answer in time.", "timeout")
         return tool.show(f"Error: {error}", "failed")
     except SystemExit as stop:

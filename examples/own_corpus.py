@@ -1,0 +1,29 @@
+"""An agent over a folder of your own: `coa corpus build FOLDER`, then `coa ask --corpus ...`."""
+
+import asyncio
+import tempfile
+from pathlib import Path
+
+from coa import ScriptedEngine, Task, load_grammar, run
+from coa.corpus.build import build_corpus
+from coa.tools.kits import KitSettings, open_kit
+
+TURNS = [
+    "<think>One look-up.</think><plan>1. how to reset it</plan><think>I search.</think>"
+    "<wiki_search>reset the pump</wiki_search>",
+    "<think>It says so.</think><answer>hold the blue button</answer>",
+]
+
+
+async def answer(folder: Path) -> None:
+    (folder / "manual").mkdir()
+    (folder / "manual" / "pump.md").write_text("# Pump\n\nHold the blue button to reset the pump.")
+    build_corpus(folder / "manual", folder / "corpus", progress="silent")
+    task, mhqa = Task("How do I reset the pump?"), load_grammar("mhqa")
+    settings = KitSettings(corpus=str(folder / "corpus"))
+    async with open_kit([task], settings, mhqa.tool_roles) as toolbox_of:
+        print((await run(task, ScriptedEngine(TURNS), mhqa, toolbox_of(task))).text)
+
+
+with tempfile.TemporaryDirectory() as name:
+    asyncio.run(answer(Path(name)))

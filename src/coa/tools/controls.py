@@ -1,0 +1,87 @@
+"""Controls: tools that look like the real ones and do not help.
+
+They answer one question about a trained model: does it read? `withheld` finds nothing, `wrong`
+returns what belongs to other subjects, `closed_book` takes the tools away. A model that memorised
+facts does not mind; a model that reads fails.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from functools import cached_property
+
+from coa.corpus.page import Page, Passage
+from coa.corpus.site import Corpus
+from coa.errors import ConfigError, ToolMistake, did_you_mean
+from coa.tools.base import Tool
+from coa.tools.extract import WebPage
+from coa.tools.search import NOTHING, PASSAGES, WIKI_ABOUT, show_passages
+from coa.tools.web import CorpusSource, SearchHit
+
+OBSERVATIONS = ("real", "withheld", "wrong", "closed_book")
+
+
+def check_observations(chosen: str) -> str:
+    """The name of a control, or of none."""
+    if chosen not in OBSERVATIONS:
+        hint = did_you_mean(chosen, OBSERVATIONS)
+        raise ConfigError(f"observations {chosen!r} is not a choice.{hint}")
+    return chosen
+
+
+def withheld_search() -> Tool:
+    """A search that never finds anything: what the model answers, it knew."""
+
+    async def search(query: str) -> str:
+        return NOTHING
+
+    return Tool("wiki_search", search, about=WIKI_ABOUT, fingerprint="withheld")
+
+
+def wrong_search(corpus: Sequence[Passage], passages: int = PASSAGES) -> Tool:
+    """A search that returns passages which have nothing to do with the query, always the same."""
+
+    async def search(query: str) -> str:
+        picks = [corpus[place] for place in _places(query, passages, len(corpus))]
+        return show_passages([(passage.title, passage.text) for passage in picks])
+
+    return Tool("wiki_search", search, about=WIKI_ABOUT, fingerprint="wrong")
+
+
+class WithheldWeb:
+    """A web on which nothing is found."""
+
+    fingerprint = "withheld"
+
+    async def search_pages(self, query: str, k: int) -> Sequence[SearchHit]:
+        return []
+
+    async def page(self, address: str) -> WebPage:
+        raise ToolMistake("there is no such page; take addresses from search results.")
+
+
+class WrongWeb:
+    """A web on which other pages are found, and other pages stand at the addresses."""
+
+    def __init__(self, corpus: Corpus) -> None:
+        self._corpus, self._real = corpus, CorpusSource(corpus, corpus.fingerprint)
+        self.fingerprint = f"wrong {corpus.fingerprint}"
+
+    @cached_property
+    def _pages(self) -> list[Page]:
+        return list(self._corpus.pages())
+
+    async def search_pages(self, query: str, k: int) -> Sequence[SearchHit]:
+        found = [self._pages[place] for place in _places(query, k, len(self._pages))]
+        return [page.passages[0] for page in found if page.passages]
+
+    async def page(self, address: str) -> WebPage:
+        (place,) = _places(address, 1, len(self._pages))
+        return await self._real.page(self._pages[place].url)
+
+
+def _places(text: str, count: int, among: int) -> list[int]:
+    """Places that depend on the text only."""
+    digest = hashlib.sha256(text.encode("utf-8", "replace")).digest()
+    return [int.from_bytes(digest[4 * i : 4 * i + 4], "big") % among for i in range(count)]

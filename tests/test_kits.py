@@ -1,0 +1,115 @@
+"""Which tools a task gets, and the controls, caches and corpora behind them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from coa import Task, ToolCall
+from coa.errors import CoaError, ConfigError, UsageError
+from coa.tasks import make_tasks
+from coa.tasks.sets import KINDS, grammar_for
+from coa.tools.base import Toolbox
+from coa.tools.kits import KitSettings, check_corpus, open_kit, toolbox_for
+from coa.tools.search import NOTHING
+
+WEB = Task("What is the capital of Peru?", meta={"set": "atlas-web"})
+GYM = Task("What is 6 * 7?", meta={"set": "gym-code"})
+
+
+async def say(toolbox: Toolbox, tool: str, argument: str) -> str:
+    return (await toolbox.call(ToolCall(tool, argument))).text
+
+
+async def test_a_task_gets_the_tools_of_its_set() -> None:
+    async with open_kit([WEB, GYM]) as toolbox_of:
+        assert list(toolbox_of(Task("Mine?"))) == ["wiki_search"]
+        assert list(toolbox_of(WEB)) == ["web_search", "crawl_page"]
+        assert await say(toolbox_of(GYM), "code", "```py\nprint(6 * 7)\n```") == "42"
+        seen = await say(toolbox_of(WEB), "web_search", "capital of Peru")
+        assert "https://atlas.example/country/peru" in seen
+        seen = await say(toolbox_of(WEB), "crawl_page", "https://atlas.example/country/peru")
+        assert "Lima" in seen
+        # Limits and counts are those of the run, not of one task.
+        assert toolbox_of(WEB).usage["crawl_page"].calls == 1
+
+
+async def test_a_question_gets_the_tools_that_the_grammar_names() -> None:
+    named = ["web_search", "crawl_page", "code", "visual_inspector"]
+    async with open_kit([Task("Mine?")], tools=named) as toolbox_of:
+        assert list(toolbox_of(Task("Mine?"))) == ["web_search", "crawl_page", "code"]
+
+
+async def test_controls_on_the_web() -> None:
+    peru = "https://atlas.example/country/peru"
+    async with open_kit([WEB], KitSettings("withheld")) as toolbox_of:
+        assert await say(toolbox_of(WEB), "web_search", "capital of Peru") == NOTHING
+        assert "there is no such page" in await say(toolbox_of(WEB), "crawl_page", peru)
+    async with open_kit([WEB], KitSettings("wrong")) as toolbox_of:
+        first = await say(toolbox_of(WEB), "web_search", "capital of Peru")
+        assert "peru" not in first.lower() and "https://atlas.example/" in first
+        assert first == await say(toolbox_of(WEB), "web_search", "capital of Peru")
+        assert "Lima" not in await say(toolbox_of(WEB), "crawl_page", peru)
+    async with open_kit([WEB], KitSettings("closed_book")) as toolbox_of:
+        assert list(toolbox_of(WEB)) == []
+
+
+async def test_a_run_is_repeated_without_its_tools(tmp_path: Path) -> None:
+    file, calls = str(tmp_path / "tools.sqlite"), []
+    for mode in ("record", "replay"):
+        settings = KitSettings(cache=file, mode=mode)
+        async with open_kit([WEB, GYM], settings) as toolbox_of:
+            seen = [
+                await say(toolbox_of(WEB), "web_search", "capital of Peru"),
+                await say(toolbox_of(GYM), "code", "import time\nprint(time.time_ns())"),
+            ]
+        calls.append(seen)
+    assert calls[0] == calls[1]
+    async with open_kit([GYM], KitSettings(cache=file, mode="replay")) as toolbox_of:
+        assert "no answer of code to this is recorded" in await say(toolbox_of(GYM), "code", "1")
+
+
+def test_a_task_that_needs_a_sandbox_says_so_where_none_is_open() -> None:
+    with pytest.raises(UsageError, match="needs the tool code; open its sandbox with `open_kit`"):
+        toolbox_for()(GYM)
+
+
+async def test_the_real_web_comes_from_a_recipe(tmp_path: Path) -> None:
+    recipe = tmp_path / "web.toml"
+    recipe.write_text("seconds = 2.0\n")
+    async with open_kit([WEB], KitSettings(corpus=str(recipe))) as toolbox_of:
+        toolbox = toolbox_of(WEB)
+        assert "web search is not set up" in await say(toolbox, "web_search", "Peru")
+        assert "only the public web" in await say(toolbox, "crawl_page", "http://127.0.0.1:80/")
+        assert list(toolbox_of(Task("Mine?"))) == []  # the web has no passages
+    recipe.write_text("second = 2.0\n")
+    check = str(tmp_path / "other.toml")
+    Path(check).write_text("second = 2.0\n")
+    with pytest.raises(ConfigError, match=r"second is not a setting\. Did you mean 'seconds'"):
+        check_corpus(check)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"observations": "rong"}, "observations 'rong' is not a choice. Did you mean 'wrong'?"),
+        ({"mode": "record"}, "record and replay need the file of a cache"),
+        ({"cache": "x"}, "a cache needs one of these modes"),
+        ({"mode": "reply"}, "cache mode 'reply' is not a choice. Did you mean 'replay'?"),
+    ],
+)
+def test_settings_that_contradict_themselves(settings: dict[str, str], message: str) -> None:
+    with pytest.raises(CoaError) as caught:
+        KitSettings(**settings)  # type: ignore[arg-type]
+    assert message in str(caught.value)
+
+
+def test_every_set_has_a_kind_and_mixed_ones_need_a_grammar() -> None:
+    web = make_tasks("atlas-web", "train", 2, 0)
+    assert grammar_for(web) == "web" and grammar_for([]) == "mhqa"
+    with pytest.raises(ConfigError, match=r"several grammars: mhqa, web\. Choose one"):
+        grammar_for([*web, Task("Mine?")])
+    from coa.tasks import SETS
+
+    assert set(SETS) == set(KINDS)
