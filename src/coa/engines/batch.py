@@ -206,14 +206,21 @@ class Batch:
     def _borrow(self, request: Request, ahead: list[Request]) -> bool:
         """Copy what another slot holds of the prompt; False: one ahead is computing more of it."""
         slot = self._slots[request.slot]
+        least = len(slot.ids) + WORTH_COPYING
+        opening = request.prompt[:least]
         shared, best = max(
-            (self._usable(request.prompt, other), index) for index, other in enumerate(self._slots)
+            (
+                (self._usable(request.prompt, other), index)
+                for index, other in enumerate(self._slots)
+                if other.ids[:least] == opening  # most differ there, which is soon seen
+            ),
+            default=(0, request.slot),
         )
         enough = max(len(slot.ids), shared) + WORTH_COPYING
         promised = (Slot(other.prompt, exact=len(other.prompt)) for other in ahead)
         if any(self._usable(request.prompt, each) >= enough for each in promised):
             return False
-        if shared >= len(slot.ids) + WORTH_COPYING:
+        if shared >= least:
             self._forward.copy(best, request.slot, shared)
             slot.ids = self._slots[best].ids[:shared]
             slot.exact = min(self._slots[best].exact, shared)

@@ -53,7 +53,7 @@ class Ops(Protocol):
 
 
 class _Caches:
-    """Keys and values, [pages, slots, kv_heads, tokens of a page * width] a layer.
+    """Keys and values, [layers, pages, slots, kv_heads, tokens of a page * width].
 
     They are asked for whole and take memory only where something is stored. The first page of every
     slot comes first, so that short rollouts take little and nothing is moved when one grows.
@@ -63,18 +63,17 @@ class _Caches:
         self, shape: Shape, slots: int, context: int, width: int, page: int, dtype: torch.dtype
     ) -> None:
         self._page = page
-        size = (-(-context // page), slots, shape.kv_heads, page * width)
-        self.keys = [lazy_zeros(size, dtype) for _ in range(shape.layers)]
-        self.values = [lazy_zeros(size, dtype) for _ in range(shape.layers)]
+        size = (shape.layers, -(-context // page), slots, shape.kv_heads, page * width)
+        self.keys, self.values = lazy_zeros(size, dtype), lazy_zeros(size, dtype)
 
     def copy(self, source: int, target: int, length: int) -> None:
         pages, rest = divmod(length, self._page)
         end = -(-rest // LANES) * LANES
-        for cache in (*self.keys, *self.values):
-            cache[:pages, target] = cache[:pages, source]
+        for cache in (self.keys, self.values):
+            cache[:, :pages, target] = cache[:, :pages, source]
             if rest:
-                part = end * cache.shape[3] // self._page
-                cache[pages, target, :, :part] = cache[pages, source, :, :part]
+                part = end * cache.shape[4] // self._page
+                cache[:, pages, target, :, :part] = cache[:, pages, source, :, :part]
 
 
 class TorchOps:
@@ -153,6 +152,8 @@ class CompiledOps:
         self._library, self._shape, self._bf16 = library, shape, int(dtype == torch.bfloat16)
         self._padded = padded_dim(shape.head_dim)
         self._caches = _Caches(shape, slots, context, self._padded, PAGE, dtype)
+        caches = zip(self._caches.keys, self._caches.values, strict=True)
+        self._layers = [(keys.data_ptr(), values.data_ptr()) for keys, values in caches]
         half = shape.head_dim // 2
         both = rotary(shape, context, torch.float32)
         self._cos, self._sin = (angle[:, :half].contiguous() for angle in both)
@@ -185,8 +186,7 @@ class CompiledOps:
             self._runs.ctypes.data,
             len(self._runs),
             qkv.data_ptr(),
-            self._caches.keys[layer].data_ptr(),
-            self._caches.values[layer].data_ptr(),
+            *self._layers[layer],
             queries.data_ptr(),
             out.data_ptr(),
         )
