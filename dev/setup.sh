@@ -14,6 +14,7 @@ VENV=.venv
 STAMP=$VENV/.installed
 LOG=$VENV/install.log
 NEED_GB=6
+RETRY="To try again: rm $STAMP && make setup"
 UNREACHABLE='ConnectionError|Max retries|ConnectTimeout|ReadTimeout|ProxyError|SSLError'
 
 die() {
@@ -89,23 +90,23 @@ install_gym() {
     # works, so that this is a line and no end.
     echo "setup: installing the task generators of reasoning-gym (log: $LOG)"
     $VENV/bin/python -m pip install --no-input -e ".[gym]" >>$LOG 2>&1 ||
-        echo "setup: they cannot be installed (see $LOG), so there are no gym-code tasks."
+        echo "setup: they cannot be installed (see $LOG), so there are no gym-code tasks. $RETRY"
 }
 
 find_bubblewrap() {
     # The sandbox for programs that a model writes. Without it such programs are refused.
     [ "$(uname)" = Linux ] && ! command -v bwrap >/dev/null 2>&1 || return 0
     if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
-        echo "setup: installing bubblewrap, the sandbox for programs (log: $LOG)"
+        echo "setup: installing bubblewrap, the sandbox for programs, with apt-get (log: $LOG)"
         { apt-get install -y bubblewrap || { apt-get update && apt-get install -y bubblewrap; }; } \
             >>$LOG 2>&1 </dev/null && return 0
     fi
     echo "setup: bubblewrap is missing, so programs of a model are refused or less confined." \
-        "Install it: apt install bubblewrap. See docs/security.md."
+        "Install it: apt install bubblewrap. See docs/security.md. $RETRY"
 }
 
 cd "$(dirname "$0")/.." || exit 1
-key=$(printf '%s\n' "$PWD" "$TORCH" "$EXTRAS" | cat - pyproject.toml dev/setup.sh | cksum)
+key=$(printf '%s\n' "$PWD" "$TORCH" "$EXTRAS" "${NO_GYM:-}" | cat - pyproject.toml dev/setup.sh | cksum)
 [ -f $STAMP ] && [ "$(cat $STAMP)" = "$key" ] && exit 0
 
 if ! new_enough $VENV/bin/python || ! $VENV/bin/python -m pip --version >/dev/null 2>&1; then

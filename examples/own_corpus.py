@@ -21,7 +21,7 @@ async def answer(folder: Path) -> None:
     build_corpus(folder / "manual", folder / "corpus", progress="silent")
     task, mhqa = Task("How do I reset the pump?"), load_grammar("mhqa")
     settings = KitSettings(corpus=str(folder / "corpus"))
-    async with open_kit([task], settings, mhqa.tool_roles) as toolbox_of:
+    async with open_kit([task], settings, mhqa) as toolbox_of:
         print((await run(task, ScriptedEngine(TURNS), mhqa, toolbox_of(task))).text)
 
 

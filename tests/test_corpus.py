@@ -5,7 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 from hypothesis import given, settings
@@ -313,3 +317,100 @@ def test_any_string_is_a_safe_address(text: str, before: str) -> None:
 def test_reports_are_plain_json(folder: Path, target: Path) -> None:
     report = build(folder, target)
     assert json.loads(json.dumps(report.to_json())) == dataclasses.asdict(report)
+
+
+def test_a_link_out_of_the_folder_is_not_followed(
+    folder: Path, target: Path, tmp_path: Path
+) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "secret.txt").write_text("The key is under the mat.\n")
+    (folder / "secret.txt").symlink_to(outside / "secret.txt")
+    (folder / "more").symlink_to(outside)
+    (folder / "picture2.png").symlink_to(outside / "nothing.png")
+    report = build(folder, target)
+    refused = "a link that leaves the folder"
+    assert report.skipped == {"more": refused, "secret.txt": refused}
+    assert report.pages == 6 and not Corpus.open(target).search("mat", 1)
+
+
+def test_scripts_without_spaces_are_searched_by_pairs_of_letters(
+    folder: Path, target: Path
+) -> None:
+    tower = "\u6771\u4eac\u5854"
+    (folder / "tower.txt").write_text(
+        f"{tower}\n\n{tower}\u306f1958\u5e74\u306b\u5efa\u3066\u305f\u3002\n"
+    )
+    (folder / "old.md").write_text(
+        "# \u4eac\u90fd\n\n## \u6b74\u53f2\n\n\u53e4\u3044\u90fd\u5e02\u3067\u3059\u3002\n"
+    )
+    build(folder, target)
+    corpus = Corpus.open(target)
+    for query, found in (
+        (f"{tower}\u306f\u4f55\u5e74", "tower.txt"),
+        ("\u53e4\u3044\u90fd", "old.md#\u6b74\u53f2"),
+        ("\u6b74\u53f2", "old.md#\u6b74\u53f2"),
+    ):
+        best = corpus.search(query, 1)[0]
+        assert unquote(best.url) == f"https://manual.example/{found}"
+    assert corpus.search("\u6b74\u53f2", 1)[0].heading == "\u4eac\u90fd > \u6b74\u53f2"
+    assert corpus.search(tower, 1)[0].section == ""
+
+
+def _cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def _spoil(path: Path) -> None:
+    path.write_bytes(b"Dear diary, this is something else.\n" * 300)
+
+
+@pytest.mark.parametrize("damage", [_cut, _spoil])
+@pytest.mark.parametrize("name", ["pages.sqlite", "index/meta.json", "index/*.store"])
+def test_a_damaged_corpus_is_one_line(
+    folder: Path, target: Path, name: str, damage: Callable[[Path], None]
+) -> None:
+    build(folder, target)
+    (path,) = (target / "v1").glob(name)
+    damage(path)
+    with pytest.raises(RecordError, match=r"Delete the corpus and build it again\.$") as caught:
+        Corpus.open(target).page("notes.md")
+    assert str(target) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_what_a_stopped_build_left_behind_is_replaced_when_it_is_worthless(
+    folder: Path, target: Path
+) -> None:
+    build(folder, target)
+    (folder / "notes.md").write_text("# Notes\nThe violet lamp.\n")
+    (target / "v2").mkdir()
+    _spoil(target / "v2" / "pages.sqlite")
+    assert build(folder, target).pages == 6
+    assert Corpus.open(target).search("violet", 1)
+
+
+FULL_DISK = """
+import resource, sys
+from pathlib import Path
+from coa.corpus.build import build_corpus
+from coa.errors import RecordError
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))
+try:
+    build_corpus(Path(sys.argv[1]), Path(sys.argv[2]), workers=1, progress="silent")
+except RecordError as error:
+    print(error)
+"""
+
+
+def test_a_disk_that_is_full_is_one_line_and_nothing_is_deleted(folder: Path, target: Path) -> None:
+    (folder / "long.txt").write_text("A sentence about the sea. " * 6000)
+    command = [sys.executable, "-c", FULL_DISK, str(folder), str(target)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    line, rest = done.stdout.split("\n")
+    assert line.startswith(f"{target}/v1/pages.sqlite: cannot be written (") and rest == ""
+    assert (target / "v1" / "pages.sqlite").exists()
+    with pytest.raises(RecordError, match=r"cannot be written \(unable to open database file\)\.$"):
+        PageStore.create(target / "nowhere" / "pages.sqlite", "", "")
+    assert build(folder, target).pages == 7

@@ -8,9 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coa.corpus.charset import decode
 from coa.tools import ToolMistake
-from coa.tools.extract import Link, _extractor, decode, read_html, read_page
+from coa.tools.extract import Link, _extractor, read_html, read_page
 from coa.tools.focus import GAP, sentences, summarise, terms
+from pdf_files import locked_pdf
 
 # -- extraction ----------------------------------------------------------------------------------
 
@@ -96,10 +98,17 @@ def test_a_pdf_is_read_whatever_its_type_says() -> None:
         read_page("https://a.example/x.pdf", "application/pdf", "", pdf())
 
 
+def test_a_pdf_that_is_locked_is_read_if_its_password_is_empty() -> None:
+    page = read_page("https://a.example/x.pdf", "", "", locked_pdf(["open"], ""))
+    assert page.text == "open"
+    with pytest.raises(ToolMistake, match=r"^a\.example: the PDF needs a password\.$"):
+        read_page("https://a.example/x.pdf", "", "", locked_pdf(["secret"], "key"))
+
+
 @pytest.mark.parametrize("charset", ["", "utf-8", "latin-1", "utf-16", "shift_jis", "idna", "hex"])
 @given(body=st.binary(max_size=300))
 def test_any_bytes_are_decoded(charset: str, body: bytes) -> None:
-    assert isinstance(decode(body, charset), str)
+    assert isinstance(decode(body, charset)[0], str)
 
 
 CHARSETS = {
@@ -114,10 +123,10 @@ CHARSETS = {
 @pytest.mark.parametrize("name", CHARSETS)
 def test_charsets_are_read_from_the_label_and_from_the_page(name: str) -> None:
     word = CHARSETS[name]
-    assert decode(word.encode(name), name) == word
+    assert decode(word.encode(name), name)[0] == word
     if name != "utf-16-le":
         page = f"<meta charset='{name}'>{word}".encode(name)
-        assert decode(page).endswith(word)
+        assert decode(page)[0].endswith(word)
 
 
 PIECES = [

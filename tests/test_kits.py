@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from coa import Task, ToolCall
+from coa import Task, ToolCall, load_grammar
 from coa.errors import CoaError, ConfigError, UsageError
 from coa.tasks import make_tasks
 from coa.tasks.sets import KINDS, grammar_for
@@ -35,10 +35,52 @@ async def test_a_task_gets_the_tools_of_its_set() -> None:
         assert toolbox_of(WEB).usage["crawl_page"].calls == 1
 
 
-async def test_a_question_gets_the_tools_that_the_grammar_names() -> None:
-    named = ["web_search", "crawl_page", "code", "visual_inspector"]
-    async with open_kit([Task("Mine?")], tools=named) as toolbox_of:
-        assert list(toolbox_of(Task("Mine?"))) == ["web_search", "crawl_page", "code"]
+@pytest.mark.parametrize(
+    ("grammar", "tools"),
+    [
+        ("mhqa", ["wiki_search"]),
+        ("search_r1", ["wiki_search"]),
+        ("react", ["wiki_search"]),
+        ("web", ["web_search", "crawl_page"]),
+        ("code", ["code"]),
+        ("afm", ["web_search", "crawl_page", "wiki_search", "code"]),
+    ],
+)
+async def test_a_question_gets_the_tools_that_the_grammar_names(
+    grammar: str, tools: list[str]
+) -> None:
+    mine, chosen = Task("Mine?"), load_grammar(grammar)
+    async with open_kit([mine], grammar=chosen) as toolbox_of:
+        assert sorted(toolbox_of(mine)) == sorted(tools)
+        assert toolbox_of(mine).bind(chosen).tool_roles
+
+
+async def test_programs_of_a_rollout_share_their_variables_when_asked() -> None:
+    async with open_kit([GYM], KitSettings(code_session=True)) as toolbox_of:
+        async with toolbox_of(GYM).opened() as box:
+            await say(box, "code", "x = 41")
+            assert await say(box, "code", "x + 1") == "42"
+        async with toolbox_of(GYM).opened() as box:
+            assert "NameError" in await say(box, "code", "x + 1")
+
+
+def test_the_key_of_a_recording_holds_what_decides_the_answer() -> None:
+    def key(world: int, observations: str = "real", passages: int = 2) -> str:
+        task = Task("?", meta={"world": world})
+        return toolbox_for(observations, passages)(task)["wiki_search"].fingerprint
+
+    assert len({key(0), key(7), key(0, passages=3), key(0, "wrong"), key(7, "wrong")}) == 5
+
+
+def test_a_manifest_tells_kits_apart(tmp_path: Path) -> None:
+    assert KitSettings().identity() == {}
+    recipe = tmp_path / "web.toml"
+    recipe.write_text("seconds = 2.0\n")
+    first = KitSettings(corpus=str(recipe)).identity()
+    recipe.write_text("seconds = 3.0\n")
+    assert KitSettings(corpus=str(recipe)).identity() != first
+    assert KitSettings(corpus="atlas:7").identity() == {"corpus": "atlas:7"}
+    assert KitSettings(unsafe_code=True).identity() == {"unsafe_code": True}
 
 
 async def test_controls_on_the_web() -> None:
@@ -55,7 +97,9 @@ async def test_controls_on_the_web() -> None:
         assert list(toolbox_of(WEB)) == []
 
 
-async def test_a_run_is_repeated_without_its_tools(tmp_path: Path) -> None:
+async def test_a_run_is_repeated_without_its_tools(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file, calls = str(tmp_path / "tools.sqlite"), []
     for mode in ("record", "replay"):
         settings = KitSettings(cache=file, mode=mode)
@@ -68,6 +112,7 @@ async def test_a_run_is_repeated_without_its_tools(tmp_path: Path) -> None:
     assert calls[0] == calls[1]
     async with open_kit([GYM], KitSettings(cache=file, mode="replay")) as toolbox_of:
         assert "no answer of code to this is recorded" in await say(toolbox_of(GYM), "code", "1")
+    assert "coa: 1 answers of tools are not recorded in" in capsys.readouterr().err
 
 
 def test_a_task_that_needs_a_sandbox_says_so_where_none_is_open() -> None:
@@ -82,7 +127,8 @@ async def test_the_real_web_comes_from_a_recipe(tmp_path: Path) -> None:
         toolbox = toolbox_of(WEB)
         assert "web search is not set up" in await say(toolbox, "web_search", "Peru")
         assert "only the public web" in await say(toolbox, "crawl_page", "http://127.0.0.1:80/")
-        assert list(toolbox_of(Task("Mine?"))) == []  # the web has no passages
+        with pytest.raises(UsageError, match="the web has no passages for wiki_search"):
+            toolbox_of(Task("Mine?"))
     recipe.write_text("second = 2.0\n")
     check = str(tmp_path / "other.toml")
     Path(check).write_text("second = 2.0\n")
@@ -96,6 +142,7 @@ async def test_the_real_web_comes_from_a_recipe(tmp_path: Path) -> None:
         ({"observations": "rong"}, "observations 'rong' is not a choice. Did you mean 'wrong'?"),
         ({"mode": "record"}, "record and replay need the file of a cache"),
         ({"cache": "x"}, "a cache needs one of these modes"),
+        ({"observations": "wrong", "corpus": "w.toml"}, "needs a corpus, and w.toml is the web"),
         ({"mode": "reply"}, "cache mode 'reply' is not a choice. Did you mean 'replay'?"),
     ],
 )

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coa.corpus import charset
 from coa.corpus.document import Block, Document
 from coa.corpus.page import Passage
 from coa.corpus.passages import passages_of
@@ -164,7 +165,11 @@ WORDS = "Gr\xfc\xdfe aus K\xf6ln und Z\xfcrich, sagte die Stra\xdfenb\xe4ckerin 
         (b'<meta charset="ISO-8859-1">' + WORDS.encode("cp1252"), ""),
         (b'<meta charset="utf-16">' + WORDS.encode(), "declared as utf-16 but is utf-8"),
         (b'<meta charset="no-such">' + WORDS.encode(), "declared as no-such but is utf-8"),
-        (b'<meta charset="punycode">' + WORDS.encode(), "declared as punycode but is utf-8"),
+        *(
+            (f'<meta charset="{name}">{WORDS}'.encode(), f"declared as {name} but is utf-8")
+            for name in ("punycode", "unicode-escape", "utf7", "raw_unicode_escape", "rot13")
+        ),
+        (b'<meta charset="gb2312">\xa8\xbf' + WORDS.encode("gb18030"), ""),
     ],
 )
 def test_charsets_are_found(content: bytes, remark: str) -> None:
@@ -177,6 +182,9 @@ def test_a_charset_that_had_to_be_guessed_is_said() -> None:
     assert "K\xf6ln" in text and remark.startswith("not UTF-8; read as ")
     text, remark = decode(b'<meta charset="utf-8">' + WORDS.encode("cp1252"))
     assert "K\xf6ln" in text and remark.startswith("declared as utf-8 but is not; read as ")
+    assert decode(b"a caf\xe9 here") == ("a caf\xe9 here", "not UTF-8; read as cp1252")
+    text, remark = decode(WORDS.encode() + b"\xe9")
+    assert text == f"{WORDS}\ufffd" and remark == "not all of it is UTF-8"
 
 
 def test_a_page_nested_too_deeply_is_read_as_plain_text() -> None:
@@ -245,3 +253,15 @@ def test_any_bytes_are_read_or_refused(suffix: str, content: bytes) -> None:
         read(f"a{suffix}", content)
     except RecordError as refused:
         assert "\n" not in str(refused)
+
+
+@settings(deadline=None)  # Python looks for a module of that name
+@given(st.text(max_size=40))
+def test_no_name_of_a_charset_is_a_codec_that_no_text_is_written_in(name: str) -> None:
+    assert charset.codec_of(name) not in ("utf-7", "idna", "punycode", "unicode_escape")
+
+
+def test_lists_nested_deeply_are_read_and_the_links_among_them_kept() -> None:
+    page = "<body>" + "".join(f'<ul><li><a href="{n}.html">Chapter {n}</a>' for n in range(900))
+    document = read("deep.html", page)
+    assert len(document.links) == 900 and document.blocks == ()

@@ -16,7 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from coa.errors import ConfigError
-from coa.tools.sandbox import Limits, Sandbox, SandboxError, Tier, reach_tier, slot
+from coa.evaluate.bench_sandbox import bench_sandbox, sandbox_lines
+from coa.tools.sandbox import Limits, Sandbox, SandboxError, Tier, reach_tier, slot, walls
 from coa.tools.sandbox.limits import Outcome
 
 LIMITS = Limits(seconds=1.5, cpu_seconds=2, memory_mb=512, output_bytes=4096, file_mb=8, files=512)
@@ -366,3 +367,42 @@ def test_any_text_is_a_program_with_an_outcome(programs: list[str]) -> None:
     for outcome in asyncio.run(run_all()):
         assert outcome.ended in ("ok", "error", "timeout", "memory", "output")
         assert isinstance(outcome.exit, int)
+
+
+def test_a_uid_is_given_once_and_when_there_is_none_left_that_is_said() -> None:
+    if len(walls._spare_uids()) < 1024:
+        pytest.skip("this process may not use other uids")
+    taken: list[int] = []
+    try:
+        with pytest.raises(SandboxError, match=r"no uid is free for another slot: \d+ are in use"):
+            while len(taken) < 5000:
+                taken.append(walls.take_uid())
+        assert len(set(taken)) == len(taken) >= 512
+    finally:
+        for uid in taken:
+            walls.give_back_uid(uid)
+    first = walls.take_uid()
+    walls.give_back_uid(first)
+    second = walls.take_uid()
+    walls.give_back_uid(second)
+    assert first != second, "not the one that was just given back"
+
+
+async def test_no_capability_remains_nor_can_one_be_gained(box: Sandbox) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root has capabilities to lose")
+    assert await shown(box, "print(1)") == "1\n"
+    statuses = [Path(f"/proc/{pid}/status").read_text() for pid in descendants()]
+    zygotes = [each for each in statuses if re.search(r"^NSpid:.*\t1$", each, re.M)]
+    assert zygotes
+    for status in zygotes:
+        assert set(re.findall(r"^Cap\w+:\t(\w+)$", status, re.M)) == {"0" * 16}, status
+
+
+def test_a_bench_without_a_package_leaves_its_program_out() -> None:
+    need_full_tier()
+    result = bench_sandbox(0.2, programs=("plain", "no_such_package"))
+    assert result["missing"]["no_such_package"] == "it is not installed."
+    assert result["ours"] > 0 and set(result["ms"]["ours"]) == {"plain"}
+    lines = list(sandbox_lines(result))
+    assert "no_such_package is not measured: it is not installed." in lines

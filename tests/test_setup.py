@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from coa.doctor import OPTIONAL, examine, print_findings
+
 ROOT = Path(__file__).resolve().parent.parent
 PROGRAMS = (
     *("sh", "awk", "cat", "cksum", "df", "dirname", "grep", "id", "rm", "tail", "mkdir", "chmod"),
@@ -109,11 +111,22 @@ def test_without_task_generators_and_a_sandbox_the_rest_is_installed(clone: Clon
     done = clone.setup()
     assert done.returncode == 0
     assert "setup: they cannot be installed" in done.stdout
+    again = "To try again: rm .venv/.installed && make setup\n"
+    assert f"so there are no gym-code tasks. {again}" in done.stdout
     if sys.platform == "linux":
         assert "bubblewrap is missing, so programs of a model are refused" in done.stdout
+        assert f"See docs/security.md. {again}" in done.stdout
         clone.program("bwrap", "#!/bin/sh\n")
         (clone.root / ".venv" / ".installed").unlink()
         assert "bubblewrap" not in clone.setup().stdout
+
+
+def test_the_task_generators_can_be_left_out_and_come_when_they_are_wanted(clone: Clone) -> None:
+    clone.program("python3", GOOD_PYTHON)
+    clone.setup(NO_GYM="1")
+    assert clone.calls == ["torch==2.13.0", ".[train,tools,dev]"]
+    clone.setup()
+    assert clone.calls[-1] == ".[gym]"
 
 
 def test_a_changed_pyproject_installs_again(clone: Clone) -> None:
@@ -226,3 +239,18 @@ def test_a_large_file_is_refused(tmp_path: Path) -> None:
         1,
         "big.bin: 500 kB, expected at most 500 kB.\n",
     )
+
+
+def test_the_doctor_names_what_is_optional_and_missing_without_failing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "pypdf", None)
+    monkeypatch.delattr(os, "sysconf")
+    found = examine()
+    checks = {each["check"]: each for each in found["checks"]}
+    assert checks["memory"]["found"] == "unknown"
+    assert checks["pypdf"]["fix"] == 'pip install "chain-of-agents[tools]"'
+    others = [each for name, each in checks.items() if name not in OPTIONAL]
+    assert found["ok"] == all(each["ok"] for each in others)
+    print_findings(found)
+    assert '--  pypdf          not installed  -> pip install "chain' in capsys.readouterr().out

@@ -377,3 +377,28 @@ def test_settings_that_cannot_be_meant_are_refused(path: Path) -> None:
     ToolCache(path).close()
     with pytest.raises(ConfigError, match="opened for reading only"):
         cached(Toolbox(), ToolCache(path, read_only=True), "record")
+
+
+def test_a_cache_opened_for_reading_writes_nothing_and_sees_what_is_recorded_meanwhile(
+    path: Path,
+) -> None:
+    clock = Clock()
+    writer = ToolCache(path, clock=clock)
+    writer.put(b"a", "search", "a", Answer("text", "old"))
+    writer.close()
+    clock.now += 3600
+    before = path.read_bytes()
+    path.parent.chmod(0o555)
+    try:
+        reader = ToolCache(path, read_only=True, clock=clock)
+        assert reader.get(b"a") == Answer("text", "old")
+    finally:
+        path.parent.chmod(0o755)
+    assert path.read_bytes() == before and list(path.parent.iterdir()) == [path]
+    writer = ToolCache(path)
+    writer.put(b"b", "search", "b", Answer("text", "new"))
+    assert reader.get(b"b") == Answer("text", "new")
+    for n in range(2000):
+        writer.put(str(n).encode(), "search", "x", Answer("text", "much " * 100))
+    writer.close()
+    assert reader.get(b"1999") is not None and reader.get(b"a") == Answer("text", "old")

@@ -47,7 +47,7 @@ async def ask_once(question: str, how: Asking, out_path: Path | None, quiet: boo
         constrain=how.constrain,
     )
     kit = KitSettings(corpus=how.corpus, unsafe_code=how.unsafe_code)
-    async with open_kit([task], kit, grammar.tool_roles) as toolbox_of:
+    async with open_kit([task], kit, grammar) as toolbox_of:
         engine = load_engine(model, slots=1)
         try:
             return await _answer(task, engine, grammar, toolbox_of(task), decoding, out_path, quiet)

@@ -140,12 +140,27 @@ CorpusOption = Annotated[
 ]
 CacheOption = Annotated[str, typer.Option(help="File of recorded answers of tools.")]
 ModeOption = Annotated[str, typer.Option(help="live, record or replay; the latter need the file.")]
+ExpireOption = Annotated[
+    float | None, typer.Option(help="Recording: ask again for answers older than so many days.")
+]
+SessionFlag = Annotated[
+    bool, typer.Option("--code-session", help="Programs of a rollout share their variables.")
+]
 
 
-def _kit(corpus: str, cache: str, mode: str, unsafe_code: bool) -> KitSettings:
+def _kit(
+    corpus: str, cache: str, mode: str, expire: float | None, session: bool, unsafe: bool
+) -> KitSettings:
     from coa.tools.kits import KitSettings
 
-    return KitSettings(corpus=corpus, cache=cache, mode=mode, unsafe_code=unsafe_code)
+    return KitSettings(
+        corpus=corpus,
+        cache=cache,
+        mode=mode,
+        expire_days=expire,
+        code_session=session,
+        unsafe_code=unsafe,
+    )
 
 
 @app.command()
@@ -157,6 +172,8 @@ def record(
     corpus: CorpusOption = "",
     tool_cache: CacheOption = "",
     tool_mode: ModeOption = "live",
+    tool_expire: ExpireOption = None,
+    code_session: SessionFlag = False,
     unsafe_code: UnsafeFlag = False,
     seed: SeedOption = 0,
 ) -> None:
@@ -164,7 +181,7 @@ def record(
     from coa.teachers.stage import run_recording
 
     options = {"error_rate": error_rate} if teacher == "experts" else {}
-    kit = _kit(corpus, tool_cache, tool_mode, unsafe_code)
+    kit = _kit(corpus, tool_cache, tool_mode, tool_expire, code_session, unsafe_code)
     episodes = run_recording(tasks, out, teacher, options, seed=seed, kit=kit)
     answered = sum(episode.answer is not None for episode in episodes)
     note(f"{len(episodes)} episodes in {out}, {answered} with an answer")
@@ -184,6 +201,8 @@ def distill(
     corpus: CorpusOption = "",
     tool_cache: CacheOption = "",
     tool_mode: ModeOption = "live",
+    tool_expire: ExpireOption = None,
+    code_session: SessionFlag = False,
     unsafe_code: UnsafeFlag = False,
 ) -> None:
     """Turn episodes into chain-of-agents trajectories; every rejection has its reason."""
@@ -197,7 +216,7 @@ def distill(
         tasks,
         grammar=grammar,
         prompt="full" if prompt == "full" else "compact",
-        kit=_kit(corpus, tool_cache, tool_mode, unsafe_code),
+        kit=_kit(corpus, tool_cache, tool_mode, tool_expire, code_session, unsafe_code),
     )
     if tasks is None:
         note("no --tasks: answers were not judged, so wrong ones are kept")
@@ -235,6 +254,8 @@ def evaluate(
     corpus: CorpusOption = "",
     tool_cache: CacheOption = "",
     tool_mode: ModeOption = "live",
+    tool_expire: ExpireOption = None,
+    code_session: SessionFlag = False,
     unsafe_code: UnsafeFlag = False,
     turns: Annotated[int, typer.Option(help="Most turns of a rollout.")] = 12,
     turn_tokens: Annotated[int, typer.Option(help="Most tokens sampled in a turn.")] = 320,
@@ -261,6 +282,8 @@ def evaluate(
         corpus=corpus,
         tool_cache=tool_cache,
         tool_mode=tool_mode,
+        tool_expire=tool_expire,
+        code_session=code_session,
         unsafe_code=unsafe_code,
         turns=turns,
         turn_tokens=turn_tokens,

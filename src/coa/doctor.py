@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import shutil
 import sys
+from collections.abc import Mapping
 from importlib import metadata, util
 
 from coa.engines.store import BASE, cache_dir, is_pulled
@@ -21,25 +22,42 @@ PACKAGES = {
     "peft": "train",
     "safetensors": "train",
 }
+OPTIONAL = {
+    "lxml": "tools",
+    "trafilatura": "tools",
+    "pypdf": "tools",
+    "markdown_it": "tools",
+    "math_verify": "tools",
+    "numpy": "tools",
+    "sympy": "tools",
+    "reasoning_gym": "gym",
+}
+"""Needed for some of what coa does: reading pages and documents, scoring, programs, gym tasks."""
 
 
 def examine() -> Json:
-    """Findings: each check has ok, found and, when not ok, what to do."""
+    """Findings: each check has ok, found and, when not ok, what to do.
+
+    What is optional and missing is not ok, but nothing that the whole depends on.
+    """
     checks: list[Json] = []
 
-    def add(name: str, ok: bool, found: str, fix: str = "") -> None:
-        checks.append({"check": name, "ok": ok, "found": found} | ({} if ok else {"fix": fix}))
+    def add(name: str, ok: bool, found: str, fix: str = "", optional: bool = False) -> None:
+        remedy = {} if ok else {"fix": fix, "optional": optional}
+        checks.append({"check": name, "ok": ok, "found": found} | remedy)
 
     version = platform.python_version()
     add("python", sys.version_info >= (3, 11), version, "install Python 3.11 or newer")
-    for package, extra in PACKAGES.items():
-        present = util.find_spec(package) is not None
-        found = metadata.version(package) if present else "not installed"
+    distributions = metadata.packages_distributions()
+    for package, extra in {**PACKAGES, **OPTIONAL}.items():
+        found = _version(package, distributions)
         target = "chain-of-agents" if extra == "core" else f'"chain-of-agents[{extra}]"'
-        add(package, present, found, f"pip install {target}")
+        remedy = f"pip install {target}"
+        add(package, bool(found), found or "not installed", remedy, package in OPTIONAL)
     add("cores", True, str(cores()))
     memory = memory_gb()
-    add("memory", memory is None or memory >= 4, f"{memory} GB", "training needs about 4 GB")
+    shown = "unknown" if memory is None else f"{memory} GB"
+    add("memory", memory is None or memory >= 4, shown, "training needs about 4 GB")
     if util.find_spec("torch") is not None:
         from coa.engines.kernels import load_kernels
 
@@ -59,12 +77,20 @@ def examine() -> Json:
     add("disk", free >= 2, f"{free} GB free at {folder}", "free at least 2 GB, or set COA_CACHE")
     pulled = is_pulled()
     add("model", pulled, f"{BASE} {'ready' if pulled else 'not pulled'}", "coa model pull")
-    return {"ok": all(check["ok"] for check in checks), "checks": checks}
+    return {"ok": all(each["ok"] or each["optional"] for each in checks), "checks": checks}
+
+
+def _version(package: str, distributions: Mapping[str, list[str]]) -> str:
+    """'' for one that is not installed."""
+    if util.find_spec(package) is None:
+        return ""
+    name = distributions.get(package, [""])[0]
+    return metadata.version(name) if name else "of unknown version"
 
 
 def print_findings(findings: Json) -> None:
     """One line a check; what is wrong has its remedy."""
     for check in findings["checks"]:
-        mark = "ok" if check["ok"] else "!!"
+        mark = "ok" if check["ok"] else "--" if check["optional"] else "!!"
         remedy = f"  -> {check['fix']}" if "fix" in check else ""
         print(f"{mark}  {check['check']:<14} {check['found']}{remedy}")

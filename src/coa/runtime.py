@@ -16,7 +16,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
 from coa.engines.base import Completion, Engine, OnText, Sampling, sampling_key
-from coa.errors import CoaError, ConfigError, EngineError, ToolError, boundary
+from coa.errors import CoaError, ConfigError, EngineError, boundary
 from coa.protocol import Block, Fault, FaultKind, Grammar, PromptKind, State, parse, system_prompt
 from coa.protocol.constrain import Limits, Schemas, turn_grammar
 from coa.tasks.task import Task
@@ -138,7 +138,7 @@ async def rollout(
         async with AsyncExitStack() as sessions:
             try:
                 tools = await sessions.enter_async_context(toolbox.opened())
-            except ToolError as error:
+            except CoaError as error:
                 trajectory.stop, trajectory.error = StopReason.TOOL_FAILED, clean(str(error))
             while trajectory.stop is None:
                 trajectory.stop = _spent(trajectory, work, budget)

@@ -33,7 +33,7 @@ from coa.corpus.readers import READERS, READERS_VERSION
 from coa.corpus.scan import Scan, Source, scan
 from coa.corpus.site import INDEX, PAGES, SCHEMA, read_manifest
 from coa.corpus.store import PageStore, Stamp
-from coa.errors import ConfigError, UsageError
+from coa.errors import ConfigError, RecordError, UsageError, boundary
 from coa.machine import cores
 from coa.progress import Mode, Progress
 from coa.runs import LOCK, MANIFEST, Json, lock, write_atomic
@@ -301,7 +301,8 @@ class _Build:
                     yield from page.passages
                     bar.advance(len(page.passages))
 
-            SearchIndex.build(passages(), index, total)
+            with boundary(RecordError, f"{index}: writing the search index"):
+                SearchIndex.build(passages(), index, total)
         write_atomic(self._target / MANIFEST, json.dumps(manifest, indent=2) + "\n")
         self._present = manifest
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -18,7 +19,7 @@ import tantivy
 
 from coa.corpus.atlas import atlas_passages
 from coa.corpus.page import Passage
-from coa.errors import UsageError
+from coa.errors import CoaError, RecordError, UsageError
 
 MAX_QUERY_LETTERS = 20_000
 MAX_QUERY_WORDS = 48
@@ -37,6 +38,10 @@ QUESTION_WORDS = frozenset(
 )
 """Left out of queries as well where pages are not written for such queries; titles such as 'How do
 I ...?' would win every question."""
+_WORD = re.compile(r"[^\W_]+")
+_WIDE = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]+")
+"""Runs of kana, Chinese characters and Hangul."""
+_WORD_OR_WIDE = re.compile(rf"{_WIDE.pattern}|[^\W_{_WIDE.pattern[1:-2]}]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +60,13 @@ class Hit:
 class SearchIndex:
     """Passages that can be searched. Make one with `build` or `open`."""
 
-    def __init__(self, index: tantivy.Index, stop_words: frozenset[str] = STOP_WORDS) -> None:
-        self._index, self._stop_words = index, stop_words
+    def __init__(
+        self,
+        index: tantivy.Index,
+        stop_words: frozenset[str] = STOP_WORDS,
+        directory: Path | None = None,
+    ) -> None:
+        self._index, self._stop_words, self._directory = index, stop_words, directory
         self._searcher = index.searcher()
 
     @classmethod
@@ -77,8 +87,11 @@ class SearchIndex:
         for passage in passages:
             document = tantivy.Document()
             document.add_text("title", passage.title)
-            if passage.section:  # a second value of the same field: searched alike, shown apart
+            pairs = [word for word in _words(passage.heading, None) if _WIDE.match(word)]
+            if passage.section or pairs:  # a second value of the field: searched alike, shown apart
                 document.add_text("title", passage.section)
+            if pairs:  # a third one, which is not shown: tantivy takes a run of these for one word
+                document.add_text("title", " ".join(pairs))
             for name in (" ".join(_words(each)) for each in (passage.title, *passage.names)):
                 if len(name) > 1 and name not in STOP_WORDS:  # a page may well be called 'A'
                     document.add_text("name", name)
@@ -98,9 +111,10 @@ class SearchIndex:
             raise UsageError(
                 f"{directory}: holds no search index. Build one with: coa corpus build"
             )
-        index = tantivy.Index.open(str(directory))
-        _register_analyzers(index)
-        return cls(index, stop_words)
+        with _in_one_line(directory):
+            index = tantivy.Index.open(str(directory))
+            _register_analyzers(index)
+            return cls(index, stop_words, directory)
 
     def __len__(self) -> int:
         return int(self._searcher.num_docs)
@@ -110,6 +124,10 @@ class SearchIndex:
         words = _words(query[:MAX_QUERY_LETTERS])
         if not words or k < 1:
             return []
+        with _in_one_line(self._directory):
+            return self._found(words, k)
+
+    def _found(self, words: list[str], k: int) -> list[Hit]:
         telling = [word for word in dict.fromkeys(words) if word not in self._stop_words]
         telling = telling or words
         bag = self._index.parse_query(
@@ -143,12 +161,32 @@ def atlas_index(seed: int = 0) -> SearchIndex:
     return SearchIndex.build(atlas_passages(seed))
 
 
+@contextmanager
+def _in_one_line(directory: Path | None) -> Iterator[None]:
+    """What tantivy makes of a file that it cannot read becomes a line that says what to do."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        if directory is None or isinstance(error, CoaError):
+            raise
+        raise RecordError(
+            f"{directory}: the search index is damaged ({' '.join(str(error).split())[:160]}). "
+            "Delete the corpus and build it again."
+        ) from error
+
+
 def _words(text: str, limit: int | None = MAX_QUERY_WORDS) -> list[str]:
-    if not text.isascii():
-        text = unicodedata.normalize("NFKD", text)
-        marks = {ord(letter): None for letter in set(text) if unicodedata.combining(letter)}
-        text = text.translate(marks)
-    return re.findall(r"[^\W_]+", text.lower())[:limit]
+    """Words, folded; of scripts without spaces, pairs of neighbouring letters."""
+    if text.isascii():
+        return _WORD.findall(text.lower())[:limit]
+    text = unicodedata.normalize("NFKD", text)
+    marks = {ord(letter): None for letter in set(text) if unicodedata.combining(letter)}
+    text = unicodedata.normalize("NFC", text.translate(marks))
+    found: list[str] = []
+    for word in _WORD_OR_WIDE.findall(text.lower()):
+        wide = len(word) > 2 and _WIDE.match(word)
+        found += [word[i : i + 2] for i in range(len(word) - 1)] if wide else [word]
+    return found[:limit]
 
 
 def _without(title: str, text: str) -> str:

@@ -1,21 +1,15 @@
 """Read many files at once, in processes of their own with limits of time and memory.
 
-A worker is a Python that is started for this alone and reads from its standard input, so that it
-needs nothing of the program that calls us (a script without a guard, a notebook) and ends when that
-ends, however it ends. Batches go in and readings come out, a line of JSON each. A worker that dies
-takes its batch with it; those files are then read one at a time, to find the one that kills.
+Batches go to workers and readings come back. A worker that dies takes its batch with it; those
+files are then read one at a time, to find the one that kills.
 """
 
 from __future__ import annotations
 
-import contextlib
 import faulthandler
-import json
-import os
 import queue
 import signal
 import subprocess
-import sys
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -23,23 +17,22 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from coa.corpus import worker
 from coa.corpus.page import Passage
 from coa.corpus.read_file import Job, Limits, read_file
 from coa.corpus.scan import Source
 from coa.corpus.store import Reading, Stamp
-from coa.errors import ToolError
 from coa.runs import Json
 
-_WORKER_BYTES = 4 << 30
 _BATCH_BYTES, _BATCH_FILES = 1 << 20, 64
-_SMALL_BYTES = 1 << 20
-"""Less than that is read at once, without starting processes; a PDF never is."""
+_SMALL_BYTES = 64_000
+_PLAIN = (".txt", ".text", ".rst")
+"""A few small files of these kinds are read here: no library is needed for them, and starting a
+process takes longer than they can."""
 _PATIENCE = 10.0
 """Seconds after its time is up until a file that nothing interrupts ends its worker."""
-_READY = "ready\n"
 _DIED = "the process that read it died, for want of memory perhaps"
-_CODE = "import sys; sys.path.insert(0, sys.argv[1]); from coa.corpus.read_all import work; work()"
-WORKER = (sys.executable, "-P", "-c", _CODE, str(Path(__file__).parents[2]))
+WORKER = worker.command_of("coa.corpus.read_all")
 
 
 def read_all(
@@ -47,7 +40,7 @@ def read_all(
 ) -> Iterator[Reading]:
     """The reading of every file, in any order."""
     size = sum(job.file.stamp.size for job in jobs)
-    if size < _SMALL_BYTES and not any(job.file.path.suffix.lower() == ".pdf" for job in jobs):
+    if size < _SMALL_BYTES and all(job.file.path.suffix.lower() in _PLAIN for job in jobs):
         yield from (read_file(job, limits) for job in jobs)
         return
     waiting = deque(_batches(jobs))
@@ -63,8 +56,8 @@ def read_all(
             yield from readings
     finally:
         waiting.clear()
-        for worker in crew:
-            worker.stop()
+        for each in crew:
+            each.stop()
 
 
 def _batches(jobs: Sequence[Job]) -> Iterator[list[Job]]:
@@ -129,18 +122,12 @@ class _Worker:
         process = self._running()
         if process is None:
             return None
-        assert process.stdin is not None and process.stdout is not None
         asked = {"limits": asdict(self._limits), "jobs": [_job_to_json(job) for job in batch]}
-        try:
-            process.stdin.write(json.dumps(asked) + "\n")
-            process.stdin.flush()
-            line = process.stdout.readline()
-        except (OSError, ValueError):  # a pipe that is broken, or that `stop` has closed
-            line = ""
-        if not line.endswith("\n"):
+        answer = worker.ask(process, asked)
+        if answer is None:
             self._end()
             return None
-        return [_reading_from_json(record) for record in json.loads(line)]
+        return [_reading_from_json(record) for record in answer["readings"]]
 
     def _running(self) -> subprocess.Popen[str] | None:
         """The process, started when there is none; None when it is time to stop."""
@@ -148,46 +135,25 @@ class _Worker:
             if self._stopped:
                 return None
             if self._process is None:
-                self._process = _start(self._command)
+                self._process = worker.start(self._command)
             return self._process
 
     def _end(self) -> None:
         with self._lock:
             process, self._process = self._process, None
         if process is not None:
-            process.kill()
-            with contextlib.suppress(OSError):  # what was not written can no longer be
-                process.communicate()
-
-
-def _start(command: Sequence[str]) -> subprocess.Popen[str]:
-    pipe = subprocess.PIPE
-    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, encoding="utf-8")
-    assert process.stdout is not None
-    if process.stdout.readline() != _READY:
-        said = process.communicate()[1].strip().splitlines() or ["no reason given"]
-        raise ToolError(f"a process that reads files could not start: {said[-1]}")
-    return process
+            worker.end(process)
 
 
 def work() -> None:
-    """The life of a worker process: a line of JSON in, a line of JSON out."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    # Libraries may write to stdout as well; the readings get a copy of it to themselves.
-    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    print(_READY, end="", file=out, flush=True)
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)
-    os.dup2(nowhere, 2)
-    with contextlib.suppress(ImportError, OSError, ValueError):
-        import resource
+    """The life of a worker process."""
+    worker.serve(_answer)
 
-        resource.setrlimit(resource.RLIMIT_AS, (_WORKER_BYTES, _WORKER_BYTES))
-    for line in sys.stdin:
-        asked = json.loads(line)
-        limits = Limits(**asked["limits"])
-        readings = [_in_time(_job_from_json(record), limits) for record in asked["jobs"]]
-        print(json.dumps([asdict(reading) for reading in readings]), file=out, flush=True)
+
+def _answer(asked: Json) -> Json:
+    limits = Limits(**asked["limits"])
+    readings = (_in_time(_job_from_json(record), limits) for record in asked["jobs"])
+    return {"readings": [asdict(reading) for reading in readings]}
 
 
 def _in_time(job: Job, limits: Limits) -> Reading:

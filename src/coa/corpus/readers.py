@@ -7,39 +7,21 @@ it. What could be read in spite of something odd (another charset than declared)
 
 from __future__ import annotations
 
-import codecs
-import io
-import logging
 import re
 import unicodedata
 from collections.abc import Callable, Iterator
 from pathlib import PurePath
 
+from coa.corpus import charset
 from coa.corpus.document import Block, Document
 from coa.corpus.html_reader import html_document, slug
+from coa.corpus.pdf_reader import pdf_pages
 from coa.errors import MissingExtra, RecordError
 
-READERS_VERSION = 1
+READERS_VERSION = 2
 """Goes up when the same file would be read differently, so that corpora are read again."""
 
 _TITLE_CHARS = 120
-_CONTROL_SHARE = 0.02
-"""More control characters than that, and a file is no text."""
-_CONTROL = bytes(set(range(32)) - set(b"\t\n\r\f\x1b"))
-_BOMS = (
-    (codecs.BOM_UTF8, "utf-8-sig"),
-    (codecs.BOM_UTF32_LE, "utf-32"),
-    (codecs.BOM_UTF32_BE, "utf-32"),
-    (codecs.BOM_UTF16_LE, "utf-16"),
-    (codecs.BOM_UTF16_BE, "utf-16"),
-)
-_DECLARED = re.compile(
-    rb"""<(?:meta\b[^>]*?\bcharset|\?xml\b[^>]*?\bencoding)\s*=\s*["']?\s*([\w.:-]+)""",
-    re.IGNORECASE,
-)
-_DECLARED_WITHIN = 4096
-_NOT_CHARSETS = ("utf_7", "utf-7", "unicode_escape", "raw_unicode_escape", "punycode", "idna")
-"""Python's codecs that no page is written in, some of them slow or able to build odd text."""
 _FRONT_MATTER = re.compile(r"\A---[ \t]*\n(.*?)\n(?:---|\.\.\.)[ \t]*(?:\n|\Z)", re.DOTALL)
 _UNDERLINE = re.compile(r"([=\-~^*#\"'+])\1{2,}\s*")
 
@@ -73,45 +55,10 @@ def _with_remark(content: bytes, read: Callable[[str], Document]) -> Document:
 
 def decode(content: bytes) -> tuple[str, str]:
     """The text, and a remark when the charset is not the declared one or had to be guessed."""
-    for bom, charset in _BOMS:
-        if content.startswith(bom):
-            return _plain(content.decode(charset, "replace")), ""
-    if b"\0" in content or _control_share(content) > _CONTROL_SHARE:
+    if charset.is_binary(content):
         raise RecordError("binary content, expected text")
-    found = _DECLARED.search(content, 0, _DECLARED_WITHIN)
-    declared = found[1].decode("ascii", "replace").lower() if found else ""
-    for charset in dict.fromkeys((declared, "utf-8")):
-        if (text := _strictly(content, charset)) is not None:
-            wrong = declared and charset != declared
-            return _plain(text), f"declared as {declared} but is {charset}" if wrong else ""
-    charset = _guessed(content)
-    said = f"declared as {declared} but is not" if declared else "not UTF-8"
-    return _plain(content.decode(charset, "replace")), f"{said}; read as {charset}"
-
-
-def _control_share(content: bytes) -> float:
-    sample = content[:65536]
-    return 1 - len(sample.translate(None, _CONTROL)) / max(1, len(sample))
-
-
-def _strictly(content: bytes, charset: str) -> str | None:
-    if not charset or charset in _NOT_CHARSETS:
-        return None
-    # Browsers read these two as windows-1252, and so the web is written in it.
-    charset = "cp1252" if charset in ("iso-8859-1", "latin-1", "latin1", "us-ascii") else charset
-    try:
-        return content.decode(charset)
-    except (LookupError, UnicodeError, ValueError):
-        return None
-
-
-def _guessed(content: bytes) -> str:
-    try:
-        from charset_normalizer import from_bytes
-    except ImportError:
-        return "cp1252"
-    best = from_bytes(content[:65536]).best()
-    return best.encoding if best is not None else "cp1252"
+    text, remark = charset.decode(content)
+    return _plain(text), remark
 
 
 def _plain(text: str) -> str:
@@ -122,7 +69,10 @@ def _plain(text: str) -> str:
 
 def markdown_document(text: str, fallback_title: str) -> Document:
     """Markdown by way of HTML, so that both are read alike."""
-    from markdown_it import MarkdownIt
+    try:
+        from markdown_it import MarkdownIt
+    except ImportError:
+        raise MissingExtra("Reading Markdown", "tools") from None
 
     if front := _FRONT_MATTER.match(text):
         text = text[front.end() :]
@@ -164,22 +114,8 @@ def _first_line(blocks: list[Block]) -> str:
 
 def pdf_document(content: bytes, fallback_title: str) -> Document:
     """PDF, page by page; a page is a section with the fragment that PDF viewers understand."""
-    try:
-        import pypdf
-    except ImportError:
-        raise MissingExtra("Reading PDF", "tools") from None
-    logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # its warnings are not about our work
-    try:
-        reader = pypdf.PdfReader(io.BytesIO(content))
-        if reader.is_encrypted and not reader.decrypt(""):
-            raise RecordError("the PDF needs a password")
-        named = str((reader.metadata and reader.metadata.title) or "").strip()
-        pages = [list(_paragraphs(_plain(page.extract_text()))) for page in reader.pages]
-    except (RecordError, MemoryError, TimeoutError):
-        raise
-    except Exception as exc:  # pypdf raises what it stumbles over, of any type
-        reason = " ".join(str(exc).split())[:160]
-        raise RecordError(f"not a PDF that can be read ({type(exc).__name__}: {reason})") from None
+    named, texts = pdf_pages(content)
+    pages = [list(_paragraphs(_plain(text))) for text in texts]
     if not any(pages):
         raise RecordError("the PDF holds no text, only images perhaps; it needs OCR first")
     blocks: list[Block] = []

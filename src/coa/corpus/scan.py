@@ -1,7 +1,9 @@
 """Find the files of a folder that a corpus is made of.
 
 Hidden files are passed over, and so are folders that generators of sites fill with copies
-(`_sources`) or decoration (`_static`). Symbolic links are followed; a folder is entered once.
+(`_sources`) or decoration (`_static`). Symbolic links are followed within the folder, and not out
+of it: whoever wrote the folder does not decide what else of this machine is read. A folder is
+entered once.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from pathlib import Path
 
 from coa.corpus.store import Stamp, key_of
 
+_OUTSIDE = "a link that leaves the folder"
 PASSED_OVER = ("_sources", "_static", "__pycache__", "node_modules")
 
 
@@ -41,12 +44,15 @@ class Scan:
 
 def scan(folder: Path, suffixes: frozenset[str], is_ours: Callable[[Path], bool]) -> Scan:
     """All files below the folder with one of the suffixes, except in folders that are ours."""
-    found = Scan()
+    found, root = Scan(), folder.resolve()
     seen: dict[tuple[int, int], str] = {}
-    for entry, key in _entries(folder, "", found, seen, is_ours):
+    for entry, key in _entries(folder, "", found, seen, is_ours, root):
         suffix = Path(entry.name).suffix.lower()
         if suffix not in suffixes:
             found.others[suffix or "without ending"] += 1
+            continue
+        if entry.is_symlink() and _leaves(Path(entry.path), root):
+            found.problems.append((key, _OUTSIDE))
             continue
         try:
             status = entry.stat()
@@ -69,6 +75,7 @@ def _entries(
     found: Scan,
     seen: dict[tuple[int, int], str],
     is_ours: Callable[[Path], bool],
+    root: Path,
 ) -> Iterator[tuple[os.DirEntry[str], str]]:
     """Everything below a folder that is not a folder."""
     todo = deque([(folder, at)])
@@ -91,11 +98,20 @@ def _entries(
             below = f"{at}/{entry.name}"
             if not _is_folder(entry):
                 yield entry, key_of(os.fsencode(below))
+            elif entry.is_symlink() and _leaves(Path(entry.path), root):
+                found.problems.append((key_of(os.fsencode(below)), _OUTSIDE))
             elif entry.is_symlink():
                 todo.append((Path(entry.path), below))  # after all that are no links
             elif not is_ours(Path(entry.path)):
                 folders.append((Path(entry.path), below))
         todo.extendleft(reversed(folders))
+
+
+def _leaves(link: Path, root: Path) -> bool:
+    try:
+        return not link.resolve().is_relative_to(root)
+    except (OSError, RuntimeError):  # in circles; looking at it says so
+        return False
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:

@@ -12,6 +12,7 @@ import json
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ CREATE TABLE IF NOT EXISTS file (
 """
 _COLUMNS = "key, size, mtime, digest, problem, remark, title, links, passages, passage_count"
 _MAX_VARIABLES = 500
+_WORTHLESS = ("not a database", "malformed")
+"""What SQLite says of a file of which nothing can be kept; all else (a full disk) may pass."""
 _PATH_SAFE = "/!$&'()*+,;=:@~"
 
 
@@ -59,31 +62,52 @@ class Reading:
     """The file has the digest it had before, so nothing was read."""
 
 
+@contextmanager
+def _in_one_line(path: Path, cannot_be: str) -> Iterator[None]:
+    """What SQLite complains of becomes a line with the file and, where it helps, what to do."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        damaged = any(sign in str(error) for sign in _WORTHLESS) or cannot_be == "read"
+        remedy = " Delete the corpus and build it again." if damaged else ""
+        raise RecordError(f"{path}: cannot be {cannot_be} ({error}).{remedy}") from error
+
+
 class PageStore:
     """Use as a context manager, or call `close`."""
 
-    def __init__(self, connection: sqlite3.Connection, site: str) -> None:
-        self._connection = connection
+    def __init__(self, connection: sqlite3.Connection, path: Path, site: str, use: str) -> None:
+        self._connection, self._path, self._use = connection, path, use
         self._site = site
         self._lock = threading.Lock()
 
     @classmethod
     def create(cls, path: Path, site: str, recipe: str) -> PageStore:
         """Open for writing. What another recipe has left there is thrown away."""
+        with _in_one_line(path, "written"):
+            try:
+                return cls._made(path, site, recipe)
+            except sqlite3.DatabaseError as error:
+                if not any(sign in str(error) for sign in _WORTHLESS):
+                    raise
+            for worthless in (path, path.with_name(f"{path.name}-journal")):
+                worthless.unlink(missing_ok=True)
+            return cls._made(path, site, recipe)
+
+    @classmethod
+    def _made(cls, path: Path, site: str, recipe: str) -> PageStore:
         connection = sqlite3.connect(path)
         try:
             connection.executescript(_TABLES)
-            held = connection.execute("SELECT text FROM recipe").fetchone()
-        except sqlite3.DatabaseError:
+            if connection.execute("SELECT text FROM recipe").fetchone() != (recipe,):
+                connection.execute("DELETE FROM file")
+                connection.execute("DELETE FROM recipe")
+                connection.execute("INSERT INTO recipe VALUES (?)", (recipe,))
+                connection.commit()
+        except BaseException:
             connection.close()
-            path.unlink()
-            return cls.create(path, site, recipe)
-        if held != (recipe,):
-            connection.execute("DELETE FROM file")
-            connection.execute("DELETE FROM recipe")
-            connection.execute("INSERT INTO recipe VALUES (?)", (recipe,))
-            connection.commit()
-        return cls(connection, site)
+            raise
+        return cls(connection, path, site, "written")
 
     @classmethod
     def open(cls, path: Path, site: str) -> PageStore:
@@ -91,7 +115,14 @@ class PageStore:
         if not path.is_file():
             raise RecordError(f"{path}: no such file; the corpus is damaged. Build it again.")
         uri = f"{path.resolve().as_uri()}?mode=ro&immutable=1"
-        return cls(sqlite3.connect(uri, uri=True, check_same_thread=False), site)
+        with _in_one_line(path, "read"):
+            connection = sqlite3.connect(uri, uri=True, check_same_thread=False)
+            try:
+                connection.execute("SELECT key FROM file LIMIT 1").fetchone()  # now, not at its use
+            except BaseException:
+                connection.close()
+                raise
+        return cls(connection, path, site, "read")
 
     def __enter__(self) -> PageStore:
         return self
@@ -103,7 +134,8 @@ class PageStore:
         self._connection.close()
 
     def commit(self) -> None:
-        self._connection.commit()
+        with _in_one_line(self._path, self._use):
+            self._connection.commit()
 
     def stamps(self) -> dict[str, Stamp]:
         rows = self._rows("SELECT key, size, mtime, digest FROM file")
@@ -112,7 +144,7 @@ class PageStore:
     def put(self, reading: Reading) -> None:
         stamp = reading.stamp
         cut = [[p.text, p.section, p.names, p.anchors] for p in reading.passages]
-        self._connection.execute(
+        self._change(
             f"INSERT OR REPLACE INTO file ({_COLUMNS}) VALUES (?,?,?,?,?,?,?,?,?,?)",
             (
                 *(reading.key, stamp.size, stamp.mtime, stamp.digest, reading.problem),
@@ -123,12 +155,12 @@ class PageStore:
 
     def restamp(self, key: str, stamp: Stamp) -> None:
         """Note that a file was touched but not changed."""
-        self._connection.execute(
-            "UPDATE file SET size = ?, mtime = ? WHERE key = ?", (stamp.size, stamp.mtime, key)
-        )
+        row = (stamp.size, stamp.mtime, key)
+        self._change("UPDATE file SET size = ?, mtime = ? WHERE key = ?", row)
 
     def drop(self, keys: Iterable[str]) -> None:
-        self._connection.executemany("DELETE FROM file WHERE key = ?", [(key,) for key in keys])
+        for key in keys:
+            self._change("DELETE FROM file WHERE key = ?", (key,))
 
     def counts(self) -> tuple[int, int]:
         """Pages and passages."""
@@ -188,8 +220,12 @@ class PageStore:
             yield from (key for key in some if key in live)
 
     def _rows(self, query: str, values: Iterable[str] = ()) -> list[Any]:
-        with self._lock:
+        with self._lock, _in_one_line(self._path, self._use):
             return self._connection.execute(query, tuple(values)).fetchall()
+
+    def _change(self, statement: str, values: tuple[str | int, ...]) -> None:
+        with _in_one_line(self._path, self._use):
+            self._connection.execute(statement, values)
 
 
 def key_of(path: bytes) -> str:

@@ -10,7 +10,6 @@ from coa.errors import UsageError
 from coa.progress import counted
 from coa.protocol import load_grammar
 from coa.protocol.prompt import PromptKind
-from coa.rewards import choose_reward, load_scorer
 from coa.tasks.sets import grammar_for
 from coa.tasks.task import Task, TaskSet
 from coa.teachers.episode import load_episodes
@@ -33,16 +32,10 @@ def run_distillation(
     chosen = load_grammar(grammar_for(public) if grammar == "auto" else grammar)
 
     async def work() -> Distilled:
-        async with open_kit(public, kit) as toolbox_of:
+        async with open_kit(public, kit, chosen) as toolbox_of:
             with counted("distil", len(loaded)) as on_done:
                 return await distill(
-                    loaded,
-                    chosen,
-                    toolbox_of,
-                    gold,
-                    prompt=prompt,
-                    scorer=load_scorer(choose_reward("auto", public)),
-                    on_done=on_done,
+                    loaded, chosen, toolbox_of, gold, prompt=prompt, on_done=on_done
                 )
 
     distilled = asyncio.run(work())

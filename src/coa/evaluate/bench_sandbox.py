@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from importlib.util import find_spec
 
 from coa.errors import ToolError
 from coa.machine import cores
@@ -44,7 +45,8 @@ def bench_sandbox(
     programs: Sequence[str] = tuple(PROGRAMS),
 ) -> Json:
     """Runs per second of the plain program for each runner, and p50 and p95 of every program."""
-    missing: dict[str, str] = {}
+    missing = {name: "it is not installed." for name in programs if not _is_there(name)}
+    programs = [name for name in programs if name not in missing]
     rates, times = asyncio.run(_measure(seconds, programs, missing, note))
     ours = rates.pop("ours")
     return {
@@ -90,6 +92,8 @@ async def _measure(
                 times[name] = {each: await _one_by_one(run, each, seconds / 3) for each in programs}
                 runs[name] = run
             except (OSError, ToolError) as error:
+                if name == "ours":  # without it there is nothing to compare
+                    raise
                 missing[name] = str(error)
                 note(f"{name} is not measured: {error}")
         rates: dict[str, list[float]] = {name: [] for name in runs}
@@ -98,6 +102,11 @@ async def _measure(
                 rates[name].append(await _at_once(run, seconds / ROUNDS))
                 note(f"{name}: {rates[name][-1]:.0f} runs/s")
     return {name: round(statistics.median(found), 1) for name, found in rates.items()}, times
+
+
+def _is_there(program: str) -> bool:
+    """Whether the package that a program is named after is installed."""
+    return program == "plain" or find_spec(program) is not None
 
 
 async def _checked(run: Run, name: str) -> None:

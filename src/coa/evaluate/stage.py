@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,6 +52,10 @@ class EvalSettings:
     """The file of recorded answers of tools; empty: none."""
     tool_mode: str = "live"
     """live, record or replay."""
+    tool_expire: float | None = None
+    """Recording, answers older than so many days are asked for again."""
+    code_session: bool = False
+    """The programs of one rollout share their variables."""
     unsafe_code: bool = False
     """Run programs without a sandbox."""
     turns: int = 12
@@ -78,12 +83,14 @@ class EvalSettings:
     def kit(self) -> KitSettings:
         """What the tools depend on."""
         return KitSettings(
-            self.observations,
-            self.passages,
-            self.corpus,
-            self.tool_cache,
-            self.tool_mode,
-            self.unsafe_code,
+            observations=self.observations,
+            passages=self.passages,
+            corpus=self.corpus,
+            cache=self.tool_cache,
+            mode=self.tool_mode,
+            expire_days=self.tool_expire,
+            code_session=self.code_session,
+            unsafe_code=self.unsafe_code,
         )
 
     def budget(self) -> Budget:
@@ -148,24 +155,10 @@ def run_eval(
     recipe = _recipe(settings) | {"model": model, "grammar": grammar.name}
     recipe |= {"prompt": prompt, "reward": reward}
     inputs = {"tasks": tasks.fingerprint(), "grammar": grammar.fingerprint()}
-    inputs |= _weights(model, engine)
+    inputs |= _weights(model, engine) | settings.kit().identity()
     with Run.open(directory, "eval", recipe, inputs, settings.seed) as run:
-        used = engine or load_engine(
-            model,
-            deterministic=settings.deterministic,
-            slots=slots_for(settings.concurrency),
-            context=settings.context,
-            memory_gb=settings.memory_gb,
-        )
-
-        async def attempt() -> list[Trajectory]:
-            try:
-                return await _attempt(settings, tasks, used, grammar, prompt, directory, quiet)
-            finally:
-                if engine is None:
-                    await used.close()
-
-        summary, records = summarise(tasks, asyncio.run(attempt()), scorer)
+        work = _attempt(settings, tasks, engine, model, grammar, prompt, directory, quiet)
+        summary, records = summarise(tasks, asyncio.run(work), scorer)
         summary = {"model": model, "tasks": settings.tasks, "reward": reward, **summary}
         save_summary(directory, summary, records)
         run.timing({"event": "finished"})
@@ -175,13 +168,14 @@ def run_eval(
 async def _attempt(
     settings: EvalSettings,
     tasks: TaskSet,
-    engine: Engine,
+    engine: Engine | None,
+    model: str,
     grammar: Grammar,
     prompt: PromptKind,
     directory: Path,
     quiet: bool,
 ) -> list[Trajectory]:
-    """All rollouts, with their tools open."""
+    """All rollouts; the tools are opened first, since what is wrong with them is found sooner."""
     mode: Mode = "silent" if quiet else "auto"
     decoding = Decoding(
         temperature=settings.temperature,
@@ -189,7 +183,16 @@ async def _attempt(
         prompt=prompt,
         constrain=settings.constrain,
     )
-    async with open_kit(tasks, settings.kit()) as toolbox_of:
+    async with open_kit(tasks, settings.kit(), grammar) as toolbox_of, AsyncExitStack() as stack:
+        if engine is None:
+            engine = load_engine(
+                model,
+                deterministic=settings.deterministic,
+                slots=slots_for(settings.concurrency),
+                context=settings.context,
+                memory_gb=settings.memory_gb,
+            )
+            stack.push_async_callback(engine.close)
         with counted("evaluate", len(tasks) * settings.k, mode) as on_done:
             return await attempt_all(
                 tasks,
@@ -208,13 +211,11 @@ async def _attempt(
 def _recipe(settings: EvalSettings) -> Json:
     """What results depend on; the rest is speed, and a fingerprint stands for the tasks."""
     recipe = to_json(settings)
-    for name in ("tasks", "concurrency", "memory_gb", "tool_cache", "unsafe_code"):
+    tools = ("corpus", "tool_cache", "tool_mode", "tool_expire", "code_session", "unsafe_code")
+    for name in ("tasks", "concurrency", "memory_gb", *tools):  # the kit has an identity
         del recipe[name]
-    if settings.tool_mode != "replay":  # recorded answers are those of the tools
-        del recipe["tool_mode"]
-    for name in ("constrain", "corpus"):  # as in records from before there was a choice
-        if not recipe[name]:
-            del recipe[name]
+    if not settings.constrain:  # as in records from before there was a choice
+        del recipe["constrain"]
     return recipe
 
 

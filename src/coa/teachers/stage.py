@@ -28,7 +28,8 @@ def run_recording(
     loaded, options = TaskSet.load(tasks), dict(options or {})
     agents = load_teacher(teacher, **options)
     public = TaskSet(tuple(task.public() for task in loaded)).fingerprint()
-    claim(out, {"teacher": teacher, **options, "seed": seed, "tasks": public})
+    tools = (kit or KitSettings()).identity()
+    claim(out, {"teacher": teacher, **options, "seed": seed, "tasks": public, **tools})
 
     async def work() -> list[Episode]:
         async with open_kit(loaded, kit) as toolbox_of:

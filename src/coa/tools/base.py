@@ -9,6 +9,7 @@ tool's schema, before the tool sees them.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
@@ -236,6 +237,11 @@ async def _observe(tool: Tool, argument: str, limit_s: float | None) -> Observat
             raise
         return tool.show(f"Error: {tool.name} failed: it was cancelled.", "failed")
     return tool.show(text)
+
+
+def fingerprint_of(*settings: Any) -> str:
+    """A short name for everything besides the argument that decides what a tool answers."""
+    return hashlib.sha256(json.dumps(settings, default=str).encode()).hexdigest()[:16]
 
 
 def clean(text: str) -> str:

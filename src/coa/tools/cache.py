@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from coa.errors import (
     CoaError,
@@ -128,6 +128,8 @@ class ToolCache:
         self._lock = threading.RLock()
         self._owner = 0
         self._connection: sqlite3.Connection | None = None
+        self._seen: _State | None = None
+        """In which the file is read as one that does not change."""
         self._flights: weakref.WeakValueDictionary[tuple[int, bytes], asyncio.Lock] = (
             weakref.WeakValueDictionary()
         )
@@ -148,7 +150,7 @@ class ToolCache:
                 expired = self.expire_s is not None and now - stored > self.expire_s
                 if expired or kind not in ("text", "mistake"):
                     return None
-                if now - used > _TOUCH_S:
+                if now - used > _TOUCH_S and not self.read_only:
                     connection.execute("UPDATE entries SET used = ? WHERE key = ?", (now, key))
             return Answer(kind, text.decode("utf-8", "surrogatepass"))
 
@@ -241,6 +243,10 @@ class ToolCache:
                     # it by forgetting it, could take the parent's files away.
                     _OF_PARENTS.append(self._connection)
                     self._connection, self._owner = self._open(), os.getpid()
+                elif self._seen is not None and self._seen != _state(self.path):
+                    self._connection.close()  # somebody records meanwhile
+                    self._connection = None
+                    self._connection = self._open()
                 try:
                     yield self._connection
                 finally:
@@ -257,7 +263,11 @@ class ToolCache:
         end = time.monotonic() + _BUSY_S
         while True:
             try:
-                return _connect(self.path, self.read_only)
+                if not self.read_only:
+                    return _connect(self.path, "mode=rwc")
+                state = _state(self.path)
+                self._seen = None if state.unfinished else state
+                return _connect(self.path, f"mode=ro&immutable={int(not state.unfinished)}")
             except sqlite3.OperationalError as error:
                 # While others make the same file SQLite does not wait, for fear of a deadlock.
                 if "locked" not in str(error) or time.monotonic() > end:
@@ -265,10 +275,28 @@ class ToolCache:
             time.sleep(0.02)
 
 
-def _connect(path: Path, read_only: bool) -> sqlite3.Connection:
-    mode = "ro" if read_only else "rwc"
+class _State(NamedTuple):
+    """Of a cache on disk. A finished one can be read as a file that does not change, until its
+    state does; SQLite then makes no files beside it, as it would for a mere reader, too."""
+
+    mtime: int
+    size: int
+    unfinished: bool
+    """Something was written that is not in the file itself yet."""
+
+
+def _state(path: Path) -> _State:
+    log = path.with_name(f"{path.name}-wal")
+    try:
+        found = path.stat()
+        return _State(found.st_mtime_ns, found.st_size, log.is_file() and log.stat().st_size > 0)
+    except OSError:  # one of them is being removed
+        return _State(0, 0, False)
+
+
+def _connect(path: Path, how: str) -> sqlite3.Connection:
     connection = sqlite3.connect(
-        f"{path.absolute().as_uri()}?mode={mode}",
+        f"{path.absolute().as_uri()}?{how}",
         uri=True,
         timeout=_BUSY_S,
         isolation_level=None,
@@ -280,7 +308,7 @@ def _connect(path: Path, read_only: bool) -> sqlite3.Connection:
         connection.execute("BEGIN")
         _check(path, connection)
         connection.execute("COMMIT")
-        if not read_only:
+        if how == "mode=rwc":
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = NORMAL")
             connection.execute("BEGIN IMMEDIATE")

@@ -9,20 +9,20 @@ traceback. It holds no time, no path and no address, so that the same program gi
 from __future__ import annotations
 
 import contextlib
-import platform
 import re
 import signal
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from coa.protocol.parse import parse_code
-from coa.tools.base import Tool, ToolMistake
+from coa.tools.base import Tool, ToolMistake, fingerprint_of
 from coa.tools.sandbox import Limits, Outcome, Sandbox
 
 NOTHING = "The program ran but printed nothing."
 EMPTY = "the block holds no program; write it in a ```py fence."
 _LOST = " All variables are lost."
-_WAIT_S = 120.0
-"""On top of the program's own time: it may have to wait for a free slot."""
+_SPARE_S = 30.0
+"""On top of the program's own time: a slot may have to be started anew."""
 _FRAMES, _MESSAGE_CHARS = 3, 600
 _FRAME = re.compile(r'^  File "program\.py", line (\d+).*\n(?:    (.*)\n)?', re.M)
 _SAYS = re.compile(r"^(?! )", re.M)
@@ -61,9 +61,10 @@ def code_tool(box: Sandbox, *, persistent: bool = False, max_chars: int = 2000) 
         run,
         about=about,
         body="code",
-        timeout_s=box.limits.seconds + _WAIT_S,
+        timeout_s=box.limits.seconds + _SPARE_S,
         max_chars=max_chars,
-        fingerprint=f"python {platform.python_version()} {box.packages} {box.limits}",
+        concurrency=box.sessions if persistent else box.slots,
+        fingerprint=fingerprint_of(sys.version_info[:2], box.asked, box.limits, box.unsafe),
         session=session if persistent else None,
     )
 

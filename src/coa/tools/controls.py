@@ -11,10 +11,10 @@ import hashlib
 from collections.abc import Sequence
 from functools import cached_property
 
-from coa.corpus.page import Page, Passage
+from coa.corpus.page import Page
 from coa.corpus.site import Corpus
 from coa.errors import ConfigError, ToolMistake, did_you_mean
-from coa.tools.base import Tool
+from coa.tools.base import Tool, fingerprint_of
 from coa.tools.extract import WebPage
 from coa.tools.search import NOTHING, PASSAGES, WIKI_ABOUT, show_passages
 from coa.tools.web import CorpusSource, SearchHit
@@ -39,14 +39,16 @@ def withheld_search() -> Tool:
     return Tool("wiki_search", search, about=WIKI_ABOUT, fingerprint="withheld")
 
 
-def wrong_search(corpus: Sequence[Passage], passages: int = PASSAGES) -> Tool:
+def wrong_search(corpus: Corpus, passages: int = PASSAGES) -> Tool:
     """A search that returns passages which have nothing to do with the query, always the same."""
+    held = list(corpus.passages())
 
     async def search(query: str) -> str:
-        picks = [corpus[place] for place in _places(query, passages, len(corpus))]
-        return show_passages([(passage.title, passage.text) for passage in picks])
+        picks = [held[place] for place in _places(query, passages, len(held))]
+        return show_passages([(passage.heading, passage.text) for passage in picks])
 
-    return Tool("wiki_search", search, about=WIKI_ABOUT, fingerprint="wrong")
+    name = fingerprint_of("wrong", corpus.fingerprint, passages)
+    return Tool("wiki_search", search, about=WIKI_ABOUT, fingerprint=name)
 
 
 class WithheldWeb:

@@ -8,9 +8,7 @@ says that it has no text.
 
 from __future__ import annotations
 
-import codecs
 import html
-import io
 import logging
 import re
 import warnings
@@ -19,7 +17,9 @@ from dataclasses import dataclass
 from functools import cache
 from urllib.parse import urldefrag, urljoin, urlsplit
 
-from coa.errors import ToolError, ToolMistake
+from coa.corpus.charset import decode
+from coa.corpus.pdf_reader import pdf_pages
+from coa.errors import MissingExtra, RecordError, ToolError, ToolMistake
 
 MAX_LINKS = 400
 MAX_PDF_PAGES = 40
@@ -30,22 +30,6 @@ _MAX_MAIN = 1_000_000
 LINK_TEXT = 80
 _SHORT = 200
 """A main text below this many letters is compared with the whole text of the page."""
-
-_BOMS = (
-    (codecs.BOM_UTF8, "utf-8"),
-    (codecs.BOM_UTF32_LE, "utf-32-le"),
-    (codecs.BOM_UTF32_BE, "utf-32-be"),
-    (codecs.BOM_UTF16_LE, "utf-16-le"),
-    (codecs.BOM_UTF16_BE, "utf-16-be"),
-)
-_META = re.compile(rb"<meta[^>]{0,200}?charset\s*=\s*[\"']?\s*([\w.:-]{2,40})", re.IGNORECASE)
-_CODECS = re.compile(
-    r"utf-(8|16|32)(-[lb]e)?|iso8859-\d+|cp\d+|koi8-[rtu]|mac-\w+|gbk|gb\w+|big5\w*|euc_\w+|"
-    r"iso2022_\w+|shift_jis\w*|johab|hz|tis-620|ascii"
-)
-"""Codecs of texts. Python has others ('idna', 'unicode_escape') that no page may choose."""
-_WESTERN = ("ascii", "iso8859-1")
-"""Labels under which pages are written in Windows' extension of them."""
 
 _TOKEN = re.compile(
     r"<!--.*?(?:-->|\Z)|<(/?)([a-zA-Z][^\s/>]*)([^>]*)(?:>|\Z)|<[!?/][^>]*(?:>|\Z)|[^<]+|<",
@@ -81,7 +65,7 @@ def read_page(url: str, media_type: str, charset: str, body: bytes) -> WebPage:
     if body.startswith(b"%PDF-") or media_type == "application/pdf":
         page = _read_pdf(url, body)
     else:
-        text = decode(body, charset)
+        text, _ = decode(body, charset)
         if _is_binary(text):
             raise ToolMistake(f"{_place(url)}: the page is binary, not text.")
         if _is_markup(media_type, text):
@@ -93,43 +77,11 @@ def read_page(url: str, media_type: str, charset: str, body: bytes) -> WebPage:
     return page
 
 
-def decode(body: bytes, charset: str = "") -> str:
-    """The text of a page: by its byte order mark, its label, or what its bytes can be.
-
-    A label that the bytes contradict is not believed when they are UTF-8; otherwise what cannot be
-    read becomes replacement characters.
-    """
-    for mark, name in _BOMS:
-        if body.startswith(mark):
-            return body[len(mark) :].decode(name, "replace")
-    meta = _META.search(body[:4096])
-    labels = [charset, meta[1].decode("ascii", "replace") if meta else "", "utf-8"]
-    known = [name for label in labels if (name := _codec(label))]
-    if b"\0" not in body[:512]:  # markup in these has zeros, whatever the label says
-        known = [name for name in known if not name.startswith(("utf-16", "utf-32"))]
-    for name in known:
-        try:
-            return body.decode(name)
-        except ValueError:
-            continue
-    return body.decode("cp1252" if known == ["utf-8"] else known[0], "replace")
-
-
-def _codec(label: str) -> str:
-    try:
-        name = codecs.lookup(label).name if label else ""
-    except (LookupError, ValueError):
-        return ""
-    if name in _WESTERN:
-        return "cp1252"
-    return name if _CODECS.fullmatch(name) else ""
-
-
 def _is_binary(text: str) -> bool:
     """Control characters and failed decoding in quantity: a picture, an archive, a program."""
     head = text[:4000]
     odd = sum(1 for c in head if c == "\ufffd" or (c < " " and c not in "\t\n\r\f\x1b"))
-    return odd * 10 > len(head)
+    return odd * 20 > len(head)
 
 
 def _is_markup(media_type: str, text: str) -> bool:
@@ -283,17 +235,12 @@ def _tidy(text: str) -> str:
 
 def _read_pdf(url: str, body: bytes) -> WebPage:
     try:
-        import pypdf
-    except ImportError:
+        title, pages = pdf_pages(body, MAX_PDF_PAGES)
+    except MissingExtra:
         raise ToolError(
             'the page is a PDF; to read it: pip install "chain-of-agents[tools]"'
         ) from None
-    logging.getLogger("pypdf").setLevel(logging.CRITICAL)
-    try:
-        reader = pypdf.PdfReader(io.BytesIO(body))
-        pages = [reader.pages[i] for i in range(min(len(reader.pages), MAX_PDF_PAGES))]
-        text = "\n".join(page.extract_text() for page in pages)
-        title = str((reader.metadata and reader.metadata.title) or "")
-    except Exception as error:  # whatever a stranger's file makes of the parser
-        raise ToolMistake(f"{_place(url)}: the PDF cannot be read.") from error
-    return WebPage(" ".join(title.split())[:200], url, _tidy(text))
+    except RecordError as error:
+        # Without what the library says in brackets: that differs from version to version.
+        raise ToolMistake(f"{_place(url)}: {str(error).partition(' (')[0]}.") from error
+    return WebPage(" ".join(title.split())[:200], url, _tidy("\n".join(pages)))

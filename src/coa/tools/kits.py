@@ -6,9 +6,11 @@ A corpus of one's own stands in for the Atlas; otherwise the task's world decide
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable
+import hashlib
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +19,8 @@ from coa.config import load_recipe
 from coa.corpus.site import Corpus, load_corpus
 from coa.errors import ConfigError, RecordError, UsageError
 from coa.machine import cores
+from coa.protocol.grammar import Grammar
+from coa.runs import Json
 from coa.tasks.sets import kind_of
 from coa.tasks.task import Task
 from coa.tools.base import Tool, Toolbox
@@ -39,6 +43,8 @@ if TYPE_CHECKING:
 
 ToolboxOf = Callable[[Task], Toolbox]
 KNOWN_TOOLS = ("wiki_search", "web_search", "crawl_page", "code")
+SESSIONS = 128
+"""Rollouts whose programs share their variables at a time; each is a frozen process in between."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +62,10 @@ class KitSettings:
     """The file of recorded answers; empty: none."""
     mode: str = "live"
     """live, record or replay; see `coa.tools.replay`."""
+    expire_days: float | None = None
+    """Recording, older answers are asked for again; None: never."""
+    code_session: bool = False
+    """The programs of one rollout share their variables."""
     unsafe_code: bool = False
     """Run programs without a sandbox."""
 
@@ -67,29 +77,64 @@ class KitSettings:
                 f"tool cache {self.cache!r} with mode {self.mode!r}: record and replay need the "
                 "file of a cache, and a cache needs one of these modes."
             )
+        if self.observations == "wrong" and _is_web(self.corpus):
+            raise ConfigError(
+                f"observations 'wrong': needs a corpus, and {self.corpus} is the web."
+            )
+
+    def identity(self) -> Json:
+        """What results depend on beyond the task's own world, for a manifest; empty by default."""
+        found: Json = {}
+        if _is_web(self.corpus):
+            found["web"] = hashlib.sha256(Path(self.corpus).read_bytes()).hexdigest()[:16]
+        elif self.corpus:
+            found["corpus"] = _corpus(self.corpus).fingerprint
+        if self.mode == "replay":
+            found["tools"] = f"replayed from {Path(self.cache).name}"
+        if self.code_session:
+            found["code_session"] = True
+        if self.unsafe_code:
+            found["unsafe_code"] = True
+        return found
 
 
 @asynccontextmanager
 async def open_kit(
-    tasks: Iterable[Task], settings: KitSettings | None = None, tools: Iterable[str] | None = None
+    tasks: Sequence[Task], settings: KitSettings | None = None, grammar: Grammar | None = None
 ) -> AsyncIterator[ToolboxOf]:
-    """The toolboxes of these tasks; `tools` names theirs, instead of what their sets say.
-
-    The sandbox is opened only when a task needs it.
-    """
+    """The toolboxes of these tasks. The sandbox is opened only when a task needs it."""
     settings = settings or KitSettings()
-    chosen = None if tools is None else tuple(name for name in tools if name in KNOWN_TOOLS)
+    if settings.corpus:
+        check_corpus(settings.corpus)
     async with AsyncExitStack() as stack:
-        needed = {name for task in tasks for name in (chosen or kind_of(task).tools)}
         box = None
-        if "code" in needed and settings.mode != "replay":
-            opened = Sandbox(slots=cores(), unsafe=settings.unsafe_code)
+        if any("code" in tools_of(task, grammar) for task in tasks) and settings.mode != "replay":
+            opened = Sandbox(
+                slots=min(cores(), len(tasks)), unsafe=settings.unsafe_code, sessions=SESSIONS
+            )
             box = await stack.enter_async_context(opened)
         stored = None
         if settings.cache:
-            stored = ToolCache(Path(settings.cache), read_only=settings.mode == "replay")
+            stored = ToolCache(
+                Path(settings.cache),
+                read_only=settings.mode == "replay",
+                expire_s=None if settings.expire_days is None else settings.expire_days * 86400,
+            )
             stack.callback(stored.close)
-        yield _Kit(settings, chosen, box, stored)
+            stack.callback(_say_missing, stored)
+        kit = _Kit(settings, grammar, box, stored)
+        stack.push_async_callback(kit.close)
+        yield kit
+
+
+def tools_of(task: Task, grammar: Grammar | None = None) -> tuple[str, ...]:
+    """Names of a task's tools: those of its set, or else those that the grammar names."""
+    if "set" not in task.meta and grammar is not None:
+        named = [grammar.by_name[name].tool or name for name in grammar.tool_roles]
+        known = tuple(name for name in named if name in KNOWN_TOOLS)
+        if known:
+            return known
+    return kind_of(task).tools
 
 
 def toolbox_for(observations: str = "real", passages: int = PASSAGES) -> ToolboxOf:
@@ -103,41 +148,50 @@ def atlas_toolbox(world: int = 0, observations: str = "real", passages: int = PA
 
 
 class _Kit:
-    """Makes toolboxes; tools that do not depend on the question are made once."""
+    """Makes toolboxes; what does not depend on the question is made once."""
 
     def __init__(
         self,
         settings: KitSettings,
-        tools: tuple[str, ...] | None = None,
+        grammar: Grammar | None = None,
         box: Sandbox | None = None,
         stored: ToolCache | None = None,
     ) -> None:
-        self._settings, self._tools, self._box, self._stored = settings, tools, box, stored
+        self._settings, self._grammar, self._box, self._stored = settings, grammar, box, stored
         self._first: Toolbox | None = None
-        self._made: dict[tuple[str, str], Tool] = {}
+        self._tools: dict[tuple[str, str], Tool] = {}
+        self._sources: dict[str, Source] = {}
+        web = settings.corpus if _is_web(settings.corpus) else ""
+        self._summariser = _web(web).summariser() if web else None
+
+    async def close(self) -> None:
+        if self._summariser is not None:
+            await self._summariser.close()
 
     def __call__(self, task: Task) -> Toolbox:
-        names = self._tools if self._tools is not None else kind_of(task).tools
+        names = tools_of(task, self._grammar)
+        corpus = self._settings.corpus or f"atlas:{_world(task)}"
         if self._settings.observations == "closed_book":
             names = tuple(name for name in names if name == "code")
-        corpus = self._settings.corpus or f"atlas:{_world(task)}"
-        if _is_web(corpus):  # which has no passages
+        elif _is_web(corpus):
             names = tuple(name for name in names if name != "wiki_search")
+            if not names:
+                raise UsageError(
+                    f"{corpus}: the web has no passages for wiki_search; use --grammar web."
+                )
         made = Toolbox([self._tool(name, corpus, task) for name in names], beside=self._first)
         self._first = self._first or made
-        return (
-            made
-            if self._stored is None
-            else cached(made, self._stored, check_mode(self._settings.mode))
-        )
+        if self._stored is None:
+            return made
+        return cached(made, self._stored, check_mode(self._settings.mode))
 
     def _tool(self, name: str, corpus: str, task: Task) -> Tool:
         if name == "crawl_page":
-            writer = _web(corpus).summariser() if _is_web(corpus) else None
-            return crawl_page(self._source(corpus), focus=task.question, summariser=writer)
-        if (name, corpus) not in self._made:
-            self._made[name, corpus] = self._make(name, corpus)
-        return self._made[name, corpus]
+            source = self._source(corpus)
+            return crawl_page(source, focus=task.question, summariser=self._summariser)
+        if (name, corpus) not in self._tools:
+            self._tools[name, corpus] = self._make(name, corpus)
+        return self._tools[name, corpus]
 
     def _make(self, name: str, corpus: str) -> Tool:
         if name == "code":
@@ -148,11 +202,15 @@ class _Kit:
         if observations == "withheld":
             return withheld_search()
         if observations == "wrong":
-            return wrong_search(list(_corpus(corpus).passages()), passages)
-        known = _corpus(corpus)
-        return replace(wiki_search(known.index, passages), fingerprint=known.fingerprint)
+            return wrong_search(_corpus(corpus), passages)
+        return wiki_search(_corpus(corpus), passages)
 
     def _source(self, corpus: str) -> Source:
+        if corpus not in self._sources:
+            self._sources[corpus] = self._open_source(corpus)
+        return self._sources[corpus]
+
+    def _open_source(self, corpus: str) -> Source:
         if self._settings.observations == "withheld":
             return WithheldWeb()
         if _is_web(corpus):
@@ -163,11 +221,15 @@ class _Kit:
         return CorpusSource(known, known.fingerprint)
 
     def _code(self) -> Tool:
-        if self._box is not None:
-            return code_tool(self._box)
-        if self._settings.mode == "replay":
-            return code_tool(Sandbox())  # never opened: every answer is recorded
-        raise UsageError("a task needs the tool code; open its sandbox with `open_kit`.")
+        if self._box is None and self._settings.mode != "replay":
+            raise UsageError("a task needs the tool code; open its sandbox with `open_kit`.")
+        box = self._box or Sandbox()  # replaying, it is never opened: every answer is recorded
+        return code_tool(box, persistent=self._settings.code_session)
+
+
+def _say_missing(stored: ToolCache) -> None:
+    if missing := stored.tally["missing"]:
+        print(f"coa: {missing} answers of tools are not recorded in {stored.path}", file=sys.stderr)
 
 
 @cache

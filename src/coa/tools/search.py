@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from coa.corpus.index import SearchIndex
-from coa.tools.base import Tool
+from coa.corpus.site import Corpus
+from coa.tools.base import Tool, fingerprint_of
 
 PASSAGES = 2
 NOTHING = "Nothing was found."
@@ -21,10 +21,11 @@ def show_passages(passages: Sequence[tuple[str, str]]) -> str:
     return "\n".join(lines) or NOTHING
 
 
-def wiki_search(index: SearchIndex, passages: int = PASSAGES) -> Tool:
-    """The search tool over an index of passages."""
+def wiki_search(corpus: Corpus, passages: int = PASSAGES) -> Tool:
+    """The search tool over the passages of a corpus."""
 
     async def search(query: str) -> str:
-        return show_passages([(hit.heading, hit.text) for hit in index.search(query, passages)])
+        return show_passages([(hit.heading, hit.text) for hit in corpus.search(query, passages)])
 
-    return Tool("wiki_search", search, about=WIKI_ABOUT)
+    name = fingerprint_of(corpus.fingerprint, passages)
+    return Tool("wiki_search", search, about=WIKI_ABOUT, fingerprint=name)

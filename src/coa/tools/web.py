@@ -9,16 +9,14 @@ some links follow, so that the model can go on. Of several addresses the bad one
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from coa.corpus.site import Corpus
 from coa.errors import CoaError, ToolError, ToolMistake, boundary
-from coa.tools.base import Tool
+from coa.tools.base import Tool, fingerprint_of
 from coa.tools.cache import Provisional
 from coa.tools.extract import Link, WebPage
 from coa.tools.focus import summarise, terms
@@ -86,11 +84,6 @@ class CorpusSource:
             raise ToolMistake("there is no such page; take addresses from search results.")
         links = tuple(Link("", url) for url in page.links)
         return WebPage(page.title, page.url, re.sub(r"\n\s*\n", "\n", page.text), links)
-
-
-def fingerprint_of(*settings: Any) -> str:
-    """A short name for everything besides the argument that decides what a tool answers."""
-    return hashlib.sha256(json.dumps(settings, default=str).encode()).hexdigest()[:16]
 
 
 def web_search(source: Source, results: int = RESULTS) -> Tool:

@@ -62,10 +62,11 @@ class Sandbox:
         if slots < 1 or sessions < 1:
             raise SandboxError(f"slots={slots!r}, sessions={sessions!r}: expected 1 or more.")
         self.limits = limits or Limits()
-        self.packages = tuple(packages)
+        self.packages = self.asked = tuple(packages)
+        """Those that can be imported, once it is open; and those that were asked for."""
         self.tier = Tier.NONE
-        self._slots = slots
-        self._require, self._at_most, self._unsafe = require, at_most, unsafe
+        self.slots, self.sessions = slots, sessions
+        self._require, self._at_most, self.unsafe = require, at_most, unsafe
         self._walls: Walls | None = None
         self._idle: asyncio.Queue[_AnySlot | None] | None = None
         self._waiting = 0
@@ -77,7 +78,7 @@ class Sandbox:
     async def __aenter__(self) -> Self:
         if self._idle is not None:
             raise SandboxError("this sandbox is open already; make one for each use.")
-        if self._unsafe:
+        if self.unsafe:
             self._warn()
         else:
             reached = await asyncio.to_thread(reach, self._at_most)
@@ -90,7 +91,7 @@ class Sandbox:
             for name, reason in layout.missing:
                 print(f"coa: programs run without {name}: {reason}", file=sys.stderr)
         self._idle = asyncio.Queue()
-        self._all = [self.new_slot() for _ in range(self._slots)]
+        self._all = [self.new_slot() for _ in range(self.slots)]
         try:
             await asyncio.gather(*(slot.start() for slot in self._all))
         except BaseException:
@@ -111,7 +112,7 @@ class Sandbox:
 
     def new_slot(self, preload: bool = True) -> _AnySlot:
         """A slot that is not started yet."""
-        if self._unsafe:
+        if self.unsafe:
             return PlainSlot(self.limits)
         assert self._walls is not None
         return Slot(self._walls, self.limits, preload)

@@ -27,6 +27,7 @@ DEVICES = ("/dev/null", "/dev/full", "/dev/random", "/dev/urandom")
 _INSIDE = Path(__file__).with_name("inside")
 _HIDDEN = {"site-packages", "dist-packages", "test", "idlelib", "ensurepip", "turtledemo"}
 """Parts of the standard library's folder that are not shown: others' packages, and bulk."""
+_LOOK_S = 120
 _LOADER = re.compile(rb"/[\w./-]*/ld-[\w.-]+\.so\.\d+(?=\0)")
 
 _LOOK = """
@@ -121,9 +122,16 @@ def find_layout(packages: tuple[str, ...]) -> Layout:
     stdlib = Path(sysconfig.get_path("stdlib")).resolve()
     paths = json.dumps([path for path in sys.path if path])
     command = [sys.executable, "-I", "-c", _LOOK, str(stdlib), paths, *packages]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_LOOK_S)
         found = json.loads(done.stdout)
+    except subprocess.TimeoutExpired:
+        raise SandboxError(
+            f"this Python cannot be looked at: importing {', '.join(packages) or 'its modules'} "
+            f"takes longer than {_LOOK_S} s."
+        ) from None
+    except OSError as error:
+        raise SandboxError(f"this Python cannot be looked at: {error}.") from None
     except ValueError:
         reason = (done.stderr.strip().splitlines() or ["no output"])[-1]
         raise SandboxError(f"this Python cannot be looked at: {reason}") from None

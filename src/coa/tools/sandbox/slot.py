@@ -71,7 +71,7 @@ class Slot:
             try:
                 with theirs:
                     process = self._spawn(theirs.fileno(), complaints.fileno())
-            except (OSError, ValueError, subprocess.SubprocessError) as error:
+            except (OSError, ValueError, subprocess.SubprocessError, SandboxError) as error:
                 ours.close()
                 raise SandboxError(f"{self._walls.way}: {error}") from error
             pid = 0

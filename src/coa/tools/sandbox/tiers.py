@@ -75,7 +75,7 @@ def refusal(found: Reach, required: Tier) -> str:
     return (
         f"programs are not run here: tier {required.name} is required and "
         f"{found.tier.name} is reached. {why or 'a lower tier was asked for'}. "
-        "To run them without protection, say so: unsafe."
+        "To run them without protection: --unsafe-code, or unsafe=True in Python."
     )
 
 

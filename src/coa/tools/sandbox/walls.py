@@ -17,11 +17,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from coa.tools.sandbox.layout import DEVICES, HOME, Layout, start_code
-from coa.tools.sandbox.limits import Limits
+from coa.tools.sandbox.limits import Limits, SandboxError
 
 Way = Literal["root", "user", "process"]
 Drops = Literal["", "inside", "outside"]
 _STACK_MB = 64
+_OWN_UIDS, _MOST_UIDS = 256, 1024
+"""Uids of each process, and how many it tries before it gives up."""
 _counter = itertools.count()
 
 
@@ -52,7 +54,8 @@ class Walls:
         words = "--unshare-pid --unshare-net --unshare-ipc --unshare-uts --unshare-cgroup-try "
         words += "--die-with-parent --new-session --as-pid-1 --hostname box --cap-drop ALL "
         if self.way == "root":
-            words += "--cap-add CAP_SETUID --cap-add CAP_SETGID"
+            # What dropping takes; the zygote then drops these as well.
+            words += "--cap-add CAP_SETUID --cap-add CAP_SETGID --cap-add CAP_SETPCAP"
         else:
             words += "--unshare-user --uid 65534 --gid 65534"
         return words.split()
@@ -151,22 +154,32 @@ _in_use: set[int] = set()
 
 
 def take_uid() -> int:
-    """A uid that no other slot on this machine has and no account uses.
+    """A uid that no other slot of this process has and no account uses.
 
     The number of processes is limited per uid, over the whole machine: a shared one would let one
-    program take the processes of another.
+    program take the processes of another. Each process therefore has a stretch of uids to itself,
+    by its number; stretches meet only where the range is short, or beyond 256 slots.
     """
+    spare = _spare_uids()
+    first = os.getpid() * _OWN_UIDS
+    # In turn, so that the next slot does not get the one that was just given back.
+    own = (next(_counter) % _OWN_UIDS for _ in range(_OWN_UIDS))
+    for offset in itertools.chain(own, range(_OWN_UIDS, _MOST_UIDS)):
+        uid = spare[(first + offset) % len(spare)]
+        if uid not in _in_use and not _is_account(uid):
+            _in_use.add(uid)
+            return uid
+    raise SandboxError(f"no uid is free for another slot: {len(_in_use)} are in use here.")
+
+
+def _is_account(uid: int) -> bool:
     import pwd
 
-    spare = _spare_uids()
-    while True:
-        uid = spare[(os.getpid() * 256 + next(_counter) % 256) % len(spare)]
-        try:
-            pwd.getpwuid(uid)
-        except KeyError:
-            if uid not in _in_use:
-                _in_use.add(uid)
-                return uid
+    try:
+        pwd.getpwuid(uid)
+    except KeyError:
+        return False
+    return True
 
 
 def give_back_uid(uid: int) -> None:

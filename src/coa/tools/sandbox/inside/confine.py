@@ -21,6 +21,7 @@ _libc.syscall.restype = ctypes.c_long
 
 _SET_NO_NEW_PRIVS, _SET_SECCOMP, _SECCOMP_FILTER = 38, 22, 2
 _SET_DUMPABLE, _SET_DEATH_SIGNAL = 4, 1
+_DROP_FROM_BOUNDING_SET, _CAPABILITIES, _CAPABILITY_VERSION = 24, 64, 0x20080522
 
 # -- Landlock ---------------------------------------------------------------------------------
 
@@ -218,10 +219,17 @@ def end_with_parent() -> None:
 
 
 def drop_to(uid: int, gid: int) -> None:
-    """Become a user that owns nothing; all capabilities go with the uid."""
+    """Become a user that owns nothing; all capabilities go with the uid.
+
+    What could be gained again by running something goes, too: the bounding and inheritable sets.
+    no_new_privs forbids that already, so that where the right to drop is missing, nothing is lost.
+    """
+    for capability in range(_CAPABILITIES):  # those that this kernel does not know are refused
+        _libc.prctl(_DROP_FROM_BOUNDING_SET, capability, 0, 0, 0)
     os.setgroups([])
     os.setresgid(gid, gid, gid)
     os.setresuid(uid, uid, uid)
+    _libc.capset(struct.pack("=Ii", _CAPABILITY_VERSION, 0), bytes(24))
     try:
         os.setresuid(0, 0, 0)
     except PermissionError:
