@@ -18,7 +18,7 @@ from coa.errors import UsageError
 from coa.tasks import SETS, Task, make_tasks
 from coa.tasks.atlas import SPLITS, families_of
 from coa.tasks.atlas_catalogues import CATALOGUES, CODE, WEB
-from coa.tasks.atlas_formulas import Formula
+from coa.tasks.atlas_formulas import DENSITY, MEAN, TIMES, TOTAL, Formula, Work
 from coa.tasks.atlas_inquiries import Trail
 from coa.tasks.atlas_phrasings import is_held_out
 from coa.tasks.atlas_splits import held_out
@@ -221,8 +221,11 @@ def test_splits_share_no_entity_and_hold_out_phrasings(catalogue, seed: int) -> 
         assert not is_held_out(task.meta["phrasing"])
     for task in unseen:
         assert entities(task) <= names, task.question
-    share = sum(task.meta["phrasing_heldout"] for task in unseen) / len(unseen)
-    assert 0.18 < share < 0.32
+    new = make_tasks(catalogue.name, "heldout_family", 400, 5, world_seed=seed)
+    for made in (unseen, new):
+        for task in made:
+            assert task.meta["phrasing_heldout"] == is_held_out(task.meta["phrasing"])
+        assert 0.18 < sum(task.meta["phrasing_heldout"] for task in made) / len(made) < 0.32
 
 
 @pytest.mark.parametrize("catalogue", NEW, ids=lambda c: c.name)
@@ -284,6 +287,28 @@ def test_the_programs_print_what_exact_arithmetic_gives() -> None:
             assert out.getvalue().strip() == task.answers[0], task.question
 
 
+@pytest.mark.parametrize(
+    ("work", "good", "bad"),
+    [
+        (TOTAL, ("12", "-3"), ("12.0", "1.5", "1e5", "12,000", "", "twelve")),
+        (MEAN, ("12",), ("12.33", "12.5")),
+        (DENSITY, ("3.1", "0.0"), ("3", "3.14", "3.14159", "3.", "nan")),
+        (TIMES, ("3.14", "3.1"), ("3", "3.141", "3.1416")),
+    ],
+)
+def test_a_result_has_the_decimals_that_are_asked_for(
+    work: Work, good: tuple[str, ...], bad: tuple[str, ...]
+) -> None:
+    assert all(work.fits(text) for text in good) and not any(work.fits(text) for text in bad)
+
+
+def test_every_gold_answer_has_the_form_of_its_calculation() -> None:
+    for task in make_tasks("atlas-code", "train", 280, 4):
+        formula = CODE.families[task.meta["family"]].shape
+        assert isinstance(formula, Formula)
+        assert formula.work.fits(task.answers[0]), (task.question, task.answers)
+
+
 def test_a_rounded_answer_may_keep_its_zeros() -> None:
     tasks = make_tasks("atlas-code", "train", 600, 4, families=["area_times", "density"])
     padded = [task for task in tasks if len(task.answers) > 1]
@@ -306,6 +331,7 @@ def test_the_first_set_is_as_it_was() -> None:
     assert made.fingerprint() == MHQA_FINGERPRINT
     assert all("set" not in task.meta for task in made)
     assert made.name == "atlas-train-w0-s1"
+    assert all(t.meta["phrasing_heldout"] for t in make_tasks("atlas-mhqa", "heldout_family", 9, 1))
 
 
 MHQA_FINGERPRINT = "d35c0c8efa2784bc"

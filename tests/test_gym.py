@@ -17,14 +17,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import coa.tasks
 from coa.errors import MissingExtra, RecordError, UsageError
 from coa.tasks import gym
-from coa.tasks.gym import SPLITS, generators_of, item_number, make_tasks, score
+from coa.tasks.gym import SPLITS, generators_of, item_number, make_tasks, problem_of, score
 from coa.tasks.gym_generators import GENERATORS
 from coa.tasks.gym_verifiers import LONGEST_ANSWER
 from coa.tasks.task import Task, TaskSet
 
+pytest.importorskip("reasoning_gym")
+
 ALL = sorted(GENERATORS)
+TRAINED = sorted(generators_of("train"))
 SMALL = ("gcd", "word_sorting", "rotate_matrix")
 
 
@@ -74,12 +78,50 @@ def test_other_seeds_and_splits_give_other_tasks() -> None:
     assert not (questions[0] | questions[1]) & (questions[2] | questions[3])
 
 
-def test_no_question_of_a_small_generator_is_in_train_and_in_heldout_seed() -> None:
-    """There are few leap years; disjoint seeds alone would not keep the splits apart."""
+def problems(split: str, n: int, names: list[str]) -> set[str]:
+    return {problem_of(t.meta["family"], as_entry(t)) for t in make_tasks(split, n, 0, names)}
+
+
+def as_entry(task: Task) -> dict[str, Any]:
+    return {"question": task.question, **task.gold}
+
+
+def test_no_problem_of_a_small_generator_is_in_train_and_in_heldout_seed() -> None:
+    """There are few words; disjoint seeds alone would not keep the splits apart."""
     names = ["count_bits", "calendar_arithmetic", "spell_backward", "maze"]
-    train = {task.question for task in make_tasks("train", 1200, 0, names)}
-    held_out = {task.question for task in make_tasks("heldout_seed", 400, 0, names)}
-    assert not train & held_out
+    assert not problems("train", 1200, names) & problems("heldout_seed", 400, names)
+
+
+def test_no_date_or_year_is_in_train_and_in_heldout_seed_in_other_words() -> None:
+    """Every calendar fact has several wordings: a split by text would tell the answers."""
+    asked: dict[str, tuple[str, ...]] = {
+        "is_leap_year": ("year",),
+        "weekday_of_date": ("target_date",),
+        "recurring_event_day": ("month", "ordinal", "weekday"),
+    }
+    seen: dict[str, dict[str, set[str]]] = {}
+    for split, n in (("train", 3000), ("heldout_seed", 1000)):
+        for task in make_tasks(split, n, 0, ["calendar_arithmetic"]):
+            facts = task.gold["metadata"]
+            if facts["task"] in asked:
+                fact = " ".join(str(facts[key]) for key in asked[facts["task"]])
+                seen.setdefault(facts["task"], {}).setdefault(split, set()).add(fact)
+    assert len(seen) == 3
+    for kind, facts_of in seen.items():
+        assert len(facts_of["train"]) > 2 * len(facts_of["heldout_seed"]) > 40, kind
+        assert not facts_of["train"] & facts_of["heldout_seed"], kind
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_what_decides_the_split_tells_problems_apart_and_serves_both_sides(name: str) -> None:
+    """A generator whose metadata said too little would have all its questions on one side."""
+    for split in SPLITS[:2]:
+        tasks = make_tasks(split, 12, 0, [name])
+        answers: dict[str, set[str]] = {}
+        for task in tasks:
+            answers.setdefault(problem_of(name, as_entry(task)), set()).add(task.answers[0])
+        assert len(answers) >= 6
+        assert all(len(each) == 1 for each in answers.values()), answers
 
 
 ITEM = st.tuples(
@@ -106,10 +148,11 @@ def test_a_task_says_where_it_comes_from_and_hides_its_gold() -> None:
         "kind": "arithmetic",
         "split": "train",
         "seed": 3,
-        "index": task.meta["index"],
     }
     assert task.public().gold == {} and task.public().answers == ()
     assert task.gold["generator"] == "gcd"
+    made = gym._entry("gcd", item_number("train", 3, task.gold["index"]))
+    assert made is not None and made["answer"] == task.answers[0]
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -128,6 +171,11 @@ def test_questions_are_short_text(name: str) -> None:
         assert len(task.answers[0]) < LONGEST_ANSWER / 4
 
 
+SEVERAL_ANSWERS = {"jugs", "n_queens", "pool_matrix", "quantum_lock", "shortest_path"}
+"""Generators where the gold of another problem can be right as well: there are several solutions,
+or several ways to write one (a row for a column, 5.0 for 5)."""
+
+
 @pytest.mark.parametrize("name", ALL)
 def test_a_wrong_answer_does_not_score_1(name: str) -> None:
     tasks = some(name, 6)
@@ -137,8 +185,17 @@ def test_a_wrong_answer_does_not_score_1(name: str) -> None:
             assert found is not None and 0 <= found < 1, wrong
     golds = {task.answers[0] for task in tasks}
     others = [score(task, gold) for task in tasks for gold in golds - {task.answers[0]}]
-    assert all(found is not None and 0 <= found <= 1 for found in others)
-    assert any(found is not None and found < 1 for found in others), golds
+    assert others and all(found is not None and 0 <= found <= 1 for found in others)
+    below = [found is not None and found < 1 for found in others]
+    assert any(below) if name in SEVERAL_ANSWERS else all(below), golds
+
+
+def test_a_right_answer_with_something_after_it_is_wrong() -> None:
+    """Nine times a ninth is more than 1 in floating point: partial credit must not become full."""
+    for task in some("spell_backward", 200):
+        for more in ("x", "xyz"):
+            found = score(task, task.answers[0] + more)
+            assert found is not None and 0 < found < 1, task.answers
 
 
 def test_partial_credit_is_the_verifiers_own_number() -> None:
@@ -184,9 +241,12 @@ def test_gold_that_would_be_run_is_refused(name: str, tmp_path: Path) -> None:
     assert not [*tmp_path.iterdir()]
 
 
-def test_a_huge_power_in_gold_is_refused() -> None:
+@pytest.mark.parametrize(
+    "problem", ["(0x9 ** 0x999999999)", "(0x9 << 0x999999999)", "(0x9 << (0x99999 * 0x99999))"]
+)
+def test_a_huge_number_in_gold_is_refused(problem: str) -> None:
     (task,) = some("bitwise_arithmetic", 1)
-    gold = {**task.gold, "metadata": {"problem": "(0x9 ** 0x999999999)"}}
+    gold = {**task.gold, "metadata": {"problem": problem}}
     with pytest.raises(RecordError, match="does not make"):
         score(replace(task, gold=gold), "0x1")
 
@@ -245,6 +305,12 @@ def test_generators_leave_the_process_as_it_was() -> None:
 def test_mistakes_of_the_caller_are_named(arguments: tuple[Any, ...], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         make_tasks(*arguments)
+
+
+def test_a_world_is_refused_because_there_is_none() -> None:
+    with pytest.raises(UsageError, match=r"gym-code has no worlds\. Leave --world-seed out\."):
+        coa.tasks.make_tasks("gym-code", "train", 1, 0, world_seed=7)
+    assert len(coa.tasks.make_tasks("gym-code", "train", 1, 0)) == 1
 
 
 def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

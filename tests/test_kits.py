@@ -9,7 +9,7 @@ import pytest
 from coa import Task, ToolCall, load_grammar
 from coa.errors import CoaError, ConfigError, UsageError
 from coa.tasks import make_tasks
-from coa.tasks.sets import KINDS, grammar_for
+from coa.tasks.sets import grammar_for
 from coa.tools.base import Toolbox
 from coa.tools.kits import KitSettings, check_corpus, open_kit, toolbox_for
 from coa.tools.search import NOTHING
@@ -152,11 +152,8 @@ def test_settings_that_contradict_themselves(settings: dict[str, str], message: 
     assert message in str(caught.value)
 
 
-def test_every_set_has_a_kind_and_mixed_ones_need_a_grammar() -> None:
+def test_mixed_sets_need_a_grammar() -> None:
     web = make_tasks("atlas-web", "train", 2, 0)
     assert grammar_for(web) == "web" and grammar_for([]) == "mhqa"
     with pytest.raises(ConfigError, match=r"several grammars: mhqa, web\. Choose one"):
         grammar_for([*web, Task("Mine?")])
-    from coa.tasks import SETS
-
-    assert set(SETS) == set(KINDS)

@@ -8,7 +8,16 @@ from pathlib import Path
 import pytest
 
 from coa.errors import ConfigError
-from coa.rewards import exact, exact_match, f1, load_scorer, normalise, token_f1
+from coa.rewards import (
+    auto,
+    choose_reward,
+    exact,
+    exact_match,
+    f1,
+    load_scorer,
+    normalise,
+    token_f1,
+)
 from coa.tasks.task import Task
 from coa.trajectory import Trajectory
 
@@ -98,6 +107,26 @@ def test_no_answer_scores_zero_and_no_gold_cannot_be_judged() -> None:
         assert scorer(Task("q?", ("Lima",)), answered(None)) == 0.0
         assert scorer(Task("q?"), answered("Lima")) is None
         assert scorer(Task("q?"), answered(None)) is None
+
+
+MHQA = Task("q?", ("Lima",))
+WEB = Task("w?", ("Lima",), meta={"set": "atlas-web"})
+GYM = Task("g?", ("12",), meta={"set": "gym-code"})
+
+
+def test_the_reward_that_all_tasks_share_is_chosen_and_otherwise_each_has_its_own() -> None:
+    assert choose_reward("f1", [MHQA, GYM]) == "f1"
+    assert choose_reward("auto", [MHQA, WEB]) == "exact"
+    assert choose_reward("auto", [GYM]) == "gym"
+    assert choose_reward("auto", [MHQA, GYM]) == "auto"
+    assert load_scorer("auto") is auto
+
+
+def test_in_a_mixed_set_every_task_is_judged_by_its_own_reward() -> None:
+    assert auto(MHQA, answered("the LIMA")) == auto(WEB, answered("lima")) == 1.0
+    assert auto(WEB, answered("Quito")) == 0.0
+    assert auto(GYM, answered("12")) is None, "it has no gold for its verifier"
+    assert exact(GYM, answered("12")) == 1.0
 
 
 def test_scorers_are_found_by_name_or_module(

@@ -84,15 +84,20 @@ def gym(task: Task, trajectory: Trajectory) -> float | None:
     return score(task, trajectory.answer)
 
 
-SCORERS: dict[str, Scorer] = {"exact": exact, "f1": f1, "gym": gym}
+def auto(task: Task, trajectory: Trajectory) -> float | None:
+    """What the task's own set is judged by, so that sets can be mixed."""
+    return SCORERS[kind_of(task).reward](task, trajectory)
+
+
+SCORERS: dict[str, Scorer] = {"exact": exact, "f1": f1, "gym": gym, "auto": auto}
 
 
 def choose_reward(reward: str, tasks: Iterable[Task]) -> str:
-    """The reward that was asked for; `auto` is what the tasks are judged by."""
+    """The reward that was asked for; `auto` is the one that all tasks share, where they do."""
     if reward != "auto":
         return reward
     found = {kind_of(task).reward for task in tasks}
-    return found.pop() if len(found) == 1 else "exact"
+    return found.pop() if len(found) == 1 else "auto"
 
 
 def load_scorer(reference: str) -> Scorer:

@@ -18,7 +18,7 @@ from coa.distill.convert import NotConvertible, convert
 from coa.engines.scripted import ScriptedEngine
 from coa.protocol import Grammar
 from coa.protocol.prompt import PromptKind
-from coa.rewards import Scorer, exact, gym
+from coa.rewards import Scorer, auto
 from coa.runs import Json, dumps, write_atomic
 from coa.runtime import Budget, run
 from coa.tasks.task import Task
@@ -45,13 +45,10 @@ async def distill(
     tasks: Mapping[str, Task] | None = None,
     *,
     prompt: PromptKind = "compact",
-    scorer: Scorer | None = None,
+    scorer: Scorer = auto,
     on_done: OnDone | None = None,
 ) -> Distilled:
-    """Convert and check each episode. Without `tasks` the answers cannot be judged and are kept.
-
-    Without a `scorer` each task is judged by what its set has: its own verifier, or exact match.
-    """
+    """Convert and check each episode. Without `tasks` the answers cannot be judged and are kept."""
     kept: list[Trajectory] = []
     rejected: list[Json] = []
     for count, episode in enumerate(episodes, start=1):
@@ -72,11 +69,10 @@ async def distill(
     return Distilled(kept, rejected, _funnel(len(episodes), kept, rejected))
 
 
-def _judge(trajectory: Trajectory, tasks: Mapping[str, Task], scorer: Scorer | None) -> None:
+def _judge(trajectory: Trajectory, tasks: Mapping[str, Task], scorer: Scorer) -> None:
     task = tasks.get(trajectory.task_id)
     if task is None:
         raise NotConvertible("its task is not in the task file")
-    scorer = scorer or (gym if task.meta.get("set") == "gym-code" else exact)
     if scorer(task, trajectory) != 1.0:
         raise NotConvertible("wrong answer")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
+from itertools import islice
 from random import Random
 from typing import Any
 
@@ -20,7 +21,7 @@ from coa.tasks.atlas_catalogues import MHQA
 from coa.tasks.atlas_families import Catalogue, Family, Slots, Solution
 from coa.tasks.atlas_phrasings import is_held_out
 from coa.tasks.atlas_splits import held_out
-from coa.tasks.task import Task, TaskSet
+from coa.tasks.task import Task, TaskSet, in_turn
 
 SPLITS = ("train", "heldout_entity", "heldout_family")
 _MISLEADING_COUNTRIES = frozenset(["Georgia", "DR Congo", "Republic of the Congo"])
@@ -43,22 +44,14 @@ def make_tasks(
         raise UsageError(f"n = {n!r}: expected a positive number of tasks.")
     world = load_world(world_seed)
     queues = [_shuffled(world, split, family, seed, catalogue) for family in chosen]
-    tasks: list[Task] = []
-    while queues and len(tasks) < n:
-        going = []
-        for queue in queues:
-            task = next(queue, None)
-            if task is not None and len(tasks) < n:
-                tasks.append(task)
-                going.append(queue)
-        queues = going
+    tasks = tuple(islice(in_turn(queues), n))
     if len(tasks) < n:
         raise UsageError(
             f"{n} tasks of split {split!r} are more than the {len(tasks)} that these families "
             f"have in world {world_seed}. Ask for fewer, or for more families."
         )
     prefix = "atlas" if catalogue is MHQA else catalogue.name
-    return TaskSet(tuple(tasks), name=f"{prefix}-{split}-w{world_seed}-s{seed}")
+    return TaskSet(tasks, name=f"{prefix}-{split}-w{world_seed}-s{seed}")
 
 
 def families_of(split: str, catalogue: Catalogue = MHQA) -> tuple[str, ...]:
@@ -181,16 +174,17 @@ def _task(
 ) -> Task:
     template = catalogue.phrasings[family.name][phrasing]
     question = template.format(**{slot: with_article(world, name) for slot, name in slots.items()})
+    is_first = catalogue is MHQA  # elsewhere held-out families are put like trained ones
     meta: dict[str, Any] = {
         "family": family.name,
         "kind": family.kind,
         "hops": len(solution.facts),
         "split": split,
         "phrasing": phrasing,
-        "phrasing_heldout": is_held_out(phrasing) or split == "heldout_family",
+        "phrasing_heldout": is_held_out(phrasing) or (split == "heldout_family" and is_first),
         "world": world.seed,
     }
-    if catalogue is not MHQA:  # tasks of the first set were made without it and stay as they are
+    if not is_first:  # tasks of the first set were made without it and stay as they are
         meta["set"] = catalogue.name
     return Task(
         question=question[0].upper() + question[1:],

@@ -96,8 +96,17 @@ def _follow(world: World, relations: tuple[str, ...], kind: str, subject: str) -
     return Chain(kind, relations).solve(world, {kind: subject})
 
 
+def amount(text: str) -> int | None:
+    """The whole number that a page prints; None if the text is something else."""
+    digits = text.replace(",", "")
+    return int(digits) if digits.isdecimal() else None
+
+
 def _amount(text: str) -> int:
-    return int(text.replace(",", ""))
+    """A number of the world itself, where it always is one."""
+    number = amount(text)
+    assert number is not None, text
+    return number
 
 
 @dataclass(frozen=True)

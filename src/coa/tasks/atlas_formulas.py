@@ -6,6 +6,7 @@ tie that it would depend on how a program rounds is no clear answer, and is not 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -17,11 +18,12 @@ from coa.tasks.atlas_inquiries import (
     Conclusion,
     Facts,
     Look,
-    amount,
+    only_amount,
     subjects_of,
     worked_out,
 )
 
+_DECIMALS = ("", "one decimal", "two decimals")
 _ORDINALS = ("first", "second", "third", "fourth", "fifth")
 _NEAR_TIE = Fraction(1, 1000)
 
@@ -44,6 +46,16 @@ class Work:
         if self.places is None:
             return self.source
         return f"round({self.source}{f', {self.places}' if self.places else ''})"
+
+    @property
+    def form(self) -> str:
+        """What the result looks like, in words that complete 'it is ...'."""
+        return f"rounded to {_DECIMALS[self.places]}" if self.places else "a whole number"
+
+    def fits(self, text: str) -> bool:
+        """Whether a text has the form of a result."""
+        decimals = rf"\.\d{{1,{self.places}}}" if self.places else ""
+        return bool(re.fullmatch(rf"-?\d+{decimals}", text))
 
     def result(self, numbers: Sequence[int]) -> str | None:
         """The answer as the program prints it; None when it is not clear how to round it."""
@@ -115,7 +127,7 @@ class Formula:
         """(relation, subject, number) of every term; None when a fact is no number."""
         found = []
         for relation, subject in self._terms(slots, facts):
-            number = amount(facts.get((relation, subject), ()))
+            number = only_amount(facts.get((relation, subject), ()))
             if number is None:
                 return None
             found.append((relation, subject, number))

@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 
 from coa.corpus.relations import RELATIONS, values_of
 from coa.corpus.world import World
-from coa.tasks.atlas_families import CLEAR_MARGIN, Fact, Slots, Solution
+from coa.tasks.atlas_families import CLEAR_MARGIN, Fact, Slots, Solution, amount
 
 Facts = Mapping[tuple[str, str], Sequence[str]]
 """(relation, subject) -> the values that were found."""
@@ -99,14 +99,13 @@ def _kind_looked_at(shape: Inquiry, looks: Sequence[Look], step: int) -> str:
     return next(iter(shape.slots.values()))
 
 
-def amount(values: Sequence[str]) -> int | None:
-    """The one whole number among values as pages print them; None if it is not one."""
-    digits = values[0].replace(",", "") if len(values) == 1 else ""
-    return int(digits) if digits.isdigit() else None
+def only_amount(values: Sequence[str]) -> int | None:
+    """The number that these values are; None if there are several, or it is no number."""
+    return amount(values[0]) if len(values) == 1 else None
 
 
 def _amounts(facts: Facts, relation: str, names: Sequence[str]) -> list[int] | None:
-    numbers = [amount(facts.get((relation, name), ())) for name in names]
+    numbers = [only_amount(facts.get((relation, name), ())) for name in names]
     known = [number for number in numbers if number is not None]
     return known if known and len(known) == len(numbers) else None
 

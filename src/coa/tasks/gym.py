@@ -2,8 +2,9 @@
 
 Splits: `train`; `heldout_seed`, from the same generators; `heldout_generator`, from generators that
 `train` never draws from. A generator makes its item from one number, so `train` takes even numbers
-and the others odd ones; and because small generators repeat themselves, the text of a question also
-decides whether it may be trained on: no question of `heldout_seed` is ever in `train`.
+and the others odd ones; and because small generators repeat themselves, the facts of a problem also
+decide whether it may be trained on: no problem of `heldout_seed` is ever in `train`, in whatever
+words.
 """
 
 from __future__ import annotations
@@ -16,14 +17,15 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from functools import cache
+from itertools import islice
 from typing import Any
 
 from coa.errors import MissingExtra, RecordError, UsageError, did_you_mean
-from coa.tasks.gym_generators import GENERATORS
+from coa.tasks.gym_generators import GENERATORS, WITHOUT_FACTS
 from coa.tasks.gym_verifiers import check_gold, is_safe
-from coa.tasks.task import Task, TaskSet
+from coa.tasks.sets import GYM
+from coa.tasks.task import Task, TaskSet, in_turn
 
-SET = "gym-code"
 SPLITS = ("train", "heldout_seed", "heldout_generator")
 HELD_OUT_SHARE = 0.25
 INDEX_BITS = 16
@@ -31,6 +33,8 @@ LARGEST_SEED = 2**15 - 1
 """An item's number has 32 bits, as a seed of numpy has: the seed, the index, a bit of the split."""
 PATIENCE = 300
 """Items in a row without a new question after which a generator has no more of them."""
+_ORIGIN = ("source_dataset", "source_index", "difficulty")
+"""Metadata that tell where an item comes from, not what it asks."""
 
 
 def make_tasks(split: str, n: int, seed: int, generators: Sequence[str] | None = None) -> TaskSet:
@@ -43,17 +47,16 @@ def make_tasks(split: str, n: int, seed: int, generators: Sequence[str] | None =
         raise UsageError(f"n = {n!r}: expected a positive number of tasks.")
     if not 0 <= seed <= LARGEST_SEED:
         raise UsageError(f"seed = {seed!r}: expected 0 to {LARGEST_SEED}.")
-    tasks: dict[str, Task] = {}
-    for task in _in_turn([_drawn(name, split, seed) for name in chosen]):
-        tasks.setdefault(task.id, task)
-        if len(tasks) == n:
-            break
+    drawn = in_turn([_drawn(name, split, seed) for name in chosen])
+    known: dict[str, Task] = {}
+    new = (known.setdefault(task.id, task) for task in drawn if task.id not in known)
+    tasks = tuple(islice(new, n))
     if len(tasks) < n:
         raise UsageError(
             f"{n} tasks of split {split!r} are more than the {len(tasks)} that these generators "
             f"make with seed {seed}. Ask for fewer, for more generators or for another seed."
         )
-    return TaskSet(tuple(tasks.values()), name=f"gym-{split}-s{seed}")
+    return TaskSet(tasks, name=f"gym-{split}-s{seed}")
 
 
 def generators_of(split: str) -> tuple[str, ...]:
@@ -75,7 +78,7 @@ def score(task: Task, answer: str | None) -> float | None:
         return None
     if name not in GENERATORS:
         hint = did_you_mean(str(name), GENERATORS)
-        raise RecordError(f"task {task.id}: {name!r} is not a generator of {SET}.{hint}")
+        raise RecordError(f"task {task.id}: {name!r} is not a generator of {GYM}.{hint}")
     entry = {"question": task.question, **task.gold}
     check_gold(name, entry)
     answer = (answer or "").strip()
@@ -87,7 +90,10 @@ def score(task: Task, answer: str | None) -> float | None:
             found = float(verifier.score_answer(answer, entry))
         except Exception:  # not every verifier catches what it cannot parse
             return 0.0
-    return min(1.0, max(0.0, found)) if math.isfinite(found) else 0.0
+    if not math.isfinite(found):
+        return 0.0
+    # Above 1 is a sum of partial credits with its rounding, and no right answer.
+    return max(0.0, found) if found <= 1.0 else math.nextafter(1.0, 0.0)
 
 
 def _chosen_generators(split: str, names: Sequence[str] | None) -> list[str]:
@@ -104,18 +110,6 @@ def _chosen_generators(split: str, names: Sequence[str] | None) -> list[str]:
     return list(dict.fromkeys(names or known))
 
 
-def _in_turn(queues: list[Iterator[Task]]) -> Iterator[Task]:
-    """One task of each queue after the other, until all are empty."""
-    while queues:
-        going = []
-        for queue in queues:
-            task = next(queue, None)
-            if task is not None:
-                going.append(queue)
-                yield task
-        queues = going
-
-
 def item_number(split: str, seed: int, index: int) -> int:
     """The number from which an item is made; no two of (seed, index) share one, nor do `train` and
     another split."""
@@ -128,7 +122,7 @@ def _drawn(name: str, split: str, seed: int) -> Iterator[Task]:
     misses = 0
     for index in range(2**INDEX_BITS):
         entry = _entry(name, item_number(split, seed, index))
-        if entry is None or entry["question"] in seen or not _belongs(entry["question"], split):
+        if entry is None or entry["question"] in seen or not _belongs(name, entry, split):
             misses += 1
             if misses == PATIENCE:
                 return
@@ -138,11 +132,20 @@ def _drawn(name: str, split: str, seed: int) -> Iterator[Task]:
         yield _task(name, split, seed, index, entry)
 
 
-def _belongs(question: str, split: str) -> bool:
+def _belongs(name: str, entry: Mapping[str, Any], split: str) -> bool:
     if split == "heldout_generator":
         return True
-    first = hashlib.sha256(question.encode()).digest()[0]
+    first = hashlib.sha256(problem_of(name, entry).encode()).digest()[0]
     return (first < 256 * HELD_OUT_SHARE) == (split == "heldout_seed")
+
+
+def problem_of(name: str, entry: Mapping[str, Any]) -> str:
+    """What an item asks, whatever the words: its facts, or its text where it does not tell them."""
+    if name in WITHOUT_FACTS:
+        return str(entry["question"])
+    metadata = entry["metadata"].items()
+    facts = {key: value for key, value in metadata if key not in _ORIGIN}
+    return json.dumps(facts, sort_keys=True)
 
 
 def _entry(name: str, number: int) -> dict[str, Any] | None:
@@ -164,12 +167,18 @@ def _plain(value: Any) -> Any:
 
 
 def _task(name: str, split: str, seed: int, index: int, entry: Mapping[str, Any]) -> Task:
-    meta = {"set": SET, "family": name, "kind": GENERATORS[name].kind, "split": split}
+    meta = {"set": GYM, "family": name, "kind": GENERATORS[name].kind, "split": split}
     return Task(
         question=entry["question"],
         answers=(str(entry["answer"]),),
-        meta={**meta, "seed": seed, "index": index},
-        gold={"generator": name, "answer": entry["answer"], "metadata": entry["metadata"]},
+        meta={**meta, "seed": seed},
+        # With the index anybody could make the item again, and its answer: it is gold.
+        gold={
+            "generator": name,
+            "index": index,
+            "answer": entry["answer"],
+            "metadata": entry["metadata"],
+        },
     )
 
 
@@ -179,7 +188,7 @@ def _dataset(name: str) -> Any:
     try:
         import reasoning_gym
     except ImportError:
-        raise MissingExtra("the task set gym-code", "gym") from None
+        raise MissingExtra(f"the task set {GYM}", "gym") from None
     return reasoning_gym.create_dataset(name, seed=0, **GENERATORS[name].config)
 
 

@@ -1,9 +1,9 @@
 """The reasoning-gym generators of the set `gym-code`, each with its fixed configuration.
 
-Chosen because a short program solves their problems and their verifier cannot be satisfied without
-solving them; `docs/gym.md` lists the ones left out, with the reason. Configurations are modest: a
-question has a few hundred characters and its answer a line or a small grid. They are part of a
-task's identity, so changing one makes other tasks.
+Chosen because a short program solves their problems and guessing does not satisfy their verifiers;
+`docs/gym.md` lists those that accept more than the right answer, and the generators left out, with
+the reason. Configurations are modest: a question has a few hundred characters and its answer a line
+or a small grid. They are part of a task's identity, so changing one makes other tasks.
 """
 
 from __future__ import annotations
@@ -91,3 +91,6 @@ GENERATORS: dict[str, Generator] = {
     "course_schedule": _held_out("graphs", max_num_courses=7),
     "self_reference": _train("logic"),
 }
+
+WITHOUT_FACTS = frozenset(["ab", "decimal_arithmetic", "game_of_life", "self_reference"])
+"""Generators whose metadata do not tell the problem. Each has one wording: the text tells it."""

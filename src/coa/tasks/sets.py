@@ -20,11 +20,12 @@ class SetKind:
 
 
 DEFAULT_SET = "atlas-mhqa"
+ATLAS_WEB, ATLAS_CODE, GYM = "atlas-web", "atlas-code", "gym-code"
 KINDS = {
-    "atlas-mhqa": SetKind("mhqa", ("wiki_search",)),
-    "atlas-web": SetKind("web", ("web_search", "crawl_page")),
-    "atlas-code": SetKind("afm", ("wiki_search", "code")),
-    "gym-code": SetKind("code", ("code",), "gym"),
+    DEFAULT_SET: SetKind("mhqa", ("wiki_search",)),
+    ATLAS_WEB: SetKind("web", ("web_search", "crawl_page")),
+    ATLAS_CODE: SetKind("afm", ("wiki_search", "code")),
+    GYM: SetKind("code", ("code",), "gym"),
 }
 
 

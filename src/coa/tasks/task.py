@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -80,6 +80,19 @@ class Task:
             meta=record.get("meta", {}),
             gold=record.get("gold", {}),
         )
+
+
+def in_turn(queues: Iterable[Iterator[Task]]) -> Iterator[Task]:
+    """One task of each queue after the other, until all are empty."""
+    going = list(queues)
+    while going:
+        left = []
+        for queue in going:
+            task = next(queue, None)
+            if task is not None:
+                left.append(queue)
+                yield task
+        going = left
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,20 @@
 """The team for questions that end in a calculation: librarians, a coder, and a critic of both.
 
 The coder writes a short program with the numbers of the reports in it; the reflector compares it
-with the reports and looks at what it printed. What the program prints is suggested as the answer.
+with the reports and looks at what it printed. What the program prints is suggested as the answer;
+the verifier checks that it has the form that the question asks for, and otherwise the coder
+calculates once more.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from coa.corpus.reading import read
 from coa.tasks.atlas_catalogues import CODE
-from coa.tasks.atlas_formulas import Formula
-from coa.tasks.atlas_inquiries import Conclusion, subjects_of
-from coa.teachers.closing import close
+from coa.tasks.atlas_formulas import Formula, Work
+from coa.tasks.atlas_inquiries import subjects_of
+from coa.teachers.closing import PROGRAM, stands
 from coa.teachers.desk import MAX_TRIES, Desk
 from coa.teachers.episode import Say, Use
 from coa.teachers.librarians import Librarians, plain
@@ -19,7 +23,19 @@ from coa.teachers.plans import Find
 from coa.teachers.wording import ratings, sentence_for, wanted
 
 TOOL = "code"
+FORMS = ("[{}]", "({})", "{}")
+"""Ways to write the numbers: a program that is run once more is written another way."""
 Fact = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """What is to be calculated."""
+
+    work: Work
+    numbers: list[int]
+    names: str
+    """What the numbers are, in words."""
 
 
 class CodeTeam:
@@ -43,12 +59,26 @@ class CodeTeam:
         for agent in ("coder", "reflector"):
             desk.tell(agent, f"{desk.episode.question}\n{outline.text}")
         names = ", ".join(wanted(relation, subject) for relation, subject, _ in numbers)
-        printed = await self._calculate(desk, outline.shape, [n for *_, n in numbers], names)
-        if printed is None:
+        sums = _Sums(outline.shape.work, [n for *_, n in numbers], names)
+        if not await self._close(desk, outline, sums):
             desk.fail("no program gave a result")
-            return
-        desk.tell("verifier", f"{desk.episode.question}\n{outline.text}\nThe program: {printed}")
-        close(desk, Conclusion(printed, "", f"The program gives {printed}."))
+
+    async def _close(self, desk: Desk, outline: Outline, sums: _Sums) -> bool:
+        """Calculate, suggest and check, twice at most; whether an answer stands."""
+        for again in (False, True):
+            printed = await self._calculate(desk, sums, again)
+            if printed is None:
+                return False
+            told = f"{desk.episode.question}\n{outline.text}\nThe program: {printed}"
+            desk.tell("verifier", told)
+            gives = f"The program gives {printed}."
+            desk.say("verifier", "verifier", printed, gives, part="suggestion")
+            form = sums.work.form
+            objection = "" if sums.work.fits(printed) else f"The number is not {form}."
+            found = f"The program gives {printed}. It is {form}."
+            if stands(desk, PROGRAM, printed, found, objection, wary=not again):
+                return True
+        return False
 
     async def _look_up(self, desk: Desk, outline: Outline) -> dict[Fact, list[str]] | None:
         """Every fact of every step, each from a search or from passages that are known already."""
@@ -81,33 +111,37 @@ class CodeTeam:
 
     # -- the program -------------------------------------------------------------------------
 
-    async def _calculate(
-        self, desk: Desk, formula: Formula, numbers: list[int], names: str
-    ) -> str | None:
-        """Write and run a program until the critic is content; what it printed."""
+    async def _calculate(self, desk: Desk, sums: _Sums, again: bool) -> str | None:
+        """Write and run a program until the critic is content; what it printed.
+
+        `again`: the planner has asked for it, so everybody is careful.
+        """
         for attempt in range(MAX_TRIES):
-            right = program(numbers, formula.work.expression, again=attempt > 0)
-            slip = self._slip(desk, formula, numbers) if attempt == 0 else ""
-            text = f"```py\n{slip or right}\n```"
-            if text in desk.calls:
+            first = attempt == 0 and not again
+            forms = [program(sums.numbers, sums.work.expression, form) for form in FORMS]
+            right = next((each for each in forms if _fenced(each) not in desk.calls), "")
+            if not right:
                 return None
-            thought = f"I calculate {formula.work.called} of {names}."
+            slip = self._slip(desk, sums) if first else ""
+            text = _fenced(slip or right)
+            thought = f"I calculate {sums.work.called} of {sums.names}."
             output = await desk.use("coder", TOOL, text, thought, bool(slip))
             desk.count("wrong_programs", bool(slip))
             desk.tell("reflector", f"{thought}\n{text}\n{output}")
-            objection = self._judge(desk, slip or right, right, output, attempt)
-            missed = bool(slip) and not objection
-            desk.count("missed_mistakes", missed)
-            desk.count("false_alarms", bool(objection) and not slip and _is_number(output))
+            objection = self._judge(desk, slip or right, right, output, wary=first)
+            false_alarm = bool(objection) and not slip and _is_number(output)
+            desk.count("missed_mistakes", bool(slip) and not objection)
+            desk.count("false_alarms", false_alarm)
             if not objection:
                 said = f"{ratings()} The program has the numbers of the reports."
-                desk.say("reflector", "verifier", said, part="approval", rated=True)
+                wrong = bool(slip)
+                desk.say("reflector", "verifier", said, "", wrong, part="approval", rated=True)
                 return output.strip()
             desk.count("alarms")
-            desk.say("reflector", "coder", objection, part="alarm")
+            desk.say("reflector", "coder", objection, erred=false_alarm, part="alarm")
         return None
 
-    def _judge(self, desk: Desk, source: str, right: str, output: str, attempt: int) -> str:
+    def _judge(self, desk: Desk, source: str, right: str, output: str, wary: bool) -> str:
         """What the critic has to say against a program; it knows the reports, not the slip."""
         if not _is_number(output):
             return f"{ratings(tools='average')} The program printed no number. Correct it."
@@ -115,28 +149,32 @@ class CodeTeam:
         if attentive and source != right:
             said = "The program does not do what the plan says with these numbers."
             return f"{ratings(conflict='average')} {said} Write it again."
-        if attempt == 0 and desk.happens(desk.rates.false_alarm):
+        if wary and desk.happens(desk.rates.false_alarm):
             said = "I am not sure of the numbers in the program."
             return f"{ratings(conflict='average')} {said} Write it again."
         return ""
 
-    def _slip(self, desk: Desk, formula: Formula, numbers: list[int]) -> str:
+    def _slip(self, desk: Desk, sums: _Sums) -> str:
         """A program with a mistake: a lost digit, no rounding or a misspelt word; else empty."""
         if not desk.happens(desk.rates.error):
             return ""
-        expression = formula.work.expression
+        work, numbers = sums.work, sums.numbers
         at = desk.rng.randrange(len(numbers))
         short = [n // 10 if i == at else n for i, n in enumerate(numbers)]
-        slips = [program(short, expression), program(numbers, expression).replace("print", "pint")]
-        if formula.work.places is not None:
-            slips.append(program(numbers, formula.work.source))
+        misspelt = program(numbers, work.expression).replace("print", "pint")
+        slips = [program(short, work.expression), misspelt]
+        if work.places is not None:
+            slips.append(program(numbers, work.source))
         return desk.rng.choice(slips)
 
 
-def program(numbers: list[int], expression: str, again: bool = False) -> str:
-    """A program that prints an expression over numbers `n`; written another way the next time."""
-    listed = ", ".join(map(str, numbers))
-    return f"n = {f'({listed})' if again else f'[{listed}]'}\nprint({expression})"
+def program(numbers: list[int], expression: str, form: str = FORMS[0]) -> str:
+    """A program that prints an expression over numbers `n`."""
+    return f"n = {form.format(', '.join(map(str, numbers)))}\nprint({expression})"
+
+
+def _fenced(source: str) -> str:
+    return f"```py\n{source}\n```"
 
 
 def _is_number(output: str) -> bool:

@@ -1,8 +1,8 @@
 """The rule-based coding team: planner, coder, critic and verifier, who work with the tool `code`.
 
 Each works only from what was said to it: the planner from the question, the coder from question
-and plan, the critic from question, program and output, the verifier from question, plan and output.
-None ever sees a gold answer.
+and plan, the critic from question, program and output, the verifier, who gives the answer, from
+question, plan and output. None ever sees a gold answer.
 
 The coder errs at a set rate (see `coding_mistakes.py`). The critic is not told; it always sees a
 program that crashes, prints nothing or prints another form than asked for, sees other mistakes when
@@ -12,17 +12,13 @@ alarms are counted in `episode.meta`, as those of the other experts are.
 
 from __future__ import annotations
 
-import random
 import re
 
-from coa.tasks.task import Task
 from coa.teachers.coding_knowledge import plan_for
 from coa.teachers.coding_mistakes import careless, difference
 from coa.teachers.coding_plans import Plan
-from coa.teachers.coding_prompts import coding_team
-from coa.teachers.desk import MAX_TRIES, Desk, Rates
-from coa.teachers.episode import USER, Episode
-from coa.tools.base import Toolbox
+from coa.teachers.desk import MAX_TRIES, Desk
+from coa.teachers.episode import USER
 from coa.tools.code import NOTHING
 
 TOOL = "code"
@@ -34,24 +30,8 @@ _CHECKED = "# checked\n"
 """Makes a program that is run once more another call: the same call would not be made twice."""
 
 
-class CodingExperts:
+class CodingTeam:
     """Solves the tasks of `gym-code`; see the module's docstring."""
-
-    name = "experts"
-
-    def __init__(
-        self, error_rate: float = 0.1, miss_rate: float = 0.2, false_alarm_rate: float = 0.01
-    ) -> None:
-        self.rates = Rates(error_rate, miss_rate, false_alarm_rate)
-
-    async def record(self, task: Task, toolbox: Toolbox, seed: int = 0) -> Episode:
-        """Work on one public task; what the team could not do is in `episode.error`."""
-        episode = Episode(task.id, task.question, self.name, coding_team(), seed=seed)
-        episode.meta.update(task.meta)
-        desk = Desk(episode, random.Random(f"{seed}|{task.id}"), toolbox, self.rates)
-        desk.say(USER, "planner", task.question)
-        await self.work(desk)
-        return episode
 
     async def work(self, desk: Desk) -> None:
         question = desk.episode.question
@@ -88,13 +68,14 @@ class CodingExperts:
             objection, thought = self._judge(desk, program, output, attempt)
             desk.count("wrong_programs", erred)
             desk.count("missed_mistakes", erred and not objection)
-            desk.count("false_alarms", objection == _DOUBT and not erred)
+            false_alarm = objection == _DOUBT and not erred
+            desk.count("false_alarms", false_alarm)
             if not objection:
                 text = f"The program ran. The output is {plan.form.name}, as asked."
-                desk.say("critic", "verifier", text, part="approval")
+                desk.say("critic", "verifier", text, erred=erred, part="approval")
                 return output
             desk.count("alarms")
-            desk.say("critic", "coder", objection, part="alarm")
+            desk.say("critic", "coder", objection, erred=false_alarm, part="alarm")
         return None
 
     def _judge(self, desk: Desk, program: str, output: str, attempt: int) -> tuple[str, str]:

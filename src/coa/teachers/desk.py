@@ -21,7 +21,11 @@ MAX_TRIES = 3
 
 @dataclass(frozen=True)
 class Rates:
-    """How often experts err, how often a critic misses it, how often it objects to sound work."""
+    """How often experts err, how often a critic misses it, how often it objects to sound work.
+
+    Searchers and coders err at the rate itself; readers, those who open pages, and verifiers at
+    half of it.
+    """
 
     error: float = 0.1
     miss: float = 0.2
@@ -42,9 +46,11 @@ class Desk:
     calls: set[str] = field(default_factory=set)
     """Arguments of tool calls so far: a student's runtime would not make a call twice."""
 
-    def say(self, agent: str, to: str, text: str, thought: str = "", **facts: Any) -> None:
-        """A sound message of an agent; `part` among the facts says what it is."""
-        self.episode.events.append(Say(agent, to, text, thought, facts))
+    def say(
+        self, agent: str, to: str, text: str, thought: str = "", erred: bool = False, **facts: Any
+    ) -> None:
+        """A message of an agent; `part` among the facts says what it is."""
+        self.add(Say(agent, to, text, thought, facts, erred=erred))
 
     def tell(self, to: str, text: str) -> None:
         """Carry a result to an agent that did not see it."""
@@ -57,7 +63,7 @@ class Desk:
         self, agent: str, tool: str, argument: str, thought: str, erred: bool = False
     ) -> str:
         """An agent decides on a call and makes it; the text that came back."""
-        self.add(Say(agent, SYSTEM, argument, thought, {"part": "query"}, erred=erred))
+        self.say(agent, SYSTEM, argument, thought, erred, part="query")
         self.calls.add(argument)
         seen = await self.toolbox.call(ToolCall(tool, argument))
         self.add(Use(agent, tool, argument, seen.text, seen.failure, erred=erred))

@@ -3,8 +3,8 @@
 Agents have a system prompt and a context of their own: an agent sees only what was said to it, what
 it said, and what its tools returned. Each `Say` is one model call of its agent; what that call was
 given is derived from the events before it (`context_of`), so cost can be counted with any tokenizer
-and with or without a prompt cache. `erred` marks an injected mistake for later study; no agent
-ever sees it.
+and with or without a prompt cache. `erred` marks a mistake for later study (an injected one, or a
+critic's who let it pass or objected to sound work); no agent ever sees it.
 """
 
 from __future__ import annotations

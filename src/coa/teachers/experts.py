@@ -18,6 +18,7 @@ from __future__ import annotations
 import random
 from typing import Protocol
 
+from coa.tasks.sets import ATLAS_CODE, ATLAS_WEB, GYM
 from coa.tasks.task import Task
 from coa.teachers.agents import code_agents, team, web_agents
 from coa.teachers.desk import Desk, Rates
@@ -44,12 +45,6 @@ class Experts:
 
     async def record(self, task: Task, toolbox: Toolbox, seed: int = 0) -> Episode:
         """Work on one public task; what the team could not do is in `episode.error`."""
-        if task.meta.get("set") == "gym-code":
-            from coa.teachers.coding import CodingExperts
-
-            rates = self.rates
-            coders = CodingExperts(rates.error, rates.miss, rates.false_alarm)
-            return await coders.record(task, toolbox, seed)
         agents, working = _team_for(task)
         episode = Episode(task.id, task.question, self.name, agents, seed=seed)
         episode.meta.update(task.meta)
@@ -61,12 +56,18 @@ class Experts:
 
 def _team_for(task: Task) -> tuple[list[AgentSpec], Team]:
     """Those who know how to work on the tasks of a set; questions of one's own go to the first."""
-    if task.meta.get("set") == "atlas-web":
+    name = task.meta.get("set")
+    if name == ATLAS_WEB:
         from coa.teachers.web_team import WebTeam
 
         return web_agents(), WebTeam()
-    if task.meta.get("set") == "atlas-code":
+    if name == ATLAS_CODE:
         from coa.teachers.code_team import CodeTeam
 
         return code_agents(), CodeTeam()
+    if name == GYM:
+        from coa.teachers.coding import CodingTeam
+        from coa.teachers.coding_prompts import coding_team
+
+        return coding_team(), CodingTeam()
     return team(), WikiTeam()

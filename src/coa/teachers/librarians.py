@@ -4,9 +4,10 @@ The searcher writes a query, the reader reports the value that the passages stat
 judges the report by a reading of its own, which now and then is careless. Mistakes are counted in
 `episode.meta`.
 
-In a team whose reflections are rated (`rated`) an objection holds its ratings, and a search that
-missed makes the planner speak again. Such a team also tries its best query first and takes only
-numbers for numbers; the first team keeps its habits, since published recipes record it again.
+In a team whose reflections are rated (`rated`) an objection holds its ratings and goes to whoever
+has to act on it: a search that missed makes the planner speak again. Such a team also tries its
+best query first, takes only numbers for numbers, and its critic's mistakes are marked; the first
+team keeps its habits, since published recipes record it again.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from typing import Literal
 from coa.corpus.reading import read
 from coa.corpus.relations import RELATIONS, query_for
 from coa.teachers.desk import MAX_TRIES, Desk
-from coa.teachers.episode import Say
 from coa.teachers.plans import Find
 from coa.teachers.wording import ratings, sentence_for, wanted
 
@@ -73,10 +73,10 @@ class Librarians:
             desk.count("missed_mistakes", bool(misread) and not objection)
             desk.count("false_alarms", bool(objection and reported and not misread))
             if not objection:
-                said = "The report agrees with the passages."
-                desk.say("reflector", "verifier", said, part="approval")
+                said, erred = "The report agrees with the passages.", self.rated and bool(misread)
+                desk.say("reflector", "verifier", said, erred=erred, part="approval")
                 return misread or reported
-            self._object(desk, find, objection, missed=not reported)
+            self._object(desk, find, objection, todo, reported, sound=not misread)
             if todo == "search":
                 return None
         return None
@@ -116,18 +116,23 @@ class Librarians:
     def _read_aloud(self, desk: Desk, find: Find, values: list[str], erred: bool = False) -> None:
         found = sentence_for(*find, values) if values else ""
         found = found or f"The passages do not give {wanted(*find)}."
-        facts = {"part": "finding", "values": values}
-        desk.add(Say("reader", "reflector", found[0].upper() + found[1:], "", facts, erred=erred))
+        said = found[0].upper() + found[1:]
+        desk.say("reader", "reflector", said, erred=erred, part="finding", values=values)
 
-    def _object(self, desk: Desk, find: Find, text: str, missed: bool) -> None:
+    def _object(
+        self, desk: Desk, find: Find, text: str, todo: str, reported: list[str], sound: bool
+    ) -> None:
+        """Tell whoever has to act on it; `sound`: the report was not a mistake."""
         desk.count("alarms")
         if not self.rated:
             desk.say("reflector", "searcher", text, part="alarm")
-            return
-        poor = ratings(tools="poor", progress="average")
-        rating = poor if missed else ratings(conflict="average")
-        desk.say("reflector", "searcher", f"{rating} {text}", part="alarm")
-        if missed:
+        elif reported:
+            worker = "reader" if todo == "read" else "searcher"
+            average = f"{ratings(conflict='average')} {text}"
+            desk.say("reflector", worker, average, erred=sound, part="alarm")
+        else:
+            poor = f"{ratings(tools='poor', progress='average')} {text}"
+            desk.say("reflector", "planner", poor, part="alarm")
             again = f"Search for {wanted(*find)} with other words."
             desk.say("planner", "searcher", again, "The search missed.", part="plan")
 

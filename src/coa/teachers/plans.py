@@ -9,7 +9,14 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from coa.corpus.relations import RELATIONS
-from coa.tasks.atlas_families import Chain, Comparison, Difference, Intersection, Superlative
+from coa.tasks.atlas_families import (
+    Chain,
+    Comparison,
+    Difference,
+    Intersection,
+    Superlative,
+    amount,
+)
 from coa.tasks.atlas_understanding import understand
 from coa.teachers.wording import WORDINGS
 
@@ -119,7 +126,7 @@ def conclude(plan: Plan, findings: Sequence[Sequence[str]]) -> Verdict | None:
     ends = list(findings[len(shape.relations) - 1 :: len(shape.relations)])
     if isinstance(shape, Comparison):
         return _most(list(plan.names), ends, shape)
-    numbers = sorted((_amount(end[0]) for end in ends), key=lambda n: n or 0, reverse=True)
+    numbers = sorted((amount(end[0]) for end in ends), key=lambda n: n or 0, reverse=True)
     if numbers[0] is None or numbers[1] is None:
         return None
     gap = numbers[0] - numbers[1]
@@ -129,7 +136,7 @@ def conclude(plan: Plan, findings: Sequence[Sequence[str]]) -> Verdict | None:
 def _most(
     names: list[str], values: Sequence[Sequence[str]], shape: Comparison | Superlative
 ) -> Verdict | None:
-    numbers = [_amount(value[0]) for value in values]
+    numbers = [amount(value[0]) for value in values]
     if len(names) != len(numbers) or any(number is None for number in numbers):
         return None
     ranked = sorted(zip(numbers, names, values, strict=True), key=lambda row: row[0] or 0)
@@ -144,8 +151,3 @@ def _extreme(shape: Comparison | Superlative, pair: bool) -> str:
     if shape.smaller:
         return "smaller" if pair else "smallest"
     return "larger" if pair else "largest"
-
-
-def _amount(text: str) -> int | None:
-    digits = text.replace(",", "")
-    return int(digits) if digits.isdigit() else None

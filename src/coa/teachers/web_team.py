@@ -2,7 +2,7 @@
 
 A step is about one or more pages. The searcher looks for their addresses; the reader reports what
 the hits state already, and otherwise opens the pages; the reflector rates the step. A poor rating
-(the search missed, the wrong page was opened) makes the planner say what changes.
+(a search or a page brought nothing) makes the planner say what changes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from coa.tasks.atlas_catalogues import WEB
 from coa.tasks.atlas_inquiries import Choice, Conclusion, Facts, Look, Tally, subjects_of
 from coa.teachers.closing import close
 from coa.teachers.desk import MAX_TRIES, Desk
-from coa.teachers.episode import Say
 from coa.teachers.librarians import alike, careless_queries
 from coa.teachers.outlines import Outline, planned
 from coa.teachers.wording import ratings, sentence_for, wanted_of
@@ -192,21 +191,20 @@ class WebTeam:
             desk.count("missed_mistakes", bool(misread) and not (noticed or doubted))
             desk.count("false_alarms", doubted and not misread)
             if not noticed and not doubted:
-                self._approve(desk, rated=not careful)
+                self._approve(desk, rated=not careful, erred=bool(misread))
                 return reported
             desk.count("alarms")
             reason = "The text gives another value." if noticed else "I am not sure of a value."
             average = f"{ratings(conflict='average')} {reason} Read again."
-            desk.say("reflector", "reader", average, part="alarm")
+            desk.say("reflector", "reader", average, erred=not misread, part="alarm")
         raise AssertionError("the second reading is careful and not doubted")
 
-    def _approve(self, desk: Desk, rated: bool) -> None:
+    def _approve(self, desk: Desk, rated: bool, erred: bool = False) -> None:
         """After an objection the reflector does not rate the same step a second time."""
         text = "The report agrees with the text."
-        if rated:
-            desk.say("reflector", "verifier", f"{ratings()} {text}", part="approval", rated=True)
-        else:
-            desk.say("reflector", "verifier", text, part="approval")
+        facts = {"part": "approval", "rated": True} if rated else {"part": "approval"}
+        text = f"{ratings()} {text}" if rated else text
+        desk.say("reflector", "verifier", text, "", erred, **facts)
 
     def _misread(
         self, desk: Desk, visit: _Visit, right: dict[Fact, list[str]]
@@ -232,8 +230,7 @@ class WebTeam:
     def _read_aloud(self, desk: Desk, reported: dict[Fact, list[str]], erred: bool) -> None:
         text = " ".join(sentence_for(*fact, values) for fact, values in reported.items())
         said = [[*fact, *values] for fact, values in reported.items()]
-        facts = {"part": "finding", "values": said}
-        desk.add(Say("reader", "reflector", text, "", facts, erred=erred))
+        desk.say("reader", "reflector", text, erred=erred, part="finding", values=said)
 
     # -- the end -----------------------------------------------------------------------------
 
