@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
 import signal
@@ -53,16 +54,18 @@ def descendants() -> set[int]:
     waiting = [os.getpid()]
     while waiting:
         for thread in Path(f"/proc/{waiting.pop()}/task").glob("*/children"):
-            children = {int(each) for each in thread.read_text().split()} - found
-            found |= children
-            waiting += children
+            with contextlib.suppress(OSError):  # it has ended meanwhile
+                children = {int(each) for each in thread.read_text().split()} - found
+                found |= children
+                waiting += children
     return found
 
 
 def signal_zygotes(number: int) -> None:
     for pid in descendants():
-        if re.search(r"^NSpid:.*\t1$", Path(f"/proc/{pid}/status").read_text(), re.M):
-            os.kill(pid, number)
+        with contextlib.suppress(FileNotFoundError):  # it has ended meanwhile
+            if re.search(r"^NSpid:.*\t1$", Path(f"/proc/{pid}/status").read_text(), re.M):
+                os.kill(pid, number)
 
 
 async def test_a_program_prints_what_it_prints(box: Sandbox) -> None:
@@ -294,10 +297,11 @@ async def test_killing_the_host_process_ends_everything_it_started(tmp_path: Pat
         "        await asyncio.sleep(60)\n"
         "asyncio.run(main())\n"
     )
+    before = descendants()
     host = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
     assert host.stdout is not None
     assert host.stdout.readline() == b"running\n"
-    inside = descendants()
+    inside = descendants() - before
     assert len(inside) >= 4  # the host, bubblewrap, the zygote, the program
     host.kill()
     host.wait()

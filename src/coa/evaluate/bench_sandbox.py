@@ -166,10 +166,11 @@ async def _bubblewrap() -> AsyncIterator[Run]:
     bwrap = shutil.which("bwrap")
     if bwrap is None:
         raise ToolError("bubblewrap is not installed; apt install bubblewrap.")
-    walls = f"{bwrap} --unshare-all --die-with-parent --ro-bind / / --tmpfs /tmp --"
+    walls = f"{bwrap} --unshare-all --die-with-parent --ro-bind / / --tmpfs /tmp".split()
+    walls += ["--ro-bind", sys.prefix, sys.prefix, "--"]  # which may be below /tmp
 
     async def run(program: str) -> str:
-        return await _spawned([*walls.split(), sys.executable, "-I", "-c", program])
+        return await _spawned([*walls, sys.executable, "-I", "-c", program])
 
     yield run
 
