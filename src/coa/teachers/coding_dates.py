@@ -31,7 +31,7 @@ def _date(year: str, month: str, day: str) -> str:
 def _leap(found: re.Match[str]) -> Plan:
     program = f'import calendar\nprint("Yes" if calendar.isleap({found[1]}) else "No")'
     steps = ("Ask the calendar.", "Print Yes or No.")
-    return Plan("calendar_arithmetic", steps, "I use calendar.isleap.", program, YES_NO)
+    return Plan(steps, "I use calendar.isleap.", program, YES_NO)
 
 
 @DATES.add(
@@ -50,7 +50,7 @@ def _weekday_of_numbers(found: re.Match[str]) -> Plan:
 def _weekday(day: str) -> Plan:
     program = f'from datetime import date\nprint({day}.strftime("%A"))'
     steps = ("Make the date.", "Print the name of its weekday.")
-    return Plan("calendar_arithmetic", steps, "I use strftime.", program, WEEKDAY)
+    return Plan(steps, "I use strftime.", program, WEEKDAY)
 
 
 @DATES.add(
@@ -71,7 +71,7 @@ def _weekday_after(found: re.Match[str]) -> Plan | None:
     )
     way = "back" if back else "forward"
     steps = (f"Go {offset} days {way} from the date.", "Print the name of the weekday.")
-    return Plan("calendar_arithmetic", steps, "I use timedelta.", program, WEEKDAY)
+    return Plan(steps, "I use timedelta.", program, WEEKDAY)
 
 
 @DATES.add(
@@ -92,7 +92,7 @@ def _recurring(found: re.Match[str]) -> Plan | None:
     )
     steps = (f"List the {found['name']}s of the month.", f"Print the {found['place']}.")
     idea = f"{found['name']} is column {column} of the calendar."
-    return Plan("calendar_arithmetic", steps, idea, program, WHOLE)
+    return Plan(steps, idea, program, WHOLE)
 
 
 @DATES.add(
@@ -115,7 +115,7 @@ def _count_weekdays(found: re.Match[str]) -> Plan | None:
         f'print(days.count("{name}"))'
     )
     steps = ("List the weekdays from the first to the last date.", f"Count {name}.")
-    return Plan("calendar_arithmetic", steps, "I number the days.", program, WHOLE)
+    return Plan(steps, "I number the days.", program, WHOLE)
 
 
 _WRITTEN = (
@@ -138,7 +138,7 @@ def _days_between(found: re.Match[str]) -> Plan | None:
         return None
     program = f'from datetime import date\nprint(({last} - {first}).days, "days")'
     steps = ("Make both dates.", "Print the number of days between them.")
-    return Plan("time_intervals", steps, "I subtract the dates.", program, DAYS)
+    return Plan(steps, "I subtract the dates.", program, DAYS)
 
 
 def _read(text: str) -> str:

@@ -43,7 +43,7 @@ def _rotate(found: re.Match[str]) -> Plan:
         "    print(*row)"
     )
     steps = (f"Turn the matrix by 90 degrees, {found[1]} // 90 times.", "Print the rows.")
-    return Plan("rotate_matrix", steps, "zip turns a reversed matrix.", program, ROWS)
+    return Plan(steps, "zip turns a reversed matrix.", program, ROWS)
 
 
 @GRIDS.add("spiral_matrix", rf".*list of elements in spiral order\?\n{_GRID}")
@@ -57,7 +57,7 @@ def _spiral(found: re.Match[str]) -> Plan:
         "print(*out)"
     )
     steps = ("Take the top row.", "Turn the rest to the left and repeat.")
-    return Plan("spiral_matrix", steps, "I peel off the top row.", program, ROWS)
+    return Plan(steps, "I peel off the top row.", program, ROWS)
 
 
 @GRIDS.add("binary_matrix", rf".*nearest 0 for each cell in the matrix below:\n{_GRID}")
@@ -70,7 +70,7 @@ def _distances(found: re.Match[str]) -> Plan:
         "    print(*[min(abs(r - a) + abs(c - b) for a, b in zeros) for c in range(n)])"
     )
     steps = ("List the cells that are 0.", "For each cell print the smallest distance to one.")
-    return Plan("binary_matrix", steps, "I compare with all zeros.", program, ROWS)
+    return Plan(steps, "I compare with all zeros.", program, ROWS)
 
 
 @GRIDS.add("pool_matrix", rf".*Perform (max|average) pooling .* kernel size of (\d+):\n{_GRID}")
@@ -87,7 +87,7 @@ def _pool(found: re.Match[str]) -> Plan:
         "    print(*out)"
     )
     steps = (f"Cut the matrix into blocks of {found[2]}.", f"Print the {found[1]} of each block.")
-    return Plan("pool_matrix", steps, "I go in steps of k.", program, ROWS)
+    return Plan(steps, "I go in steps of k.", program, ROWS)
 
 
 _TURNS = {
@@ -152,7 +152,7 @@ def _manipulate(found: re.Match[str]) -> Plan | None:
         lines.append(change)
     lines += ["for row in m:", "    print(*row)"]
     steps = ("Write one line for each operation.", "Print the rows.")
-    return Plan("manipulate_matrix", steps, "I go in order.", "\n".join(lines), ROWS)
+    return Plan(steps, "I go in order.", "\n".join(lines), ROWS)
 
 
 @GRIDS.add("rotten_oranges", rf".*no cell in the grid below has a fresh orange:\n{_GRID}")
@@ -170,7 +170,7 @@ def _oranges(found: re.Match[str]) -> Plan:
         "print(-1 if fresh else minute)"
     )
     steps = ("Let the rotten ones spread each minute.", "Stop when nothing changes.")
-    return Plan("rotten_oranges", steps, "I use sets of cells.", program, WHOLE)
+    return Plan(steps, "I use sets of cells.", program, WHOLE)
 
 
 @GRIDS.add(
@@ -193,7 +193,7 @@ def _island(found: re.Match[str]) -> Plan:
         "print(best)"
     )
     steps = ("Collect the land.", "Take one island after the other from it.", "Keep the largest.")
-    return Plan("largest_island", steps, "I flood each island.", program, WHOLE)
+    return Plan(steps, "I flood each island.", program, WHOLE)
 
 
 @GRIDS.add("shortest_path", r".*path from \* to # in the following grid:\n([*#OX \n]+)")
@@ -216,7 +216,7 @@ def _path(found: re.Match[str]) -> Plan:
         "print(*path)"
     )
     steps = ("Search from * in all directions, nearest cells first.", "Stop at #.")
-    return Plan("shortest_path", steps, "I use a breadth-first search.", program, SENTENCE)
+    return Plan(steps, "I use a breadth-first search.", program, SENTENCE)
 
 
 @GRIDS.add(
@@ -241,7 +241,7 @@ def _maze(found: re.Match[str]) -> Plan:
         "print(steps)"
     )
     steps = ("Search from the start, nearest cells first.", "Print the steps to the goal.")
-    return Plan("maze", steps, "I use a breadth-first search.", program, WHOLE)
+    return Plan(steps, "I use a breadth-first search.", program, WHOLE)
 
 
 @GRIDS.add(
@@ -258,7 +258,7 @@ def _courses(found: re.Match[str]) -> Plan:
         "print(not left)"
     )
     steps = ("Each term take the courses that need none of those left.", "See whether any is left.")
-    return Plan("course_schedule", steps, "I shrink the set of courses.", program, TRUE_FALSE)
+    return Plan(steps, "I shrink the set of courses.", program, TRUE_FALSE)
 
 
 @GRIDS.add(
@@ -279,4 +279,4 @@ def _life(found: re.Match[str]) -> Plan:
         "print(json.dumps(new))"
     )
     steps = ("Sum the nine cells around each cell, wrapping.", "3 gives life, 4 keeps it.")
-    return Plan("game_of_life", steps, "The sum includes the cell itself.", program, LIST)
+    return Plan(steps, "The sum includes the cell itself.", program, LIST)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from coa.teachers.coding_dates import DATES
 from coa.teachers.coding_grids import GRIDS
 from coa.teachers.coding_numbers import NUMBERS
@@ -26,5 +28,5 @@ def plan_for(question: str) -> Plan | None:
         match = recogniser.pattern.fullmatch(text)
         plan = recogniser.build(match) if match else None
         if plan is not None:
-            return plan
+            return replace(plan, kind=recogniser.kind)
     return None

@@ -24,13 +24,13 @@ def _expression(found: re.Match[str]) -> Plan:
     expression = found[1].replace("/", "//")
     steps = ("Write the expression in Python; / is whole division.", "Print its value.")
     idea = "I copy the expression."
-    return Plan("basic_arithmetic", steps, idea, f"print({expression})", WHOLE)
+    return Plan(steps, idea, f"print({expression})", WHOLE)
 
 
 @NUMBERS.add("chain_sum", r"State the final answer to the following[a-z ]+: ([-+ \d]+) =")
 def _sum(found: re.Match[str]) -> Plan:
     steps = ("Write the sum in Python.", "Print its value.")
-    return Plan("chain_sum", steps, "I copy the sum.", f"print({found[1]})", WHOLE)
+    return Plan(steps, "I copy the sum.", f"print({found[1]})", WHOLE)
 
 
 _DECIMAL = re.compile(r"\d+\.\d+|\d+")
@@ -44,7 +44,7 @@ def _decimals(expression: str) -> str:
 def _decimal_sum(found: re.Match[str]) -> Plan:
     program = f"from decimal import Decimal as D\nprint({_decimals(found[1])})"
     steps = ("Write the numbers as decimals, which are exact.", "Print the sum.")
-    return Plan("decimal_chain_sum", steps, "I use Decimal.", program, NUMBER)
+    return Plan(steps, "I use Decimal.", program, NUMBER)
 
 
 @NUMBERS.add(
@@ -58,41 +58,41 @@ def _decimal_expression(found: re.Match[str]) -> Plan:
         f"print({_decimals(found[2])})"
     )
     steps = (f"Set the precision to {found[1]} digits.", "Print the value of the expression.")
-    return Plan("decimal_arithmetic", steps, "I use Decimal.", program, NUMBER)
+    return Plan(steps, "I use Decimal.", program, NUMBER)
 
 
 @NUMBERS.add("bitwise_arithmetic", r"Please solve this problem.*\n([-+*<>() 0-9a-fx]+)")
 def _bitwise(found: re.Match[str]) -> Plan:
     steps = ("Write the expression in Python.", "Print its value in hexadecimal.")
     idea = "I copy the expression."
-    return Plan("bitwise_arithmetic", steps, idea, f"print(hex({found[1]}))", HEXADECIMAL)
+    return Plan(steps, idea, f"print(hex({found[1]}))", HEXADECIMAL)
 
 
 @NUMBERS.add("products", r"Solve the following multiplication: ([* \d]+)\. .*")
 def _product(found: re.Match[str]) -> Plan:
     steps = ("Write the product in Python.", "Print its value.")
-    return Plan("products", steps, "I copy the product.", f"print({found[1]})", WHOLE)
+    return Plan(steps, "I copy the product.", f"print({found[1]})", WHOLE)
 
 
 @NUMBERS.add("gcd", r"Find the Greatest Common Divisor \(GCD\) of these numbers: ([\d, ]+)\. .*")
 def _gcd(found: re.Match[str]) -> Plan:
     steps = ("Take the greatest common divisor of the numbers.", "Print it.")
     program = f"import math\nprint(math.gcd({found[1]}))"
-    return Plan("gcd", steps, "I use math.gcd.", program, WHOLE)
+    return Plan(steps, "I use math.gcd.", program, WHOLE)
 
 
 @NUMBERS.add("lcm", r"Find the Least Common Multiple \(LCM\) of these numbers: ([\d, ]+)")
 def _lcm(found: re.Match[str]) -> Plan:
     steps = ("Take the least common multiple of the numbers.", "Print it.")
     program = f"import math\nprint(math.lcm({found[1]}))"
-    return Plan("lcm", steps, "I use math.lcm.", program, WHOLE)
+    return Plan(steps, "I use math.lcm.", program, WHOLE)
 
 
 @NUMBERS.add("count_bits", r"How many 1 bits are there in the .* of the number (\d+)\?")
 def _bits(found: re.Match[str]) -> Plan:
     steps = ("Write the number in binary.", "Count the ones.")
     program = f'print(bin({found[1]}).count("1"))'
-    return Plan("count_bits", steps, "I use bin.", program, WHOLE)
+    return Plan(steps, "I use bin.", program, WHOLE)
 
 
 @NUMBERS.add("count_primes", r"Count how many prime .* between (\d+) and (\d+) \(inclusive\) \?")
@@ -105,7 +105,7 @@ def _primes(found: re.Match[str]) -> Plan:
         "print(count)"
     )
     steps = ("Go through all numbers of the range.", "Count those that no smaller one divides.")
-    return Plan("count_primes", steps, "I try divisors up to the root.", program, WHOLE)
+    return Plan(steps, "I try divisors up to the root.", program, WHOLE)
 
 
 @NUMBERS.add("prime_factorization", r"Find the prime factorization of (\d+)\. .*")
@@ -120,14 +120,14 @@ def _factors(found: re.Match[str]) -> Plan:
         'print(" \u00d7 ".join(map(str, factors)))'
     )
     steps = ("Divide by 2, 3, 4 ... as often as it goes.", "Print the divisors, joined by \u00d7.")
-    return Plan("prime_factorization", steps, "I divide from below.", program, FACTORS)
+    return Plan(steps, "I divide from below.", program, FACTORS)
 
 
 @NUMBERS.add("power_function", r".*Compute (-?[\d.]+(?:e-\d+)?)\^(-?\d+)\. .*")
 def _power(found: re.Match[str]) -> Plan:
     steps = ("Take the power.", "Print it with 3 significant figures.")
     program = f'print(f"{{({found[1]}) ** ({found[2]}):.2e}}")'
-    return Plan("power_function", steps, "I format with .2e.", program, NUMBER)
+    return Plan(steps, "I format with .2e.", program, NUMBER)
 
 
 @NUMBERS.add("number_format", r".*pick the (largest|smallest) number of the .*: ([-\d.,e+ ]+)")
@@ -138,7 +138,7 @@ def _extreme(found: re.Match[str]) -> Plan:
         f'print({function}(numbers, key=lambda s: float(s.replace(",", ""))))'
     )
     steps = ("Read every candidate as a number.", f"Print the {found[1]}.")
-    return Plan("number_format", steps, f"I use {function} with a key.", program, NUMBER)
+    return Plan(steps, f"I use {function} with a key.", program, NUMBER)
 
 
 @NUMBERS.add(
@@ -151,7 +151,7 @@ def _fraction(found: re.Match[str]) -> Plan:
         'print(f"{f.numerator}/{f.denominator}")'
     )
     steps = ("Make a Fraction, which reduces itself.", "Print it.")
-    return Plan("fraction_simplification", steps, "I use Fraction.", program, FRACTION)
+    return Plan(steps, "I use Fraction.", program, FRACTION)
 
 
 @NUMBERS.add("dice", r"I have these dice: ([\dd, ]+)\. .* odds of rolling (\d+) or higher\?.*")
@@ -167,7 +167,7 @@ def _dice(found: re.Match[str]) -> Plan:
         'print(f"{f.numerator}/{f.denominator}")'
     )
     steps = ("List all rolls of the dice.", "Count those that are high enough.", "Divide.")
-    return Plan("dice", steps, "I list the rolls with product.", program, FRACTION)
+    return Plan(steps, "I list the rolls with product.", program, FRACTION)
 
 
 _BASES = {"binary": "2", "hexadecimal": "16"}
@@ -190,7 +190,7 @@ def _base(found: re.Match[str]) -> Plan:
         f"Read the number in base {source}.",
         f"Divide by {target} and collect the remainders.",
     )
-    return Plan("base_conversion", steps, f"I take digits in base {target}.", program, DIGITS)
+    return Plan(steps, f"I take digits in base {target}.", program, DIGITS)
 
 
 @NUMBERS.add(
@@ -202,7 +202,7 @@ def _complex(found: re.Match[str]) -> Plan:
     operator = {"\u00d7": "*", "\u00f7": "/"}.get(found[2], found[2])
     program = f'z = ({left}) {operator} ({right})\nprint(f"{{round(z.real)}}{{round(z.imag):+}}i")'
     steps = ("Write both numbers with j for i.", "Calculate.", "Print real and imaginary part.")
-    return Plan("complex_arithmetic", steps, "Python writes i as j.", program, COMPLEX)
+    return Plan(steps, "Python writes i as j.", program, COMPLEX)
 
 
 def _python_complex(text: str) -> str:
@@ -219,7 +219,7 @@ def _equation(found: re.Match[str]) -> Plan:
     name, left, right = found.groups()
     program = f"f = lambda {name}: {left} - ({right})\nprint(round(-f(0) / (f(1) - f(0))))"
     steps = ("Bring everything to one side.", "It is linear: divide by the slope.")
-    return Plan("simple_equations", steps, f"The equation is linear in {name}.", program, WHOLE)
+    return Plan(steps, f"The equation is linear in {name}.", program, WHOLE)
 
 
 @NUMBERS.add(
@@ -229,4 +229,4 @@ def _angle(found: re.Match[str]) -> Plan:
     angles = ", ".join(re.findall(r"(\d+)\.0", found[2]))
     program = f"angles = [{angles}]\nprint(180 * ({found[1]} - 2) - sum(angles))"
     steps = ("The angles of an n-gon add up to 180 * (n - 2).", "Subtract the known ones.")
-    return Plan("simple_geometry", steps, f"There are {found[1]} sides.", program, WHOLE)
+    return Plan(steps, f"There are {found[1]} sides.", program, WHOLE)

@@ -51,12 +51,13 @@ ROWS = _form("rows of numbers", r"[-\d. ]+(?:\n[-\d. ]+)*")
 class Plan:
     """How a problem is solved, in words and as a program."""
 
-    kind: str
     steps: tuple[str, ...]
     idea: str
     """What the coder thinks before writing the program."""
     program: str
     form: Form
+    kind: str = ""
+    """Of the problem; that of the recogniser which found it."""
 
     @property
     def text(self) -> str:

@@ -28,7 +28,7 @@ def _sudoku(found: re.Match[str]) -> Plan:
         "    print(*row)"
     )
     steps = ("List what each row can be.", "Try all on columns and boxes.")
-    return Plan("mini_sudoku", steps, "I try permutations for each row.", program, ROWS)
+    return Plan(steps, "I try permutations for each row.", program, ROWS)
 
 
 @PUZZLES.add(
@@ -51,7 +51,7 @@ def _queens(found: re.Match[str]) -> Plan:
         '    print(*["Q" if i == c else "_" for i in range(n)])'
     )
     steps = ("Try all ways to put one queen in each row and column.", "Check the diagonals.")
-    return Plan("n_queens", steps, "Each queen has a column of its own.", program, BOARD)
+    return Plan(steps, "Each queen has a column of its own.", program, BOARD)
 
 
 _EFFECTS = {"Add": "1, {}", "Subtract": "1, -{}", "Multiply": "{}, 0"}
@@ -83,4 +83,4 @@ def _lock(found: re.Match[str]) -> Plan:
         'print(" \u2192 ".join(path))'
     )
     steps = ("Write each button as times and plus.", "Search the shortest sequence to the target.")
-    return Plan("quantum_lock", steps, "I use a breadth-first search.", program, BUTTONS)
+    return Plan(steps, "I use a breadth-first search.", program, BUTTONS)

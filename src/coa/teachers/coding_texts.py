@@ -20,7 +20,7 @@ TEXTS = Recognisers()
 @TEXTS.add("spell_backward", r"Spell this word backward \(example: sun -> nus\): (\w+)")
 def _backward(found: re.Match[str]) -> Plan:
     steps = ("Reverse the word.", "Print it.")
-    return Plan("spell_backward", steps, "I use a slice.", f'print("{found[1]}"[::-1])', WORD)
+    return Plan(steps, "I use a slice.", f'print("{found[1]}"[::-1])', WORD)
 
 
 @TEXTS.add(
@@ -29,14 +29,14 @@ def _backward(found: re.Match[str]) -> Plan:
 def _letters(found: re.Match[str]) -> Plan:
     program = f'text = "{found[2]}"\nprint(text.lower().count("{found[1]}"))'
     steps = ("Write the text in lower case.", "Count the letter.")
-    return Plan("letter_counting", steps, "I use count.", program, WHOLE)
+    return Plan(steps, "I use count.", program, WHOLE)
 
 
 @TEXTS.add("word_sequence_reversal", r".*Reverse this list of words: (\w+(?:, \w+)*)")
 def _reversal(found: re.Match[str]) -> Plan:
     program = f'words = "{found[1]}".split(", ")\nprint(", ".join(words[::-1]))'
     steps = ("Split the words.", "Print them in reverse order.")
-    return Plan("word_sequence_reversal", steps, "I use a slice.", program, WORDS)
+    return Plan(steps, "I use a slice.", program, WORDS)
 
 
 @TEXTS.add("word_sorting", r".*sort these words in (\w+) order .*: (\w+(?:, \w+)*)")
@@ -44,7 +44,7 @@ def _sorting(found: re.Match[str]) -> Plan:
     order = ", reverse=True" if found[1] == "descending" else ""
     program = f'words = "{found[2]}".split(", ")\nprint(", ".join(sorted(words{order})))'
     steps = ("Split the words.", f"Print them in {found[1]} order.")
-    return Plan("word_sorting", steps, "I use sorted.", program, WORDS)
+    return Plan(steps, "I use sorted.", program, WORDS)
 
 
 @TEXTS.add("number_sorting", r"Sort these numbers in (ascending|descending) order: ([-\d., ]+)\n.*")
@@ -52,7 +52,7 @@ def _number_sorting(found: re.Match[str]) -> Plan:
     order = ", reverse=True" if found[1] == "descending" else ""
     program = f"numbers = [{found[2]}]\nprint([str(n) for n in sorted(numbers{order})])"
     steps = (f"Sort the numbers in {found[1]} order.", "Print them as strings.")
-    return Plan("number_sorting", steps, "I use sorted.", program, LIST)
+    return Plan(steps, "I use sorted.", program, LIST)
 
 
 _KEPT = {
@@ -72,7 +72,7 @@ def _filtering(found: re.Match[str]) -> Plan:
     kept = _KEPT[found[1], found[2]]
     program = f"numbers = {found[4]}\nprint([n for n in numbers if float(n) {kept} {found[3]}])"
     steps = ("Read every string as a number.", f"Keep those that are {kept} {found[3]}.")
-    return Plan("number_filtering", steps, f"I keep what is {kept} {found[3]}.", program, LIST)
+    return Plan(steps, f"I keep what is {kept} {found[3]}.", program, LIST)
 
 
 @TEXTS.add(
@@ -88,7 +88,7 @@ def _palindrome(found: re.Match[str]) -> Plan:
         "print(half + middle + half[::-1])"
     )
     steps = ("Put half of each letter on the left.", "Put the odd letter in the middle.", "Mirror.")
-    return Plan("palindrome_generation", steps, "I count each letter.", program, WORD)
+    return Plan(steps, "I count each letter.", program, WORD)
 
 
 @TEXTS.add(
@@ -106,7 +106,7 @@ def _partitions(found: re.Match[str]) -> Plan:
         f'print(json.dumps(parts("{found[1]}")))'
     )
     steps = ("Try every palindrome at the start.", "Partition the rest in the same way.")
-    return Plan("palindrome_partitioning", steps, "I use recursion.", program, LIST)
+    return Plan(steps, "I use recursion.", program, LIST)
 
 
 @TEXTS.add("group_anagrams", r'.*Group the following .* anagrams:\n(\["[a-z]+"(?:, "[a-z]+")*\])')
@@ -120,7 +120,7 @@ def _anagrams(found: re.Match[str]) -> Plan:
         "print(json.dumps(list(groups.values())))"
     )
     steps = ("Sort the letters of each word.", "Group words with the same letters.")
-    return Plan("group_anagrams", steps, "Anagrams have the same sorted letters.", program, LIST)
+    return Plan(steps, "Anagrams have the same sorted letters.", program, LIST)
 
 
 @TEXTS.add("string_insertion", r".*inserting the characters according to the pattern: ([A-E]+)")
@@ -131,7 +131,7 @@ def _insertion(found: re.Match[str]) -> Plan:
         'print(re.sub("ABCD|BCDE|CDEA|DEAB|EABC", lambda m: m[0] + m[0][0], s))'
     )
     steps = ("Find the five patterns from left to right.", "After each, insert its first letter.")
-    return Plan("string_insertion", steps, "Each rule repeats the first letter.", program, WORD)
+    return Plan(steps, "Each rule repeats the first letter.", program, WORD)
 
 
 @TEXTS.add("binary_alternation", r".*following binary string alternating: ([01]+)")
@@ -144,7 +144,7 @@ def _alternation(found: re.Match[str]) -> Plan:
         "print(min(swaps, default=-1))"
     )
     steps = ("Write the two alternating strings.", "Each swap repairs two wrong places.")
-    return Plan("binary_alternation", steps, "I compare with both goals.", program, WHOLE)
+    return Plan(steps, "I compare with both goals.", program, WHOLE)
 
 
 @TEXTS.add("caesar_cipher", r"Decrypt this Caesar cipher text: ([A-Z ]+)\. .*")
@@ -159,7 +159,7 @@ def _caesar(found: re.Match[str]) -> Plan:
         "print(shift(max(range(26), key=english)))"
     )
     steps = ("Try all 26 shifts.", "Print the one with the most common and fewest rare letters.")
-    return Plan("caesar_cipher", steps, "English has many E and T, few J and Q.", program, SENTENCE)
+    return Plan(steps, "English has many E and T, few J and Q.", program, SENTENCE)
 
 
 @TEXTS.add("ab", r"A::B is a system.*following program:\s+((?:[AB]#|#[AB])(?: [AB]#| #[AB])*)\s.*")
@@ -176,4 +176,4 @@ def _ab(found: re.Match[str]) -> Plan:
         "print(*t)"
     )
     steps = ("Find two neighbours that face each other.", "Drop or swap them.", "Start again.")
-    return Plan("ab", steps, "Equal letters vanish, others swap.", program, SENTENCE)
+    return Plan(steps, "Equal letters vanish, others swap.", program, SENTENCE)
