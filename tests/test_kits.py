@@ -49,7 +49,7 @@ async def test_a_task_gets_the_tools_of_its_set() -> None:
 async def test_a_question_gets_the_tools_that_the_grammar_names(
     grammar: str, tools: list[str]
 ) -> None:
-    mine, chosen = Task("Mine?"), load_grammar(grammar)
+    mine, chosen = Task("Mine?", meta={"set": "a column of my own"}), load_grammar(grammar)
     async with open_kit([mine], grammar=chosen) as toolbox_of:
         assert sorted(toolbox_of(mine)) == sorted(tools)
         assert toolbox_of(mine).bind(chosen).tool_roles

@@ -123,7 +123,7 @@ async def test_an_agent_answers_by_search_and_crawl(
     built: Built, record_property: Callable[[str, object], None]
 ) -> None:
     folder, corpus, _ = built
-    source = CorpusSource(corpus, corpus.fingerprint)
+    source = CorpusSource(corpus)
     wrong, asked = [], functions(folder)
     for name, version in asked.items():
         question = f"In which version of Python was {name} added?"

@@ -70,7 +70,7 @@ async def calculate(argument: str) -> str:
 def toolbox(name: str, world: int) -> Toolbox:
     if name == "atlas-code":
         return Toolbox([wiki_search(atlas_corpus(world)), Tool("code", calculate, body="code")])
-    source = CorpusSource(atlas_corpus(world), f"atlas:{world}")
+    source = CorpusSource(atlas_corpus(world))
     return Toolbox([web_search(source), crawl_page(source)])
 
 

@@ -31,7 +31,7 @@ from coa.tools.web import (
 )
 
 FRANCE = "https://atlas.example/country/france"
-ATLAS = CorpusSource(atlas_corpus(0), "atlas:0")
+ATLAS = CorpusSource(atlas_corpus(0))
 
 
 def call(tool: Tool, argument: str) -> Observation:

@@ -67,7 +67,7 @@ class WrongWeb:
     """A web on which other pages are found, and other pages stand at the addresses."""
 
     def __init__(self, corpus: Corpus) -> None:
-        self._corpus, self._real = corpus, CorpusSource(corpus, corpus.fingerprint)
+        self._corpus, self._real = corpus, CorpusSource(corpus)
         self.fingerprint = f"wrong {corpus.fingerprint}"
 
     @cached_property

@@ -21,7 +21,7 @@ from coa.errors import ConfigError, RecordError, UsageError
 from coa.machine import cores
 from coa.protocol.grammar import Grammar
 from coa.runs import Json
-from coa.tasks.sets import kind_of
+from coa.tasks.sets import KINDS, kind_of
 from coa.tasks.task import Task
 from coa.tools.base import Tool, Toolbox
 from coa.tools.cache import ToolCache
@@ -129,7 +129,7 @@ async def open_kit(
 
 def tools_of(task: Task, grammar: Grammar | None = None) -> tuple[str, ...]:
     """Names of a task's tools: those of its set, or else those that the grammar names."""
-    if "set" not in task.meta and grammar is not None:
+    if task.meta.get("set") not in KINDS and grammar is not None:
         named = [grammar.by_name[name].tool or name for name in grammar.tool_roles]
         known = tuple(name for name in named if name in KNOWN_TOOLS)
         if known:
@@ -218,7 +218,7 @@ class _Kit:
         known = _corpus(corpus)
         if self._settings.observations == "wrong":
             return WrongWeb(known)
-        return CorpusSource(known, known.fingerprint)
+        return CorpusSource(known)
 
     def _code(self) -> Tool:
         if self._box is None and self._settings.mode != "replay":

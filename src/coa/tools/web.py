@@ -70,10 +70,13 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class CorpusSource:
-    """A corpus as a Source. `fingerprint` names the corpus and its version."""
+    """A corpus as a Source."""
 
     corpus: Corpus
-    fingerprint: str
+
+    @property
+    def fingerprint(self) -> str:
+        return self.corpus.fingerprint
 
     async def search_pages(self, query: str, k: int) -> Sequence[SearchHit]:
         return self.corpus.search_pages(query, k)
