@@ -3,7 +3,8 @@
     python benchmarks/step_profile.py [ROLLOUTS] [TOKENS_EACH] [MODEL]
 
 One step of rollouts that hold so many tokens each, by part: the matrix products, attention, and
-what lies between, with the compiled kernels and with torch's operations. Least of five steps.
+what lies between, with the compiled kernels and with torch's operations; and how fast the products
+of all layers are at several numbers of rows. Least of five.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from coa.engines.store import model_folder, resolve
 
 PIECE = 256
 STEPS = 5
+ROWS = (1, 16, 64, 128, 256)
 
 
 class Clock:
@@ -63,6 +65,25 @@ def profile(forward: LlamaForward, rollouts: int, tokens: int) -> dict[str, floa
     return {name: round(1000 * took, 1) for name, took in best.items()}
 
 
+def products(forward: LlamaForward) -> dict[str, float]:
+    """GFLOP/s of the layers' products, by rows: few rows wait for the weights."""
+    shape, found = forward.shape, {}
+    for rows in ROWS:
+        hidden = torch.randn(rows, shape.hidden).bfloat16()
+        wide = torch.randn(rows, shape.heads * shape.head_dim).bfloat16()
+        inner = forward._layers[0].gate_up(hidden)[:, ::2].contiguous()
+        given = {"qkv": hidden, "out": wide, "gate_up": hidden, "down": inner}
+        took, flops = [], 0
+        for _ in range(STEPS):
+            started, flops = time.perf_counter(), 0
+            for layer in forward._layers:
+                for name, x in given.items():
+                    flops += 2 * x.shape[1] * getattr(layer, name)(x).numel()
+            took.append(time.perf_counter() - started)
+        found[str(rows)] = round(flops / min(took) / 1e9, 1)
+    return found
+
+
 def peaks() -> dict[str, float]:
     """What the machine does at best: bfloat16 products, and reading memory."""
     square = torch.randn(4096, 4096).bfloat16()
@@ -89,6 +110,7 @@ def main() -> None:
     with torch.inference_mode():
         record["peaks"] = peaks()
         compiled = LlamaForward(folder, torch.bfloat16, rollouts, tokens + 1, exact=False)
+        record["products_gflops_by_rows"] = products(compiled)
         record["compiled"] = profile(compiled, rollouts, tokens)
         if compiled.slow:
             record["compiled"] = f"no kernels: {compiled.slow}"
