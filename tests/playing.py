@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
-from coa.engines.base import Completion, OnText, Sampling
+from coa.engines.base import Completion, Engine, OnText, Sampling
 from coa.engines.scripted import Script, ScriptedEngine
 from coa.errors import EngineError
 from coa.protocol import load_grammar
@@ -13,7 +13,7 @@ from coa.runs import dumps
 from coa.runtime import Budget, Decoding, run
 from coa.tasks.task import Task
 from coa.tools import Tool, Toolbox
-from coa.trajectory import Author, Trajectory
+from coa.trajectory import Author, StopReason, Trajectory
 
 MHQA = load_grammar("mhqa")
 TASK = Task("Where is it?", ("Paris",), gold={"hops": ["France"]})
@@ -98,3 +98,38 @@ class FailingEngine(ScriptedEngine):
         if self.decode(completion.ids) == "hang":
             await asyncio.Event().wait()
         return completion
+
+
+def sampled_rollout(engine: Engine) -> Trajectory:
+    """A hot rollout of a real engine that keeps the ids that were sampled, checked to do so."""
+    budget = Budget(turns=3, turn_tokens=48, tokens=120, seconds=120)
+    decoding = Decoding(temperature=0.8, seed=1)
+    trajectory = asyncio.run(run(TASK, engine, MHQA, box("mhqa"), budget=budget, decoding=decoding))
+    assert trajectory.stop is not StopReason.ENGINE_FAILED, trajectory.error
+    for segment in trajectory.segments:
+        if segment.author is Author.MODEL:
+            assert engine.decode(segment.ids or ()) == segment.text
+            assert len(segment.ids or ()) == len(segment.logprobs or ())
+    return trajectory
+
+
+def constrained_rollouts(
+    engine: Engine, grammar: str, questions: Sequence[str], count: int, budget: Budget
+) -> list[Trajectory]:
+    """Rollouts of a model that was never trained on the grammar, at temperature 1, bound to it."""
+
+    async def together() -> list[Trajectory]:
+        jobs = [
+            run(
+                Task(questions[i % len(questions)]),
+                engine,
+                load_grammar(grammar),
+                box(grammar),
+                budget=budget,
+                decoding=Decoding(temperature=1.0, sample=i, prompt="full", constrain=True),
+            )
+            for i in range(count)
+        ]
+        return await asyncio.gather(*jobs)
+
+    return asyncio.run(together())

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from playing import TASK, box
+from playing import TASK, box, constrained_rollouts
 from tiny_model import make_tiny_model
 
 torch = pytest.importorskip("torch")
@@ -178,22 +178,8 @@ def test_the_untrained_base_is_never_malformed_under_a_constraint(name: str) -> 
     """The real model at temperature 1, which without a constraint almost never gets it right."""
     engine = load_engine("smollm2-135m", slots=16, context=2048)
     questions = ["What is the capital of Peru?", "Which river flows through Lyon?"]
-
-    async def rollouts() -> list[Trajectory]:
-        jobs = [
-            run(
-                Task(questions[i % 2]),
-                engine,
-                load_grammar(name),
-                box(name),
-                budget=Budget(turns=4, turn_tokens=256),
-                decoding=Decoding(temperature=1.0, sample=i, prompt="full", constrain=True),
-            )
-            for i in range(16)
-        ]
-        return await asyncio.gather(*jobs)
-
-    done = asyncio.run(rollouts())
+    budget = Budget(turns=4, turn_tokens=256)
+    done = constrained_rollouts(engine, name, questions, 16, budget)
     asyncio.run(engine.close())
     assert sum(t.usage.malformed for t in done) == 0
     assert all(t.stop is StopReason.ANSWERED or (t.stop and t.stop.truncated) for t in done)

@@ -25,9 +25,7 @@ from coa.engines.native import NativeCompletions
 from coa.engines.openai import OpenAIEngine
 from coa.engines.text_dialects import ChatContinuation, TextCompletions
 from coa.errors import EngineError, ModelError
-from coa.runtime import Budget, Decoding, run
-from coa.trajectory import Author, StopReason
-from playing import MHQA, TASK, box
+from playing import sampled_rollout
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parent.parent
@@ -162,17 +160,7 @@ def test_letters_of_several_tokens_are_not_lost(engine: OpenAIEngine, temperatur
 
 
 def test_a_rollout_keeps_the_ids_that_were_sampled(engine: OpenAIEngine) -> None:
-    async def once() -> Any:
-        budget = Budget(turns=3, turn_tokens=48, tokens=120, seconds=120)
-        decoding = Decoding(temperature=0.8, seed=1)
-        return await run(TASK, engine, MHQA, box("mhqa"), budget=budget, decoding=decoding)
-
-    trajectory = asyncio.run(once())
-    assert trajectory.stop is not StopReason.ENGINE_FAILED, trajectory.error
-    for segment in trajectory.segments:
-        if segment.author is Author.MODEL:
-            assert engine.decode(segment.ids) == segment.text
-            assert len(segment.ids) == len(segment.logprobs)
+    sampled_rollout(engine)
 
 
 def test_requests_at_once_do_not_mix(engine: OpenAIEngine) -> None:

@@ -27,10 +27,9 @@ from coa.engines.dialects import TokenCompletions  # noqa: E402
 from coa.engines.lora import MANIFEST, write_adapter  # noqa: E402
 from coa.engines.openai import OpenAIEngine  # noqa: E402
 from coa.errors import EngineError, ModelError, Unavailable  # noqa: E402
-from coa.protocol import PRESETS, load_grammar  # noqa: E402
-from coa.runtime import Budget, Decoding, run  # noqa: E402
-from coa.tasks.task import Task  # noqa: E402
-from coa.trajectory import Author, StopReason, Trajectory  # noqa: E402
+from coa.protocol import PRESETS  # noqa: E402
+from coa.runtime import Budget  # noqa: E402
+from coa.trajectory import StopReason  # noqa: E402
 from plain_forward import (  # noqa: E402
     chosen,
     forced,
@@ -39,7 +38,7 @@ from plain_forward import (  # noqa: E402
     merged,
     random_adapter,
 )
-from playing import MHQA, TASK, box  # noqa: E402
+from playing import constrained_rollouts, sampled_rollout  # noqa: E402
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parent.parent
@@ -284,18 +283,8 @@ def test_greedy_agrees_with_the_model_in_this_process(
 
 
 def test_a_rollout_keeps_the_ids_that_were_sampled(engine: OpenAIEngine) -> None:
-    async def once() -> Trajectory:
-        budget = Budget(turns=3, turn_tokens=48, tokens=120, seconds=120)
-        decoding = Decoding(temperature=0.8, seed=1)
-        return await run(TASK, engine, MHQA, box("mhqa"), budget=budget, decoding=decoding)
-
-    trajectory = asyncio.run(once())
-    assert trajectory.stop is not StopReason.ENGINE_FAILED, trajectory.error
+    trajectory = sampled_rollout(engine)
     assert trajectory.weights == "smollm2" and trajectory.meta == {}
-    for segment in trajectory.segments:
-        if segment.author is Author.MODEL:
-            assert engine.decode(segment.ids or ()) == segment.text
-            assert len(segment.ids or ()) == len(segment.logprobs or ())
 
 
 # -- constraints --------------------------------------------------------------------------------
@@ -331,22 +320,8 @@ def test_the_untrained_base_is_never_malformed_under_a_constraint(
     name: str, engine: OpenAIEngine
 ) -> None:
     """At temperature 1, which without a constraint almost never gets it right."""
-
-    async def rollouts() -> list[Trajectory]:
-        jobs = [
-            run(
-                Task(QUESTIONS[i % 4]),
-                engine,
-                load_grammar(name),
-                box(name),
-                budget=Budget(turns=3, turn_tokens=224),
-                decoding=Decoding(temperature=1.0, sample=i, prompt="full", constrain=True),
-            )
-            for i in range(8)
-        ]
-        return await asyncio.gather(*jobs)
-
-    done = asyncio.run(rollouts())
+    budget = Budget(turns=3, turn_tokens=224)
+    done = constrained_rollouts(engine, name, QUESTIONS[:4], 8, budget)
     malformed = sum(t.usage.malformed for t in done)
     stops = [t.stop for t in done]
     cut = sum(stop is not StopReason.ANSWERED for stop in stops)
