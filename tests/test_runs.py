@@ -271,7 +271,7 @@ def test_two_processes_cannot_share_a_run_and_a_killed_one_lets_go(tmp_path: Pat
     holder = start(code, path)
     assert holder.stdout is not None and holder.stdout.readline() == "open\n"
     assert refusal(path) == (
-        f"run: in use by another process (pid {holder.pid}). Wait for it, or use another directory."
+        f"run: in use by another process (pid {holder.pid}). Wait for it, or write elsewhere."
     )
     kill(holder)
     with open_run(path) as run:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -18,6 +19,16 @@ from coa.runs import Appender, Json, dumps, read_records, write_atomic
 
 class Record(Protocol):
     def to_json(self) -> Json: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A record that is passed on as it is."""
+
+    record: Json
+
+    def to_json(self) -> Json:
+        return self.record
 
 
 R = TypeVar("R", bound=Record)

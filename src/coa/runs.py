@@ -15,6 +15,7 @@ when the process dies, however it dies.
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import subprocess
@@ -56,6 +57,16 @@ def write_atomic(path: Path, text: str) -> None:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def sweep(path: Path) -> None:
+    """Remove what a killed process left of a file it wrote beside: of this one, or of all in here.
+
+    Only for whoever owns the place: what another process is writing just now looks the same.
+    """
+    folder, name = (path, "*") if path.is_dir() else (path.parent, glob.escape(path.name))
+    for left in folder.glob(f".{name}.{'[a-z0-9_]' * 8}"):
+        left.unlink(missing_ok=True)
 
 
 def read_jsonl(path: Path) -> Iterator[tuple[int, Json]]:
@@ -182,8 +193,9 @@ class Run:
         made_with: Json = {"packages": _versions(), "python": sys.version.split()[0]}
         made_with["commit"] = _commit()
         path.mkdir(parents=True, exist_ok=True)
-        held_lock = _lock_run(path)
+        held_lock = lock_output(path)
         try:
+            sweep(path)
             held = _read_manifest(path)
             if held is not None:
                 _check_same(path, held, asked)
@@ -240,6 +252,8 @@ class Run:
 def claim(path: Path, recipe: Json) -> None:
     """Write what makes a growing file into `path.manifest.json`, or refuse to mix two recipes."""
     manifest = path.with_name(f"{path.name}.manifest.json")
+    sweep(path)
+    sweep(manifest)
     if path.is_file() and manifest.is_file():
         held = _read_object(manifest, f"Delete it and {path.name} to start again.")
         _check_same(path, held, _as_read(recipe))
@@ -283,14 +297,17 @@ def _flock(file: IO[str], busy: Callable[[str], None]) -> None:
         )
 
 
-def _lock_run(path: Path) -> IO[str]:
+def lock_output(path: Path) -> IO[str]:
+    """Lock a run directory, or a growing file by a file beside it; in use is an error."""
+
     def refuse(holder: str) -> None:
         raise UsageError(
-            f"{path}: in use by another process (pid {holder}). Wait for it, or use another "
-            "directory."
+            f"{path}: in use by another process (pid {holder}). Wait for it, or write elsewhere."
         )
 
-    return lock(path / LOCK, refuse)
+    beside = path / LOCK if path.is_dir() else path.with_name(f".{path.name}{LOCK}")
+    beside.parent.mkdir(parents=True, exist_ok=True)
+    return lock(beside, refuse)
 
 
 def _is_object(text: bytes) -> bool:
