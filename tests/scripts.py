@@ -27,6 +27,11 @@ def episodes_of(tasks: Iterable[Task], teacher: Experts | None = None) -> list[E
     return asyncio.run(record())
 
 
+def texts_of(episode: Episode, place: int) -> list[str]:
+    """The texts that the model call at a place was given."""
+    return [message.text for message in episode.messages_of(place)]
+
+
 def turns_of(tasks: Iterable[Task], grammar: str = "mhqa") -> dict[str, list[str]]:
     """Question -> the turns that answer it."""
     bound = TOOLBOX_OF(Task("any")).bind(load_grammar(grammar))

@@ -117,7 +117,7 @@ ASK = ("ask", QUESTION, "--model", "scripted:model.jsonl")
         (("record", "--tasks", "bad.csv", "--out", "e"), "found columns 'q', 'answer', expected"),
         (
             ("record", "--tasks", "tasks.jsonl", "--out", "e", "--teacher", "gpt"),
-            "'gpt' is not a teacher; expected experts or module:attribute.",
+            "'gpt' is not a teacher; expected experts, llm or module:attribute.",
         ),
         (
             ("record", "--tasks", "tasks.jsonl", "--out", "e", "--teacher", "odd:Broken"),
@@ -365,8 +365,9 @@ def test_tasks_record_distill_show_inspect_eval_compare(coa: Coa, tmp_path: Path
     tasks = TaskSet.load(tmp_path / "tasks.jsonl")
     recorded = coa("record", "--tasks", "tasks.jsonl", "--out", "e.jsonl", "--error-rate", "0")
     assert recorded.code == 0 and recorded.err.endswith("6 episodes in e.jsonl, 6 with an answer\n")
-    distilled = coa("distill", "--episodes", "e.jsonl", "--out", "d", "--tasks", "tasks.jsonl")
-    assert json.loads(distilled.out)["kept"] == 6
+    distilling = ("distill", "--episodes", "e.jsonl", "--out", "d", "--tasks", "tasks.jsonl")
+    assert coa(*distilling, "--json").record["kept"] == 6
+    assert "6 trajectories of 6 episodes" in coa(*distilling).out
     unjudged = coa("distill", "--episodes", "e.jsonl", "--out", "u", "--grammar", "react")
     assert "no --tasks: answers were not judged" in unjudged.err
     shown = coa("show", "d/trajectories.jsonl", "--n", "2").out

@@ -31,6 +31,7 @@ from coa.teachers.experts import Experts
 from coa.tools.base import Tool, Toolbox
 from coa.tools.code import code_tool
 from coa.tools.sandbox import Sandbox, SandboxError
+from scripts import texts_of
 
 pytest.importorskip("reasoning_gym")
 
@@ -180,7 +181,7 @@ def test_agents_are_told_neither_of_mistakes_nor_of_gold(
     assert not any("erred" in event.text or "mistake" in event.text for event in said)
     for index, event in enumerate(episode.events):
         if isinstance(event, Say) and event.agent in PARTS:
-            assert len(episode.context_of(index)[0].split()) > 150
+            assert len(texts_of(episode, index)[0].split()) > 150
 
 
 def part_of(event: Say | Use) -> str:
@@ -201,7 +202,7 @@ def test_every_agent_says_what_follows_from_its_own_context(
         for index, event in enumerate(episode.events):
             if not isinstance(event, Say) or event.agent not in PARTS:
                 continue
-            _, *context = episode.context_of(index)
+            _, *context = texts_of(episode, index)
             seen[part_of(event)] += 1
             if event.agent == "planner":
                 assert context == [episode.question]

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import pytest
 
 from coa.distill.convert import NotConvertible, convert
+from coa.distill.filters import FilterSettings
 from coa.distill.pipeline import Distilled, distill, save_distilled
 from coa.engines.scripted import ByteCodec, ScriptedEngine, TextCodec
 from coa.protocol import Grammar, check, load_grammar, parse, system_prompt
@@ -99,6 +100,7 @@ def test_every_rejection_has_a_reason_and_nothing_is_lost(made: Made) -> None:
         "wrong answer",
         "a look-up brought no report",
         "the reports do not combine to an answer",
+        "redundant tool call",  # of two searchers at the same time
     }
 
 
@@ -223,12 +225,14 @@ def test_the_prompt_that_is_asked_for_opens_the_chain(made: Made) -> None:
         assert asyncio.run(again).segments[0].text == trajectory.segments[0].text
 
 
-def test_what_is_distilled_is_saved_in_three_files(made: Made, tmp_path: Path) -> None:
+def test_what_is_distilled_is_saved_with_its_funnel_and_card(made: Made, tmp_path: Path) -> None:
     save_distilled(tmp_path, made.distilled)
     assert load_trajectories(tmp_path / "trajectories.jsonl") == made.distilled.kept
     lines = (tmp_path / "rejected.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in lines] == made.distilled.rejected
     assert json.loads((tmp_path / "funnel.json").read_text()) == made.distilled.funnel
+    assert (tmp_path / "funnel.svg").read_text().startswith("<svg")
+    assert "(funnel.svg)" in (tmp_path / "README.md").read_text()
 
 
 # -- odd episodes ----------------------------------------------------------------------------
@@ -271,18 +275,21 @@ async def test_a_page_that_holds_tags_converts_and_replays_safely(name: str) -> 
     [
         (episode_of(answer=None), "the episode has no answer"),
         (episode_of(answer=" "), "illegal under {name!r}: <answer> is empty."),
-        (episode_of(LOOK, answer="<think>"), "<answer> would hold a tag of the grammar"),
+        (episode_of(LOOK, answer="<think>"), "a block would hold a tag of the grammar: <answer>"),
         (
             episode_of(LOOK, Say("a", "a", "It says <answer>.", facts={"part": "finding"})),
-            "<think> would hold a tag of the grammar",
+            "a block would hold a tag of the grammar: <think>",
         ),
         (episode_of(Use("a", "wiki_search", "", HOSTILE)), "<{tool}> is empty."),
-        (episode_of(Use("a", "wiki_search", "where", "x")), "does not replay (answered)"),
+        (
+            episode_of(Use("a", "wiki_search", "where", "x")),
+            "does not replay: call 1 is answered in another way",
+        ),
         (
             episode_of(Use("a", "wiki_search", "where", "", "timeout")),
             "the environment failed: wiki_search timeout",
         ),
-        (episode_of(LOOK, LOOK), "does not replay (answered)"),
+        (episode_of(LOOK, LOOK), "redundant tool call: {tool}: where"),
         (episode_of(LOOK, answer="Rome"), "wrong answer"),
     ],
 )
@@ -292,17 +299,19 @@ async def test_what_cannot_be_a_chain_is_rejected_with_its_reason(
     grammar = load_grammar(name)
     done = await distill([episode], grammar, lambda _: box(), {TASK.id: TASK})
     wanted = reason.format(name=name, tool=grammar.tool_roles[0])
-    assert not done.kept and wanted in done.rejected[0]["reason"]
+    (record,) = done.rejected
+    assert not done.kept and wanted in f"{record['reason']}: {record['detail']}"
 
 
 async def test_an_episode_without_its_task_cannot_be_judged() -> None:
     done = await distill([episode_of(LOOK)], load_grammar("mhqa"), lambda _: box(), {})
-    assert done.rejected == [{"task_id": TASK.id, "reason": "its task is not in the task file"}]
+    (record,) = done.rejected
+    assert (record["stage"], record["reason"]) == ("convert", "its task is not in the task file")
 
 
 def test_a_tool_that_the_grammar_does_not_have_is_named() -> None:
     grammar = Toolbox().bind(load_grammar("mhqa"))
-    with pytest.raises(NotConvertible, match="the grammar has no agent for tool 'wiki_search'"):
+    with pytest.raises(NotConvertible, match="the grammar has no agent for a tool: wiki_search"):
         convert(episode_of(LOOK), grammar)
 
 
@@ -368,6 +377,27 @@ def test_a_check_that_fails_goes_back_to_the_plan_or_is_an_objection() -> None:
     assert ("think", "It says Lima. Score: 2 Once more. It says Lima.") in blocks("react", *told)
 
 
+def test_ratings_and_scores_are_derived_where_a_critic_keeps_them_apart() -> None:
+    stated = {"part": "alarm", "ratings": {"Information Conflict": "average"}}
+    checked = Say("a", "a", "All agree.", facts={"part": "check", "score": 4})
+    plan = Say("a", "a", "Once more.", facts={"part": "plan"})
+    again = Use("a", "wiki_search", "again", HOSTILE)
+    cases = {
+        "poor": [Say("a", "a", "No.", facts={"part": "alarm"}), plan, again],
+        "average": [Say("a", "a", "Hm.", facts={"part": "alarm"}), again],
+        "good": [Say("a", "a", "Yes.", facts={"part": "approval", "rated": True})],
+    }
+    for word, events in cases.items():
+        found = dict(blocks("web", *events, SUGGEST, checked))
+        assert found["reflection"].startswith(GOOD.replace("good", word))
+        assert found["double_check"] == "All agree. Score: 4"
+    mixed = dict(blocks("web", Say("a", "a", "Hm.", facts=stated), again, SUGGEST, checked))
+    assert mixed["reflection"].startswith("Information Conflict: average. Tool Effectiveness: av")
+    unscored = Say("a", "a", "All agree.", facts={"part": "check"})
+    with pytest.raises(NotConvertible, match="illegal under 'web'"):
+        convert(episode_of(LOOK, SUGGEST, unscored), box().bind(load_grammar("web")))
+
+
 def test_a_score_that_contradicts_what_follows_cannot_be_a_chain() -> None:
     for score in (2, 5):
         with pytest.raises(NotConvertible, match="illegal under 'web'"):
@@ -384,5 +414,11 @@ async def test_a_task_with_a_verifier_of_its_own_is_judged_by_it() -> None:
         plan = Say("a", "a", "1. look", facts={"part": "plan"})
         agents = [AgentSpec("a", "coder", "Code.")]
         episode = Episode(task.id, task.question, "mine", agents, [plan], answer, meta=task.meta)
-        done = await distill([episode], load_grammar("code"), lambda _: box(), {task.id: task})
+        done = await distill(
+            [episode],
+            load_grammar("code"),
+            lambda _: box(),
+            {task.id: task},
+            filters=FilterSettings(min_tool_calls=0),
+        )
         assert len(done.kept) == kept, done.rejected

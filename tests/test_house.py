@@ -16,10 +16,10 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "coa"
 
 LAYERS = (
-    *("errors", "machine", "runs", "config", "progress", "collect", "trajectory", "protocol"),
-    *("corpus", "tasks", "engines", "tools", "runtime", "display", "rewards", "teachers"),
-    *("distill", "train", "evaluate", "serve", "scale", "asking", "doctor", "speedrun"),
-    *("cli_things", "cli"),
+    *("errors", "machine", "runs", "config", "progress", "collect", "crew", "rehearsal"),
+    *("trajectory", "protocol", "corpus", "tasks", "engines", "tools", "runtime", "display"),
+    *("rewards", "teachers", "distill", "train", "evaluate", "pages", "serve", "scale"),
+    *("asking", "doctor", "speedrun", "cli_options", "cli_things", "cli_datasets", "cli"),
 )
 """A module imports only from those before it."""
 

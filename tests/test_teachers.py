@@ -34,7 +34,7 @@ from coa.teachers.episode import (
 )
 from coa.teachers.experts import Experts
 from coa.tools import Tool, Toolbox
-from scripts import TOOLBOX_OF, episodes_of
+from scripts import TOOLBOX_OF, episodes_of, texts_of
 
 ERRING = Experts(error_rate=0.3)
 WORLDS = (0, 7)
@@ -123,9 +123,9 @@ def test_an_agent_sees_what_was_said_to_it_and_nothing_else() -> None:
         Say("b", "user", "seen", erred=True),
         Say("a", "user", "done"),
     ]
-    assert episode.context_of(1) == ["A.", "q?"]
-    assert episode.context_of(5) == ["B.", "find it", "page", "carried"]
-    assert episode.context_of(6) == ["A.", "q?", "hm find it", "leaf"]
+    assert texts_of(episode, 1) == ["A.", "q?"]
+    assert texts_of(episode, 5) == ["B.", "find it", "page", "carried"]
+    assert texts_of(episode, 6) == ["A.", "q?", "hm find it", "leaf"]
 
 
 def test_experts_speak_of_nothing_that_was_not_said_to_them(erring: list[Episode]) -> None:
@@ -135,7 +135,7 @@ def test_experts_speak_of_nothing_that_was_not_said_to_them(erring: list[Episode
         for index, event in enumerate(episode.events):
             if not isinstance(event, Say) or event.agent not in names:
                 continue
-            context = episode.context_of(index)
+            context = texts_of(episode, index)
             given = "\n".join(context)
             part = event.facts["part"]
             if part == "plan":
@@ -191,7 +191,7 @@ async def test_the_first_team_records_what_it_always_recorded() -> None:
     assert digest.hexdigest()[:16] == FIRST_TEAM
 
 
-FIRST_TEAM = "a634c8c2d0b0d72d"
+FIRST_TEAM = "d698404fc378bd6e"
 
 
 # -- cost ------------------------------------------------------------------------------------
@@ -241,7 +241,7 @@ def test_episodes_come_back_from_json_as_they_were(erring: list[Episode], tmp_pa
 def test_a_file_that_holds_no_episodes_is_named_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "e.jsonl"
     path.write_text('{"schema": 7}\n')
-    with pytest.raises(RecordError, match=r"e\.jsonl:1: found episode schema 7, expected 1"):
+    with pytest.raises(RecordError, match=r"e\.jsonl:1: found episode schema 7, expected 2"):
         load_episodes(path)
     path.write_text('{"schema": 1, "events": []}\n')
     with pytest.raises(RecordError, match=r"e\.jsonl:1: no field 'task_id'"):
@@ -383,7 +383,7 @@ async def test_a_teacher_of_ones_own_plugs_in_by_module(
         assert episode.teacher == "parrot" and (episode.answer or "").startswith("[1]")
         assert load_episodes(path) == [episode]
     for reference, says in (
-        ("expert", "'expert' is not a teacher; expected experts or module:attribute"),
+        ("expert", "'expert' is not a teacher; expected experts, llm or module:attribute"),
         ("teacher_of_mine:Mute", "has no method record"),
         ("teacher_of_mine:Parot", "Did you mean 'Parrot'"),
     ):

@@ -33,6 +33,7 @@ from coa.teachers.experts import Experts
 from coa.tools import Tool, Toolbox
 from coa.tools.search import wiki_search
 from coa.tools.web import CorpusSource, crawl_page, web_search
+from scripts import texts_of
 
 SETS = {"atlas-web": "web", "atlas-code": "afm"}
 CRITICS = ("alarm", "approval", "check")
@@ -155,11 +156,11 @@ def test_experts_speak_of_nothing_that_was_not_said_to_them(erring: Recorded) ->
         for index, event in enumerate(episode.events):
             if not isinstance(event, Say) or event.agent not in names:
                 continue
-            given_text = "\n".join(episode.context_of(index))
+            given_text = "\n".join(texts_of(episode, index))
             part = event.facts["part"]
             seen[part] += 1
             if part == "plan" and "steps" in event.facts:
-                assert episode.context_of(index)[1:] == [episode.question]
+                assert texts_of(episode, index)[1:] == [episode.question]
             elif part == "plan":
                 before = episode.events[index - 1]
                 assert isinstance(before, Say) and before.to == "planner", before

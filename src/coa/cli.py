@@ -7,18 +7,30 @@ nothing else there. A mistake of the user is one line and exit code 2.
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from coa.cli_things import JsonFlag, SeedOption, add_things, emit, note
+from coa.cli_datasets import add_datasets
+from coa.cli_options import (
+    CacheOption,
+    ConstrainFlag,
+    CorpusOption,
+    ExpireOption,
+    GrammarOption,
+    JsonFlag,
+    ModelOption,
+    ModeOption,
+    SeedOption,
+    SessionFlag,
+    UnsafeFlag,
+    emit,
+    note,
+)
+from coa.cli_things import add_things
 from coa.errors import CoaError, UsageError
-
-if TYPE_CHECKING:
-    from coa.tools.kits import KitSettings
 
 app = typer.Typer(
     name="coa",
@@ -29,15 +41,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 add_things(app)
-
-GrammarOption = Annotated[
-    str, typer.Option(help="Preset name or a .toml file; auto is what the model was trained on.")
-]
-ConstrainFlag = Annotated[
-    bool, typer.Option("--constrain", help="Sample only what the grammar allows.")
-]
-ModelOption = Annotated[str, typer.Option(help="Model reference; see `coa model list`.")]
-UnsafeFlag = Annotated[bool, typer.Option("--unsafe-code", help="Run programs WITHOUT a sandbox.")]
+add_datasets(app)
 
 
 def main() -> None:
@@ -99,128 +103,6 @@ def doctor(as_json: JsonFlag = False) -> None:
         emit(findings)
     else:
         print_findings(findings)
-
-
-@app.command()
-def show(
-    file: Annotated[Path, typer.Argument(help="A trajectories.jsonl, or its directory.")],
-    n: Annotated[int, typer.Option(min=1, help="How many to show.")] = 3,
-    task: Annotated[str, typer.Option(help="Only the task with this id.")] = "",
-    grammar: Annotated[str, typer.Option(help="A .toml file, when it is no preset.")] = "",
-) -> None:
-    """Print chains from a trajectories file."""
-    from coa.display import console, print_chain
-    from coa.trajectory import load_trajectories
-
-    chosen = [t for t in load_trajectories(file) if not task or t.task_id == task][:n]
-    if not chosen:
-        raise UsageError(f"{file}: nothing to show{f' for task {task!r}' if task else ''}.")
-    out = console()
-    for trajectory in chosen:
-        print_chain(out, trajectory, grammar)
-        out.print()
-
-
-@app.command()
-def inspect(
-    file: Annotated[Path, typer.Argument(help="A trajectories.jsonl, or its directory.")],
-    n: Annotated[int, typer.Option(min=1, help="How many to show.")] = 1,
-) -> None:
-    """Show the loss mask: what is trained, what is a marked mistake, what is not trained."""
-    from coa.display import console, print_mask
-    from coa.trajectory import load_trajectories
-
-    out = console()
-    for trajectory in load_trajectories(file)[:n]:
-        print_mask(out, trajectory)
-
-
-CorpusOption = Annotated[
-    str, typer.Option(help="A corpus directory, or a .toml for the web, instead of the Atlas.")
-]
-CacheOption = Annotated[str, typer.Option(help="File of recorded answers of tools.")]
-ModeOption = Annotated[str, typer.Option(help="live, record or replay; the latter need the file.")]
-ExpireOption = Annotated[
-    float | None, typer.Option(help="Recording: ask again for answers older than so many days.")
-]
-SessionFlag = Annotated[
-    bool, typer.Option("--code-session", help="Programs of a rollout share their variables.")
-]
-
-
-def _kit(
-    corpus: str, cache: str, mode: str, expire: float | None, session: bool, unsafe: bool
-) -> KitSettings:
-    from coa.tools.kits import KitSettings
-
-    return KitSettings(
-        corpus=corpus,
-        cache=cache,
-        mode=mode,
-        expire_days=expire,
-        code_session=session,
-        unsafe_code=unsafe,
-    )
-
-
-@app.command()
-def record(
-    tasks: Annotated[Path, typer.Option(help="Task file (JSONL or CSV).")],
-    out: Annotated[Path, typer.Option(help="Episodes file to write or continue.")],
-    teacher: Annotated[str, typer.Option(help="experts or module:attribute.")] = "experts",
-    error_rate: Annotated[float, typer.Option(help="How often the experts err.")] = 0.1,
-    corpus: CorpusOption = "",
-    tool_cache: CacheOption = "",
-    tool_mode: ModeOption = "live",
-    tool_expire: ExpireOption = None,
-    code_session: SessionFlag = False,
-    unsafe_code: UnsafeFlag = False,
-    seed: SeedOption = 0,
-) -> None:
-    """Record a multi-agent system at work on tasks."""
-    from coa.teachers.stage import run_recording
-
-    options = {"error_rate": error_rate} if teacher == "experts" else {}
-    kit = _kit(corpus, tool_cache, tool_mode, tool_expire, code_session, unsafe_code)
-    episodes = run_recording(tasks, out, teacher, options, seed=seed, kit=kit)
-    answered = sum(episode.answer is not None for episode in episodes)
-    note(f"{len(episodes)} episodes in {out}, {answered} with an answer")
-
-
-@app.command()
-def distill(
-    episodes: Annotated[Path, typer.Option(help="Episodes file from `coa record`.")],
-    out: Annotated[Path, typer.Option(help="Directory to write.")],
-    grammar: Annotated[
-        str, typer.Option(help="Preset name or a .toml file; auto suits the tasks.")
-    ] = "auto",
-    tasks: Annotated[
-        Path | None, typer.Option(help="Task file with gold, to drop wrong answers.")
-    ] = None,
-    prompt: Annotated[str, typer.Option(help="full or compact.")] = "compact",
-    corpus: CorpusOption = "",
-    tool_cache: CacheOption = "",
-    tool_mode: ModeOption = "live",
-    tool_expire: ExpireOption = None,
-    code_session: SessionFlag = False,
-    unsafe_code: UnsafeFlag = False,
-) -> None:
-    """Turn episodes into chain-of-agents trajectories; every rejection has its reason."""
-    from coa.distill.stage import run_distillation
-
-    if prompt not in ("full", "compact"):
-        raise UsageError(f"--prompt {prompt!r}: expected full or compact.")
-    distilled = run_distillation(
-        episodes,
-        out,
-        tasks,
-        grammar=grammar,
-        prompt="full" if prompt == "full" else "compact",
-        kit=_kit(corpus, tool_cache, tool_mode, tool_expire, code_session, unsafe_code),
-    )
-    if tasks is None:
-        note("no --tasks: answers were not judged, so wrong ones are kept")
-    print(json.dumps(distilled.funnel, indent=2))
 
 
 @app.command()
@@ -355,3 +237,28 @@ def bench(
         emit(result)
     else:
         print("\n".join(lines))
+
+
+@app.command()
+def study(
+    name: Annotated[str, typer.Argument(help="cost: a team against its chain.")],
+    out: Annotated[Path, typer.Option(help="Directory to write or continue.")] = Path("runs"),
+    n: Annotated[int, typer.Option(min=1, help="Tasks of each set.")] = 600,
+    prices: Annotated[
+        str, typer.Option(help="Per million tokens: input, cached input, output; an example.")
+    ] = "1,0.1,5",
+    seed: SeedOption = 5,
+    as_json: JsonFlag = False,
+) -> None:
+    """Put a claim to the test: an experiment with intervals."""
+    from coa.evaluate.cost_counts import parse_price
+    from coa.evaluate.cost_lines import cost_lines
+    from coa.evaluate.study_cost import study_cost
+
+    if name != "cost":
+        raise UsageError(f"{name!r} is not a study; expected cost.")
+    result = study_cost(out / name, n=n, seed=seed, price=parse_price(prices), note=note)
+    if as_json:
+        emit(result)
+    else:
+        print("\n".join(cost_lines(result)))

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from coa.cli_options import JsonFlag, SeedOption, emit, note
 from coa.errors import UsageError
 
-JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
-SeedOption = Annotated[int, typer.Option(help="Seed of every random choice.")]
 grammar_app = typer.Typer(help="Look at protocols.", no_args_is_help=True)
 model_app = typer.Typer(help="Get and list models.", no_args_is_help=True)
 tasks_app = typer.Typer(help="Make task files.", no_args_is_help=True)
@@ -30,16 +27,6 @@ def add_things(app: typer.Typer) -> None:
         ("cache", cache_app),
     ):
         app.add_typer(each, name=name)
-
-
-def emit(record: Any) -> None:
-    """Print one JSON object."""
-    print(json.dumps(record, ensure_ascii=False))
-
-
-def note(line: str) -> None:
-    """Say something that is not a result."""
-    print(line, file=sys.stderr)
 
 
 @grammar_app.command("show")

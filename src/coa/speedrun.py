@@ -16,6 +16,7 @@ from importlib import resources
 from pathlib import Path
 
 from coa.config import load_recipe, read_toml, to_json
+from coa.distill.filters import FilterSettings
 from coa.distill.pipeline import distill, save_distilled
 from coa.engines import load_engine, slots_for
 from coa.engines.base import Engine
@@ -77,6 +78,7 @@ class EvalPart:
 class SpeedrunRecipe:
     tasks: TaskPart = field(default_factory=TaskPart)
     teacher: TeacherPart = field(default_factory=TeacherPart)
+    filter: FilterSettings = field(default_factory=FilterSettings)
     sft: SftSettings = field(default_factory=SftSettings)
     eval: EvalPart = field(default_factory=EvalPart)
 
@@ -161,10 +163,11 @@ def _distil(recipe: SpeedrunRecipe, directory: Path, note: Note) -> list[Traject
             load_grammar(recipe.teacher.grammar),
             toolbox_for(),
             {task.id: task for task in tasks},
+            filters=recipe.filter,
         )
     )
     save_distilled(directory / "distilled", distilled)
-    note(f"   {json.dumps(distilled.funnel)}")
+    note(f"   {distilled.lines()[-2]}: {directory}/distilled/README.md")
     return distilled.kept
 
 

@@ -7,7 +7,7 @@ what it returns is stated in the text. It takes a passage or a line of search re
 from __future__ import annotations
 
 import re
-from functools import cache
+from functools import cache, lru_cache
 
 from coa.corpus.relations import RELATIONS
 from coa.corpus.sentences import TOPICS
@@ -33,13 +33,19 @@ def read(relation: str, subject: str, text: str) -> list[str]:
         raise UsageError(f"unknown relation {relation!r}.{did_you_mean(relation, RELATIONS)}")
     if subject[1:] not in text:
         return []
-    name = rf"(?:[Tt]he )?[{re.escape(subject[:1].upper() + subject[:1].lower())}]"
-    name += re.escape(subject[1:])
     found: list[str] = []
-    for pattern in _patterns(relation):
-        for match in re.finditer(pattern.replace("SUBJECT", name), text, re.MULTILINE):
+    for pattern in _compiled(relation, subject):
+        for match in pattern.finditer(text):
             found += _split(relation, match["value"])
     return list(dict.fromkeys(found))
+
+
+@lru_cache(maxsize=4096)  # compiling took more than a third of a recording
+def _compiled(relation: str, subject: str) -> tuple[re.Pattern[str], ...]:
+    name = rf"(?:[Tt]he )?[{re.escape(subject[:1].upper() + subject[:1].lower())}]"
+    name += re.escape(subject[1:])
+    named = (pattern.replace("SUBJECT", name) for pattern in _patterns(relation))
+    return tuple(re.compile(pattern, re.MULTILINE) for pattern in named)
 
 
 def _split(relation: str, value: str) -> list[str]:

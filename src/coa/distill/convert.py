@@ -1,22 +1,24 @@
 """Episode -> Trajectory: many agents' messages become one chain under a chosen grammar.
 
-Hand-offs between agents are folded into think blocks, plans and critiques become their own blocks
-where the grammar has them (and thoughts where it has not), tool calls become tool blocks, and
-observations are rendered exactly as the student's runtime renders them. Blocks in which the teacher
-erred are marked, so that training can weigh them. What cannot be converted is rejected with a
-reason; nothing is patched.
+Agents that worked at the same time are put one after the other. Hand-offs between agents are
+folded into think blocks, plans and critiques become their own blocks where the grammar has them
+(and thoughts where it has not), tool calls become tool blocks, and observations are rendered
+exactly as the student's runtime renders them. Blocks in which the teacher erred are marked, so that
+training can weigh them. What cannot be converted is rejected with a reason; nothing is patched.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from coa.errors import CoaError
 from coa.protocol import Block, Fault, Grammar, State, system_prompt
 from coa.protocol.grammar import Kind
 from coa.protocol.prompt import PromptKind
-from coa.teachers.episode import Episode, Say, Use
+from coa.protocol.scores import parse_ratings, parse_score
+from coa.teachers.episode import SYSTEM, USER, Episode, Happening, Say, Use
 from coa.trajectory import Author, Segment, StopReason, Trajectory, Usage
 
 Span = tuple[int, int]
@@ -36,7 +38,14 @@ _BLOCKS: Mapping[str, Kind] = {
 
 
 class NotConvertible(CoaError, ValueError):
-    """An episode that has no counterpart under the grammar; the message is the reason."""
+    """An episode that has no counterpart under the grammar.
+
+    `reason` is the same for all episodes with the same trouble, `detail` is of this one.
+    """
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(f"{reason}: {detail}" if detail else reason)
+        self.reason, self.detail = reason, detail
 
 
 @dataclass
@@ -71,8 +80,7 @@ class _Turn:
 
 def convert(episode: Episode, grammar: Grammar, prompt: PromptKind = "compact") -> Trajectory:
     """One chain for one episode; `grammar` must be bound to the teacher's toolbox."""
-    if episode.answer is None:
-        raise NotConvertible(episode.error or "the episode has no answer")
+    check_record(episode)
     trajectory = Trajectory(
         task_id=episode.task_id,
         question=episode.question,
@@ -85,13 +93,66 @@ def convert(episode: Episode, grammar: Grammar, prompt: PromptKind = "compact") 
         meta=dict(episode.meta),
     )
     writer = _Writer(grammar, trajectory)
-    for event in episode.events:
+    events = list(in_one_line(episode.events))
+    for place, event in enumerate(events):
         if isinstance(event, Use):
             writer.call(event)
         else:
-            writer.say(event)
+            writer.say(event, replans=_replans(events[place + 1 :]))
+    assert episode.answer is not None, episode.task_id
     writer.finish(episode.answer)
     return trajectory
+
+
+def _replans(later: Sequence[Happening]) -> bool:
+    """Whether somebody plans before anything else is done."""
+    parts = (_part(event) if isinstance(event, Say) else "call" for event in later)
+    return next((part for part in parts if part in ("plan", "call", "suggestion")), "") == "plan"
+
+
+def _part(event: Say) -> str:
+    return str(event.facts.get("part", ""))
+
+
+def check_record(episode: Episode) -> None:
+    """Raise unless the record is of one team that worked on one question and answered it."""
+    names = {agent.name for agent in episode.agents} | {USER, SYSTEM}
+    asked = _words(episode.question)
+    for event in episode.events:
+        if event.agent not in names:
+            raise NotConvertible("an agent that the episode does not list took part", event.agent)
+        if not isinstance(event, Say):
+            continue
+        stated = event.text if event.agent == USER else event.facts.get("question")
+        if stated is not None and asked not in _words(str(stated)):
+            raise NotConvertible(
+                "the agents disagree on the question",
+                f"{event.agent} says {str(stated)[:80]!r}, the episode {episode.question[:80]!r}",
+            )
+    if episode.answer is None:
+        raise NotConvertible(episode.error or "the episode has no answer")
+
+
+def _words(text: str) -> str:
+    return " ".join(re.findall(r"\w+", text.casefold()))
+
+
+def in_one_line(events: Sequence[Happening]) -> Iterator[Happening]:
+    """The events, each branch whole and in its order; what came between branches stays there."""
+    branches: dict[str, list[Happening]] = {}
+    for event in events:
+        if event.branch:
+            branches.setdefault(event.branch, []).append(event)
+            continue
+        yield from _whole(branches)
+        branches = {}
+        yield event
+    yield from _whole(branches)
+
+
+def _whole(branches: Mapping[str, list[Happening]]) -> Iterator[Happening]:
+    for name in sorted(branches, key=lambda name: (len(name), name)):  # 2 before 10
+        yield from branches[name]
 
 
 class _Writer:
@@ -107,24 +168,40 @@ class _Writer:
         self.answer = grammar.of_kind("answer")[0]
         self.tools = {role.tool or role.name: role.name for role in grammar.roles}
 
-    def say(self, event: Say) -> None:
+    def say(self, event: Say, replans: bool = False) -> None:
         """A message: a block of its own where the grammar has one for it, or something to think.
 
         What the call or the answer says anyway (a query, a suggestion, a verdict) is not thought as
         well, and neither is consent; a check that fails is an objection like any other.
         """
-        part = str(event.facts.get("part", ""))
+        part = _part(event)
         if part == "check" and not self.roles[part]:
             part = "alarm" if event.facts.get("score", FAILED) <= FAILED else ""
         role = self.roles.get(part, "")
         if role and (part != "approval" or self._wants_consent(event)):
             self.turn.think(event.thought, event.erred)
-            self._block(role, event.text, event.erred)
+            self._block(role, self._scored(role, event, replans), event.erred)
         elif part in ("plan", "alarm", "finding", "suggestion"):
             self.turn.think(event.thought, event.erred)
             self.turn.think("" if part == "suggestion" else event.text, event.erred)
         elif part in ("query", "verdict"):
             self.turn.think(event.thought)  # only the call is a mistake, not the need for it
+
+    def _scored(self, role: str, event: Say, replans: bool) -> str:
+        """A message with the ratings or the score that its block must hold.
+
+        Critics of other systems put them into a field of their own, or only agree or object: an
+        objection that makes the team plan again is poor in all respects, another one average.
+        """
+        spec = self.grammar.by_name[role]
+        if spec.ratings and parse_ratings(event.text, spec.ratings) is None:
+            overall = "good" if _part(event) == "approval" else "poor" if replans else "average"
+            stated = event.facts.get("ratings", {})
+            rated = (f"{name}: {stated.get(name, overall)}." for name in spec.ratings)
+            return f"{' '.join(rated)} {event.text}"
+        if spec.pass_score and parse_score(event.text) is None and "score" in event.facts:
+            return f"{event.text} Score: {event.facts['score']}"
+        return event.text
 
     def _wants_consent(self, event: Say) -> bool:
         """Whether approval has to be a block: the grammar demands a reflection, or rates it."""
@@ -137,9 +214,9 @@ class _Writer:
         """A tool call ends a model turn; what came back is the environment's."""
         role = self.tools.get(event.tool)
         if role is None:
-            raise NotConvertible(f"the grammar has no agent for tool {event.tool!r}")
+            raise NotConvertible("the grammar has no agent for a tool", event.tool)
         if event.failure in ("failed", "timeout"):
-            raise NotConvertible(f"the environment failed: {event.tool} {event.failure}")
+            raise NotConvertible("the environment failed", f"{event.tool} {event.failure}")
         self._block(role, event.argument, event.erred)
         self._end_turn()
         rendered = self.grammar.render_observation(event.result, self.trajectory.segments[-1].text)
@@ -163,13 +240,13 @@ class _Writer:
 
     def _check(self, block: Block) -> None:
         if self.grammar.tag_pattern.search(block.body):
-            raise NotConvertible(f"<{block.role}> would hold a tag of the grammar")
+            raise NotConvertible("a block would hold a tag of the grammar", f"<{block.role}>")
         self._advance(block)
 
     def _advance(self, block: Block) -> None:
         moved = self.grammar.advance(self.state, block)
         if isinstance(moved, Fault):
-            raise NotConvertible(f"illegal under {self.grammar.name!r}: {moved.message}")
+            raise NotConvertible(f"illegal under {self.grammar.name!r}", moved.message)
         self.state = moved
 
     def _end_turn(self) -> None:

@@ -1,20 +1,26 @@
-"""Distil: episodes in, trajectories out, each rejection with its reason.
+"""Distil: episodes in, trajectories out, and of every other one the reason.
 
-An episode is kept when it converts, when its answer is right (needs the tasks' gold), and when it
-replays: the student's own loop, fed the same model turns, must meet the same observations and end
-with the same answer. Replaying also proves that the runtime accepts every block.
+An episode is first converted, judged (which needs the tasks' gold) and replayed: the student's own
+loop, fed the same model turns, must meet the same observations and end with the same answer.
+Replaying also proves that the runtime accepts every block. What this gives is a `Conversion`, which
+depends on nothing but its episode; the filters then look at all of them together.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from coa.collect import OnDone
+from coa.distill.card import COPY, Making, dataset_card
+from coa.distill.chain import GrammarOf, bound_grammar, bound_to
 from coa.distill.convert import NotConvertible, convert
+from coa.distill.filters import Candidate, Filtered, FilterSettings, apply_filters
+from coa.distill.funnel import plot, stage_record, table
 from coa.engines.scripted import ScriptedEngine
 from coa.protocol import Grammar
 from coa.protocol.prompt import PromptKind
@@ -24,9 +30,36 @@ from coa.runtime import Budget, run
 from coa.tasks.task import Task
 from coa.teachers.episode import Episode
 from coa.tools.base import Toolbox
-from coa.trajectory import Trajectory, save_trajectories
+from coa.trajectory import Author, Trajectory, save_trajectories
 
+AT_ONCE = 8
+"""Episodes in work at a time: while one waits for a tool, the others go on."""
 _GENEROUS = Budget(turns=64, tokens=1 << 20, turn_tokens=1 << 20, context=1 << 22)
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What became of one episode: a chain with its score, or the reason why there is none."""
+
+    key: str
+    """The task's id; several episodes of one task are numbered."""
+    task_id: str
+    trajectory: Trajectory | None = None
+    score: float | None = None
+    """Of the episode's answer by the task's reward; None: nobody could judge."""
+    replay: str = ""
+    """Why the chain does not replay; empty: it does."""
+    reason: str = ""
+    detail: str = ""
+
+    def to_json(self) -> Json:
+        chain = self.trajectory.to_json() if self.trajectory else None
+        return {**vars(self), "trajectory": chain}
+
+    @classmethod
+    def from_json(cls, record: Json) -> Conversion:
+        chain = record["trajectory"]
+        return cls(**{**record, "trajectory": chain and Trajectory.from_json(chain)})
 
 
 @dataclass(frozen=True)
@@ -35,7 +68,76 @@ class Distilled:
 
     kept: list[Trajectory]
     rejected: list[Json]
+    """One record for each that was dropped or repeated: task_id, stage, reason and detail."""
     funnel: Json
+    unjudged: int = 0
+    """Kept chains whose answer nobody could judge."""
+
+    def to_json(self) -> Json:
+        return self.funnel
+
+    def lines(self) -> list[str]:
+        """The funnel as a table, and what it comes to."""
+        funnel, copies = self.funnel, sum(COPY in each.meta for each in self.kept)
+        kept = f"{len(self.kept)} trajectories of {funnel['episodes']} episodes"
+        kept += f", {copies} of them copies" if copies else ""
+        said = [*table(funnel["stages"]), "", kept]
+        if right := funnel["right"]:
+            share = 100 * funnel["right_converted"] / right
+            said.append(f"{right} episodes are right, {share:.1f}% of them converted")
+        return said
+
+
+async def convert_one(
+    key: str,
+    episode: Episode,
+    grammar: Grammar,
+    toolbox: Toolbox,
+    task: Task | None = None,
+    *,
+    prompt: PromptKind = "compact",
+    scorer: Scorer = auto,
+) -> Conversion:
+    """Convert, judge and replay one episode. Without `task` the answer cannot be judged."""
+    public = Task(episode.question, id=episode.task_id, meta=episode.meta)
+    bound = toolbox.bind(grammar)
+    score: float | None = None
+    try:
+        if task is not None and episode.answer is not None:
+            given = Trajectory(task.id, task.question, grammar.name, answer=episode.answer)
+            score = scorer(task, given)
+        trajectory = convert(episode, bound, prompt)
+        if task is not None:
+            score = scorer(task, trajectory)
+        replay = await _replay(trajectory, public, bound, toolbox)
+    except NotConvertible as cause:
+        found = {"reason": cause.reason, "detail": cause.detail}
+        return Conversion(key, episode.task_id, None, score, **found)
+    return Conversion(key, episode.task_id, trajectory, score, replay)
+
+
+async def _replay(trajectory: Trajectory, task: Task, grammar: Grammar, toolbox: Toolbox) -> str:
+    """Run the student's loop over the same turns; why it arrives at another text, or nothing.
+
+    What went wrong once may have been the world (a sandbox was killed), so it is tried again.
+    """
+    fault = await _replay_once(trajectory, task, grammar, toolbox)
+    return fault and await _replay_once(trajectory, task, grammar, toolbox)
+
+
+async def _replay_once(
+    trajectory: Trajectory, task: Task, grammar: Grammar, toolbox: Toolbox
+) -> str:
+    turns = [step.model.text for step in trajectory.steps]
+    again = await run(task, ScriptedEngine(turns), grammar, toolbox, budget=_GENEROUS)
+    if again.answer == trajectory.answer and again.text == trajectory.text:
+        return ""
+    pairs = zip(trajectory.segments, again.segments, strict=False)
+    seen = ((was, now) for was, now in pairs if was.author is Author.ENV)
+    for number, (was, now) in enumerate(seen, start=1):
+        if was.text != now.text:
+            return f"call {number} is answered in another way"
+    return f"{again.stop}: {again.error}" if again.error else f"it ends as {again.stop}"
 
 
 async def distill(
@@ -46,59 +148,108 @@ async def distill(
     *,
     prompt: PromptKind = "compact",
     scorer: Scorer = auto,
+    filters: FilterSettings | None = None,
+    against: Mapping[str, Sequence[Task]] | None = None,
     on_done: OnDone | None = None,
 ) -> Distilled:
-    """Convert and check each episode. Without `tasks` the answers cannot be judged and are kept."""
-    kept: list[Trajectory] = []
-    rejected: list[Json] = []
-    for count, episode in enumerate(episodes, start=1):
+    """Distil episodes in this process. Without `tasks` answers are not judged, and are kept."""
+    gate = asyncio.Semaphore(AT_ONCE)
+    done: list[str] = []
+
+    async def one(key: str, episode: Episode) -> Conversion:
         public = Task(episode.question, id=episode.task_id, meta=episode.meta)
-        toolbox = toolbox_of(public)
-        bound = toolbox.bind(grammar)
-        try:
-            trajectory = convert(episode, bound, prompt)
-            if tasks is not None:
-                _judge(trajectory, tasks, scorer)
-            await _replay(trajectory, public, bound, toolbox)
-        except NotConvertible as reason:
-            rejected.append({"task_id": episode.task_id, "reason": str(reason)})
-        else:
-            kept.append(trajectory)
+        task = None if tasks is None else tasks.get(episode.task_id)
+        async with gate:
+            if tasks is not None and task is None:
+                made = Conversion(key, episode.task_id, reason=NO_TASK)
+            else:
+                box = toolbox_of(public)
+                made = await convert_one(
+                    key, episode, grammar, box, task, prompt=prompt, scorer=scorer
+                )
+        done.append(key)
         if on_done:
-            on_done(count, len(episodes))
-    return Distilled(kept, rejected, _funnel(len(episodes), kept, rejected))
+            on_done(len(done), len(episodes))
+        return made
+
+    keys = keys_of([episode.task_id for episode in episodes])
+    made = await asyncio.gather(*map(one, keys, episodes))
+    judged = tasks is not None
+    return conclude(made, filters or FilterSettings(), against, judged=judged, grammar=grammar)
 
 
-def _judge(trajectory: Trajectory, tasks: Mapping[str, Task], scorer: Scorer) -> None:
-    task = tasks.get(trajectory.task_id)
-    if task is None:
-        raise NotConvertible("its task is not in the task file")
-    if scorer(task, trajectory) != 1.0:
-        raise NotConvertible("wrong answer")
+NO_TASK = "its task is not in the task file"
 
 
-async def _replay(trajectory: Trajectory, task: Task, grammar: Grammar, toolbox: Toolbox) -> None:
-    """Run the student's loop over the same turns; it must arrive at the same text."""
-    turns = [step.model.text for step in trajectory.steps]
-    again = await run(task, ScriptedEngine(turns), grammar, toolbox, budget=_GENEROUS)
-    if again.answer != trajectory.answer or again.text != trajectory.text:
-        ended = f"{again.stop}: {again.error}" if again.error else str(again.stop)
-        raise NotConvertible(f"does not replay ({ended})")
+def keys_of(task_ids: Sequence[str]) -> list[str]:
+    """A name for each episode: its task's id, numbered when the task has several."""
+    seen: Counter[str] = Counter()
+    keys = []
+    for task_id in task_ids:
+        seen[task_id] += 1
+        keys.append(task_id if seen[task_id] == 1 else f"{task_id}#{seen[task_id]}")
+    return keys
 
 
-def _funnel(count: int, kept: list[Trajectory], rejected: list[Json]) -> Json:
-    reasons = Counter(record["reason"] for record in rejected)
-    corrected = sum(any(s.errs for s in t.segments) for t in kept)
+def conclude(
+    conversions: Sequence[Conversion],
+    filters: FilterSettings,
+    against: Mapping[str, Sequence[Task]] | None = None,
+    *,
+    judged: bool = True,
+    grammar: Grammar | None = None,
+) -> Distilled:
+    """Filter what was converted, and count. `grammar` is needed where it is no preset."""
+    candidates = [
+        Candidate(each.trajectory, each.score, each.replay)
+        for each in conversions
+        if each.trajectory is not None
+    ]
+    failed = [
+        {"task_id": each.task_id, "stage": "convert", "reason": each.reason, "detail": each.detail}
+        for each in conversions
+        if each.trajectory is None
+    ]
+    bound = grammars_of(grammar)
+    filtered = apply_filters(candidates, filters, against, judged=judged, grammar_of=bound)
+    funnel = _funnel(conversions, filtered, failed)
+    return Distilled(filtered.kept, failed + filtered.notes, funnel, filtered.unjudged)
+
+
+def grammars_of(grammar: Grammar | None) -> GrammarOf:
+    """How the grammar of a trajectory is found: it is a preset, unless one is given."""
+    if grammar is None:
+        return bound_grammar
+    return lambda trajectory: bound_to(grammar, trajectory.tools)
+
+
+def _funnel(conversions: Sequence[Conversion], filtered: Filtered, failed: Sequence[Json]) -> Json:
+    right = [each for each in conversions if each.score == 1.0]
+    dropped = [note for note in [*failed, *filtered.notes] if not note.get("copies")]
     return {
-        "episodes": count,
-        "kept": len(kept),
-        "kept_with_corrected_error": corrected,
-        "rejected": dict(reasons.most_common()),
+        "episodes": len(conversions),
+        "right": len(right),
+        "right_converted": sum(each.trajectory is not None for each in right),
+        "kept": len(filtered.kept),
+        "kept_with_corrected_error": sum(any(s.errs for s in t.segments) for t in filtered.kept),
+        "rejected": dict(Counter(note["reason"] for note in dropped).most_common()),
+        "stages": [stage_record("convert", len(conversions), failed), *filtered.stages],
     }
 
 
-def save_distilled(directory: Path, distilled: Distilled) -> None:
-    """Write trajectories.jsonl, rejected.jsonl and funnel.json."""
+def save_distilled(
+    directory: Path,
+    distilled: Distilled,
+    making: Making | None = None,
+    *,
+    grammar: Grammar | None = None,
+) -> None:
+    """Write the dataset: trajectories.jsonl, rejected.jsonl, the funnel, and the card."""
+    stages, bound = distilled.funnel["stages"], grammars_of(grammar)
+    making = replace(making or Making(), plot="funnel.svg", unjudged=distilled.unjudged)
     save_trajectories(directory / "trajectories.jsonl", distilled.kept)
     write_atomic(directory / "rejected.jsonl", "".join(dumps(r) + "\n" for r in distilled.rejected))
     write_atomic(directory / "funnel.json", json.dumps(distilled.funnel, indent=2) + "\n")
+    write_atomic(directory / making.plot, plot(stages))
+    card = dataset_card(distilled.kept, stages, making, grammar_of=bound)
+    write_atomic(directory / "README.md", card)

@@ -1,46 +1,244 @@
-"""The distillation stage: an episodes file in, a directory of trajectories out."""
+"""The distillation stage: an episodes file in, a run directory with a dataset out.
+
+`converted.jsonl` grows while episodes are converted, judged and replayed, in as many processes as
+there are; what is left of them after the filters is written at the end. The same command again
+continues.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from coa.distill.pipeline import Distilled, distill, save_distilled
-from coa.errors import UsageError
+from coa.collect import Line, collect
+from coa.config import to_json
+from coa.crew import Crew, Work, crew_size
+from coa.distill.card import Making
+from coa.distill.filters import FilterSettings
+from coa.distill.pipeline import (
+    AT_ONCE,
+    NO_TASK,
+    Conversion,
+    Distilled,
+    conclude,
+    convert_one,
+    keys_of,
+    save_distilled,
+)
+from coa.engines.codec import Codec
+from coa.engines.store import BASE, is_pulled, model_folder, resolve
+from coa.errors import RecordError, UsageError
 from coa.progress import counted
 from coa.protocol import load_grammar
 from coa.protocol.prompt import PromptKind
-from coa.tasks.sets import grammar_for
+from coa.rehearsal import Rehearsal, spread_out
+from coa.runs import Json, Run, dumps, read_jsonl
+from coa.tasks.sets import kind_of
 from coa.tasks.task import Task, TaskSet
-from coa.teachers.episode import load_episodes
-from coa.tools.kits import KitSettings, open_kit
+from coa.teachers.episode import Episode, read_episodes
+from coa.tools.kits import KitSettings, one_of_each, open_kit
+
+CONVERTED = "converted.jsonl"
+
+
+@dataclass(frozen=True)
+class DistillSettings:
+    """What `coa distill` does with episodes; a recipe may set any of it."""
+
+    grammar: str = "auto"
+    """A preset's name or a .toml file; auto: for each task the grammar that its set is made for."""
+    prompt: PromptKind = "compact"
+    filter: FilterSettings = field(default_factory=FilterSettings)
+
+
+@asynccontextmanager
+async def converter(settings: Json) -> AsyncIterator[Work]:
+    """Converts, judges and replays one episode after another; runs in a process of a crew."""
+    sets = [Task.from_json(task) for task in settings["tasks"]]
+    chosen = settings["grammar"]
+    named = None if chosen == "auto" else load_grammar(chosen)
+    async with open_kit(sets, KitSettings(**settings["kit"]), named) as toolbox_of:
+
+        async def work(item: Json) -> Json:
+            episode = Episode.from_json(item["episode"])
+            public = Task(episode.question, id=episode.task_id, meta=episode.meta)
+            grammar = named or load_grammar(kind_of(public).grammar)
+            task = Task.from_json(item["task"]) if item["task"] else None
+            made = await convert_one(
+                item["key"], episode, grammar, toolbox_of(public), task, prompt=settings["prompt"]
+            )
+            return made.to_json()
+
+        yield work
 
 
 def run_distillation(
     episodes: Path,
     out: Path,
     tasks: Path | None = None,
+    settings: DistillSettings | None = None,
     *,
-    grammar: str = "auto",
-    prompt: PromptKind = "compact",
+    against: Sequence[Path] = (),
     kit: KitSettings | None = None,
+    workers: int | None = None,
 ) -> Distilled:
-    """Distil a file of episodes. Without the tasks' gold, answers are not judged."""
-    loaded = load_episodes(episodes)
-    public = [Task(each.question, id=each.task_id, meta=each.meta) for each in loaded]
-    gold = {task.id: task for task in TaskSet.load(tasks)} if tasks else None
-    chosen = load_grammar(grammar_for(public) if grammar == "auto" else grammar)
+    """Distil a file of episodes. Without the tasks' gold, answers are not judged.
 
-    async def work() -> Distilled:
-        async with open_kit(public, kit, chosen) as toolbox_of:
-            with counted("distil", len(loaded)) as on_done:
-                return await distill(
-                    loaded, chosen, toolbox_of, gold, prompt=prompt, on_done=on_done
-                )
-
-    distilled = asyncio.run(work())
-    save_distilled(out, distilled)
+    `against` are task files that a model will be evaluated on: what is like them is not kept.
+    """
+    settings, kit = settings or DistillSettings(), kit or KitSettings()
+    chosen = None if settings.grammar == "auto" else load_grammar(settings.grammar)
+    gold = _gold(tasks)
+    held_out = _held_out(against)
+    inputs = {"episodes": _fingerprint(episodes), "tasks": _fingerprint(tasks) if tasks else ""}
+    inputs |= {name: held.fingerprint() for name, held in held_out.items()}
+    recipe = {**to_json(settings), **kit.identity()}
+    with Run.open(out, "distill", recipe, inputs, settings.filter.seed) as run:
+        sound, unread = _read(episodes)
+        shared = _shared(sound, settings, kit)
+        size = crew_size(len(sound)) if workers is None else workers
+        converted = asyncio.run(_convert(sound, gold, run.root / CONVERTED, shared, size))
+        everything, judged = [*unread, *converted], gold is not None
+        distilled = conclude(everything, settings.filter, held_out, judged=judged, grammar=chosen)
+        making = _making(episodes, tasks, settings, held_out)
+        save_distilled(out, distilled, making, grammar=chosen)
     if not distilled.kept:
         reasons = ", ".join(distilled.funnel["rejected"])
         raise UsageError(f"no episode was kept: {reasons}. See {out}/rejected.jsonl.")
     return distilled
+
+
+def _held_out(against: Sequence[Path]) -> dict[str, TaskSet]:
+    """Task files to evaluate on, by a name that tells them apart."""
+    names = [path.name for path in against]
+    told = [path.name if names.count(path.name) == 1 else str(path) for path in against]
+    return {name: TaskSet.load(path) for name, path in zip(told, against, strict=True)}
+
+
+def _making(
+    episodes: Path,
+    tasks: Path | None,
+    settings: DistillSettings,
+    against: Mapping[str, TaskSet],
+) -> Making:
+    """What the card says of how the dataset was made; names of files, not where they lay."""
+    command = f"coa distill --episodes {episodes.name} --out DIR"
+    command += f" --tasks {tasks.name}" if tasks else ""
+    command += "".join(f" --against {name}" for name in against)
+    making = Making(
+        command=command,
+        seed=settings.filter.seed,
+        settings=to_json(settings),
+        against=tuple(against),
+    )
+    if not is_pulled():  # the base model's tokenizer is not here: lengths are in characters
+        return making
+    codec = Codec.from_folder(model_folder(resolve(BASE)))
+    return replace(making, tokenizer=BASE, count_tokens=lambda text: len(codec.encode(text)))
+
+
+def rehearse_distillation(
+    episodes: Path,
+    out: Path,
+    tasks: Path | None = None,
+    settings: DistillSettings | None = None,
+    *,
+    against: Sequence[Path] = (),
+    kit: KitSettings | None = None,
+    workers: int | None = None,
+) -> Rehearsal:
+    """What `run_distillation` would take, by a few episodes; nothing is written or filtered."""
+    settings, kit = settings or DistillSettings(), kit or KitSettings()
+    gold, (sound, unread) = _gold(tasks), _read(episodes)
+    journal = out / CONVERTED
+    done = sum(1 for _ in read_jsonl(journal)) if journal.is_file() else 0
+    chosen = spread_out(sound)
+
+    async def work() -> tuple[float, list[Json]]:
+        async with converter(_shared(sound, settings, kit)) as convert:
+            begun = time.monotonic()
+            made = [await convert(_item(each.task_id, each, gold)) for each in chosen]
+            return time.monotonic() - begun, made
+
+    seconds, made = asyncio.run(work())
+    good = sum(each["trajectory"] is not None and not each["replay"] for each in made)
+    written = sum(len(dumps(each)) for each in made)
+    size = crew_size(len(sound)) if workers is None else workers
+    counts = (len(sound) + len(unread), done, len(chosen), good, size)
+    return Rehearsal("episodes", *counts, seconds, written)
+
+
+def _gold(tasks: Path | None) -> dict[str, Task] | None:
+    return {task.id: task for task in TaskSet.load(tasks)} if tasks else None
+
+
+def _read(path: Path) -> tuple[list[Episode], list[Conversion]]:
+    """The episodes of a file, and the lines that are none."""
+    read = list(read_episodes(path))
+    if not read:
+        raise UsageError(f"{path}: holds no episode.")
+    sound = [episode for _, episode in read if isinstance(episode, Episode)]
+    unread = [
+        Conversion(f"line {line}", f"line {line}", reason="not an episode", detail=str(wrong))
+        for line, wrong in read
+        if isinstance(wrong, RecordError)
+    ]
+    return sound, unread
+
+
+def _shared(episodes: Sequence[Episode], settings: DistillSettings, kit: KitSettings) -> Json:
+    """What every process needs to know."""
+    public = [Task(each.question, id=each.task_id, meta=each.meta) for each in episodes]
+    return {
+        "grammar": settings.grammar,
+        "prompt": settings.prompt,
+        "kit": asdict(kit),
+        "tasks": [task.to_json() for task in one_of_each(public)],
+    }
+
+
+def _item(key: str, episode: Episode, gold: Mapping[str, Task] | None) -> Json:
+    task = gold.get(episode.task_id) if gold is not None else None
+    return {"key": key, "episode": episode.to_json(), "task": task and task.to_json()}
+
+
+async def _convert(
+    episodes: Sequence[Episode],
+    gold: Mapping[str, Task] | None,
+    path: Path,
+    shared: Json,
+    workers: int,
+) -> list[Conversion]:
+    keys = keys_of([episode.task_id for episode in episodes])
+    async with Crew("coa.distill.stage:converter", shared, workers, at_once=AT_ONCE) as crew:
+
+        def work(key: str, episode: Episode) -> Callable[[], Awaitable[Line]]:
+            async def convert() -> Line:
+                if gold is not None and episode.task_id not in gold:
+                    return Line(Conversion(key, episode.task_id, reason=NO_TASK).to_json())
+                return Line(await crew.do(_item(key, episode, gold), key))
+
+            return convert
+
+        with counted("distil", len(episodes)) as on_done:
+            lines = await collect(
+                path,
+                {key: work(key, each) for key, each in zip(keys, episodes, strict=True)},
+                parse=Line,
+                key=lambda line: str(line.record["key"]),
+                concurrency=AT_ONCE * max(1, workers),
+                on_done=on_done,
+            )
+    return [Conversion.from_json(line.record) for line in lines]
+
+
+def _fingerprint(path: Path) -> str:
+    if not path.is_file():
+        raise UsageError(f"{path}: no such file.")
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]

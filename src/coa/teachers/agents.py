@@ -1,8 +1,9 @@
 """The agents of the reference multi-agent system: who they are and what their prompts say.
 
-The prompts have the length and content of a real system's. They are part of the record, because
-the cost of a multi-agent system is mostly the prompts and contexts that its agents read again and
-again; the rule-based experts enact the same agents that a language model would.
+The prompts have the content of a real system's and are shorter than most (docs/cost.md). They are
+part of the record, because the cost of a multi-agent system is mostly the prompts and contexts that
+its agents read again and again; the rule-based experts enact the same agents that a language model
+would.
 """
 
 from __future__ import annotations

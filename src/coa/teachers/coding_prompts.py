@@ -1,7 +1,6 @@
 """The agents of the coding team: who they are and what their prompts say.
 
-The prompts have the length and content of a real system's; see `agents.py` for why they are part of
-the record.
+See `agents.py` for what is in them, and why they are part of the record.
 """
 
 from __future__ import annotations

@@ -1,24 +1,34 @@
 """Episode: what a multi-agent system did for one task, before conversion.
 
 Agents have a system prompt and a context of their own: an agent sees only what was said to it, what
-it said, and what its tools returned. Each `Say` is one model call of its agent; what that call was
-given is derived from the events before it (`context_of`), so cost can be counted with any tokenizer
-and with or without a prompt cache. `erred` marks a mistake for later study (an injected one, or a
-critic's who let it pass or objected to sound work); no agent ever sees it.
+it said, and what its tools returned. Each `Say` of an agent is one model call. What that call was
+given follows from the events before it (`messages_of`), so cost can be counted with any tokenizer
+and with or without a prompt cache; a record of another framework may state it instead
+(`ModelCall.given`). `erred` marks a mistake for later study (an injected one, or a critic's who let
+it pass or objected to sound work); no agent ever sees it.
+
+Agents that work at the same time are in branches. The events of a branch are in order; those of
+several branches may be mixed, as they happened.
+
+Wall-clock figures (`Episode.seconds`) are kept out of the record, as those of trajectories are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from coa.errors import RecordError
-from coa.runs import Json, read_records
+from coa.runs import Json, read_jsonl, read_records
 
-SCHEMA = 1
+SCHEMA = 2
+READABLE = (1, 2)
+"""Schema 1 had neither branches nor model calls; both have defaults, so it reads as it is."""
 USER = "user"
+SYSTEM = "system"
+"""Not an agent: the code that carries results from one agent to another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +41,29 @@ class AgentSpec:
     system: str
 
 
+class Message(NamedTuple):
+    """One message of a model call, as chat models take them."""
+
+    role: Literal["system", "user", "assistant"]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCall:
+    """What a language model was given and wrote for a message, and what that cost."""
+
+    model: str
+    text: str
+    """As it was sampled, before anybody read a message in it."""
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    sampled_tokens: int = 0
+    cost: float | None = None
+    """In the currency of the price table; None: no price is known."""
+    given: list[Message] | None = None
+    """The messages it was given, where they do not follow from the events before it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Say:
     """One model call: an agent thinks and says something to another."""
@@ -40,8 +73,17 @@ class Say:
     text: str
     thought: str = ""
     facts: dict[str, Any] = field(default_factory=dict)
-    """Machine-readable content of the message (steps of a plan, a finding, a verdict)."""
+    """Machine-readable content of the message; its `part` says what the message is: a plan, a
+    query, a finding, an alarm, an approval, a suggestion, a check, a verdict."""
     erred: bool = False
+    branch: str = ""
+    """Which of several agents at work at the same time; empty: it worked alone."""
+    call: ModelCall | None = None
+
+    @property
+    def written(self) -> str:
+        """What the agent's model wrote."""
+        return self.call.text if self.call else f"{self.thought} {self.text}".strip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +96,7 @@ class Use:
     result: str
     failure: str | None = None
     erred: bool = False
+    branch: str = ""
 
 
 Happening = Say | Use
@@ -89,42 +132,72 @@ class Episode:
     error: str | None = None
     seed: int = 0
     meta: dict[str, Any] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict, compare=False)
+    """Wall-clock figures: total, model, tools. Not part of the record."""
 
-    def context_of(self, index: int) -> list[str]:
-        """The texts that the model call at `index` was given, its system prompt first."""
-        call = self.events[index]
-        assert isinstance(call, Say), call
-        system = next(agent.system for agent in self.agents if agent.name == call.agent)
-        return [
-            system,
-            *(text for text in map(self._seen_by(call.agent), self.events[:index]) if text),
-        ]
+    @property
+    def calls(self) -> list[int]:
+        """Places of the model calls; the user and the code between agents call no model."""
+        names = {agent.name for agent in self.agents}
+        said = enumerate(self.events)
+        return [at for at, event in said if isinstance(event, Say) and event.agent in names]
 
-    @staticmethod
-    def _seen_by(agent: str) -> Callable[[Happening], str]:
-        def seen(event: Happening) -> str:
-            if isinstance(event, Use):
-                return event.result if event.agent == agent else ""
-            if event.agent == agent:
-                return f"{event.thought} {event.text}".strip()
-            return event.text if event.to == agent else ""
+    @property
+    def cost(self) -> float | None:
+        """Money of all model calls; None when the price of one is not known."""
+        spent = [event.call.cost if event.call else None for event in self._said()]
+        known = [cost for cost in spent if cost is not None]
+        return sum(known) if known and len(known) == len(spent) else None
 
+    def _said(self) -> Iterator[Say]:
+        for place in self.calls:
+            event = self.events[place]
+            assert isinstance(event, Say), event
+            yield event
+
+    def messages_of(self, place: int) -> list[Message]:
+        """What the model call at `place` was given, its system prompt first."""
+        said = self.events[place]
+        assert isinstance(said, Say), said
+        if said.call and said.call.given is not None:
+            return said.call.given
+        return self.context_of(said.agent, said.branch, self.events[:place])
+
+    def context_of(self, agent: str, branch: str, events: Sequence[Happening]) -> list[Message]:
+        """What an agent has seen of `events` and would be given next.
+
+        Inside a branch it does not see what happens at the same time in another one.
+        """
+        system = next((each.system for each in self.agents if each.name == agent), "")
+        seen = [Message("system", system)]
+        for event in events:
+            if not branch or event.branch in ("", branch):
+                seen += _seen_by(agent, event)
         return seen
 
     def count_tokens(self, count: Callable[[str], int]) -> Tokens:
-        """Cost of every model call, counted with `count`."""
+        """Cost of every model call, counted with `count`, or as its server counted it.
+
+        With a cache an agent pays again only for what it was not given, and did not write, before.
+        """
         prompt = cached = sampled = 0
-        names = {agent.name for agent in self.agents}
-        sent: dict[str, int] = {}
-        for index, event in enumerate(self.events):
-            if not isinstance(event, Say) or event.agent not in names:
-                continue  # the user and the code between agents call no model
-            given = sum(map(count, self.context_of(index)))
-            written = count(f"{event.thought} {event.text}".strip())
-            prompt += given
-            cached += sent.get(event.agent, 0)
-            sampled += written
-            sent[event.agent] = given + written  # what it wrote opens its next prompt, too
+        sent: dict[str, list[list[Message]]] = {}
+        for place in self.calls:
+            said = self.events[place]
+            assert isinstance(said, Say), said
+            if said.call and said.call.sampled_tokens:
+                prompt += said.call.prompt_tokens
+                cached += said.call.cached_tokens
+                sampled += said.call.sampled_tokens
+                continue
+            given = self.messages_of(place)
+            earlier = sent.setdefault(said.agent, [])
+            shared = max((_common(given, before) for before in earlier), default=0)
+            lengths = [count(message.text) for message in given]
+            prompt += sum(lengths)
+            cached += sum(lengths[:shared])
+            sampled += count(said.written)
+            earlier.append([*given, Message("assistant", said.written)])
         return Tokens(prompt, cached, sampled)
 
     def to_json(self) -> Json:
@@ -137,24 +210,20 @@ class Episode:
             "answer": self.answer,
             "error": self.error,
             "meta": self.meta,
-            "agents": [asdict(agent) for agent in self.agents],
+            "agents": [_plain(agent) for agent in self.agents],
             "events": [
-                {"kind": "say" if isinstance(event, Say) else "use", **asdict(event)}
+                {"kind": "say" if isinstance(event, Say) else "use", **_plain(event)}
                 for event in self.events
             ],
         }
 
     @classmethod
     def from_json(cls, record: Json) -> Episode:
-        if record.get("schema") != SCHEMA:
+        if record.get("schema") not in READABLE:
             raise RecordError(
                 f"found episode schema {record.get('schema')!r}, expected {SCHEMA}. "
                 "Is this an episodes.jsonl from `coa record`?"
             )
-        events: list[Happening] = []
-        for event in record["events"]:
-            fields = {key: value for key, value in event.items() if key != "kind"}
-            events.append(Say(**fields) if event["kind"] == "say" else Use(**fields))
         return cls(
             task_id=record["task_id"],
             question=record["question"],
@@ -164,9 +233,66 @@ class Episode:
             error=record["error"],
             meta=record["meta"],
             agents=[AgentSpec(**agent) for agent in record["agents"]],
-            events=events,
+            events=[_event(number, event) for number, event in enumerate(record["events"], 1)],
         )
 
 
+def _seen_by(agent: str, event: Happening) -> list[Message]:
+    if isinstance(event, Use):
+        return [Message("user", event.result)] if event.agent == agent and event.result else []
+    if event.agent == agent:
+        return [Message("assistant", event.written)] if event.written else []
+    return [Message("user", event.text)] if event.to == agent and event.text else []
+
+
+def _common(one: Sequence[Message], other: Sequence[Message]) -> int:
+    """How many messages both begin with."""
+    pairs = zip(one, other, strict=False)
+    return next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+
+
+def _plain(record: AgentSpec | Happening | ModelCall) -> Json:
+    """Fields that are not what they are anyway."""
+    found: Json = {}
+    for each in fields(record):
+        value = getattr(record, each.name)
+        default = each.default if each.default_factory is MISSING else each.default_factory()
+        if value != default:
+            found[each.name] = _plain(value) if isinstance(value, ModelCall) else value
+    return found
+
+
+def _event(number: int, record: Json) -> Happening:
+    """One event; `number` counts from 1."""
+    kind = record.get("kind")
+    given = {key: value for key, value in record.items() if key != "kind"}
+    if kind == "use":
+        if "tool" not in given or "argument" not in given:
+            raise RecordError(
+                f"event {number} is the result of a tool without a call: it names no "
+                f"{'tool' if 'tool' not in given else 'argument'}."
+            )
+        return Use(**given)
+    if kind != "say":
+        raise RecordError(f"event {number} has the kind {kind!r}, expected say or use.")
+    if call := given.get("call"):
+        messages = call.get("given")
+        made = None if messages is None else [Message(*message) for message in messages]
+        given["call"] = ModelCall(**{**call, "given": made})
+    return Say(**given)
+
+
 def load_episodes(path: Path) -> list[Episode]:
+    """Read an episodes file; a damaged line is named."""
     return read_records(path, Episode.from_json)
+
+
+def read_episodes(path: Path) -> Iterator[tuple[int, Episode | RecordError]]:
+    """(line, episode), or what is wrong with the line: one bad record does not spoil a file."""
+    for number, record in read_jsonl(path):
+        try:
+            yield number, Episode.from_json(record)
+        except KeyError as missing:
+            yield number, RecordError(f"the episode has no field {missing}.")
+        except (AttributeError, TypeError, ValueError) as wrong:
+            yield number, RecordError(str(wrong))

@@ -16,6 +16,7 @@ Which team works on a task is decided by the set that the task belongs to.
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 from typing import Protocol
 
 from coa.tasks.sets import ATLAS_CODE, ATLAS_WEB, GYM
@@ -33,13 +34,25 @@ class Team(Protocol):
     async def work(self, desk: Desk) -> None: ...
 
 
+@dataclass(frozen=True)
+class ExpertSettings:
+    """How often experts err, critics miss it, and critics object to sound work."""
+
+    error_rate: float = 0.1
+    miss_rate: float = 0.2
+    false_alarm_rate: float = 0.01
+
+
 class Experts:
     """The teacher `experts`; see the module's docstring."""
 
     name = "experts"
 
     def __init__(
-        self, error_rate: float = 0.1, miss_rate: float = 0.2, false_alarm_rate: float = 0.01
+        self,
+        error_rate: float = ExpertSettings.error_rate,
+        miss_rate: float = ExpertSettings.miss_rate,
+        false_alarm_rate: float = ExpertSettings.false_alarm_rate,
     ) -> None:
         self.rates = Rates(error_rate, miss_rate, false_alarm_rate)
 

@@ -57,7 +57,7 @@ class Librarians:
         forms = [good, f"{find.subject} {kind} {find.relation}", find.subject, f"{kind} {good}"]
         forms = forms[attempt:] + forms[:attempt]
         if self.rated:  # the best that was not tried yet
-            forms = [good, wanted(*find), f"{kind} {good}", find.subject]
+            forms = [good, f"{kind} {good}", f"{find.subject} {kind}", find.subject]
         if careless:
             forms.insert(0, desk.rng.choice(careless_queries(find.relation, find.subject)))
         return next((form for form in forms if form not in desk.calls), good)

@@ -4,7 +4,7 @@ combine what was found. Both work from text: the question, and the values that w
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -25,7 +25,7 @@ _COUNTS = ("no", "one look-up", "two look-ups", "three look-ups", "four look-ups
 
 
 class Find(NamedTuple):
-    """One look-up. The subject may be the result of an earlier step: `#0`, or `#0*` for each."""
+    """One look-up. The subject may be the result of the step before, `#0`, or `#0*` for each."""
 
     relation: str
     subject: str
@@ -77,15 +77,16 @@ class Plan:
             return [f"{number}. the difference"]
         return [f"{number}. the {_extreme(self.shape, len(self.names) == 2)}"]
 
-    def resolved(self, findings: Sequence[Sequence[str]]) -> Iterator[Find]:
-        """The steps with their subjects filled in; `findings` grows while they are carried out."""
+    @property
+    def lanes(self) -> list[list[Find]]:
+        """Steps that follow from each other, apart from those that can be done at the same time."""
+        lanes: list[list[Find]] = []
         for find in self.steps:
-            if not find.subject.startswith("#"):
-                yield find
-                continue
-            values = findings[int(find.subject[1:].rstrip("*"))]
-            subjects = values if find.subject.endswith("*") else values[:1]
-            yield from (Find(find.relation, subject) for subject in list(subjects))
+            if find.subject.startswith("#") and not find.subject.endswith("*"):
+                lanes[-1].append(find)
+            else:
+                lanes.append([find])
+        return lanes
 
 
 def plan_for(question: str) -> Plan | None:

@@ -1,18 +1,80 @@
-"""The recording stage: a task file in, an episodes file out."""
+"""The recording stage: a task file in, an episodes file out, over as many processes as there are.
+
+Beside the episodes file stand its manifest (what it was made with) and its timings: what depends on
+the clock is kept apart, so that the episodes are the same whenever and by how many processes they
+are recorded.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from coa.collect import Line, collect
+from coa.crew import Crew, Work, crew_size
+from coa.errors import UsageError, boundary
 from coa.progress import counted
-from coa.runs import claim
-from coa.tasks.task import TaskSet
-from coa.teachers import load_teacher, record_all
-from coa.teachers.episode import Episode
-from coa.tools.kits import KitSettings, open_kit
+from coa.rehearsal import Rehearsal, spread_out
+from coa.runs import Appender, Json, claim, dumps, lock_output, read_jsonl
+from coa.tasks.task import Task, TaskSet
+from coa.teachers import load_teacher, opened
+from coa.teachers.desk import COUNTED, CRITICS, MISTAKES
+from coa.tools.kits import KitSettings, one_of_each, open_kit
+
+if TYPE_CHECKING:
+    from coa.teachers.llm_estimate import Estimate
+
+AT_ONCE = 8
+"""Tasks in work at a time, in each process."""
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What a recording came to."""
+
+    path: Path
+    episodes: int
+    answered: int
+    counts: dict[str, int]
+    """What the teacher counted over all episodes: mistakes, alarms, misses, false alarms."""
+
+    def to_json(self) -> Json:
+        return {**vars(self), "path": str(self.path)}
+
+    def lines(self) -> list[str]:
+        said = [f"{self.episodes} episodes in {self.path}, {self.answered} with an answer"]
+        for what, names in (("mistakes", MISTAKES), ("critics", CRITICS)):
+            found = [
+                f"{name.replace('_', ' ')} {self.counts[name]}"
+                for name in names
+                if name in self.counts
+            ]
+            said += [f"{what}: {', '.join(found)}"] if found else []
+        return said
+
+
+@asynccontextmanager
+async def recorder(settings: Json) -> AsyncIterator[Work]:
+    """Records one public task after another; runs in a process of a crew."""
+    kit = KitSettings(**settings["kit"])
+    sets = [Task.from_json(task) for task in settings["tasks"]]
+    loaded = load_teacher(settings["teacher"], **settings["options"])
+    out = Path(settings["out"]) if settings["out"] else None
+    async with open_kit(sets, kit) as toolbox_of, opened(loaded, out) as teacher:
+
+        async def record(item: Json) -> Json:
+            task, begun = Task.from_json(item), time.monotonic()
+            with boundary(UsageError, f"the teacher, on task {task.id},"):
+                episode = await teacher.record(task, toolbox_of(task), settings["seed"])
+            seconds = {"total": time.monotonic() - begun, **episode.seconds}
+            return {"record": episode.to_json(), "seconds": seconds}
+
+        yield record
 
 
 def run_recording(
@@ -23,17 +85,108 @@ def run_recording(
     *,
     seed: int = 0,
     kit: KitSettings | None = None,
-) -> list[Episode]:
+    workers: int | None = None,
+) -> Recorded:
     """Record a teacher at work on all tasks, or continue; `options` are the teacher's."""
-    loaded, options = TaskSet.load(tasks), dict(options or {})
-    agents = load_teacher(teacher, **options)
-    public = TaskSet(tuple(task.public() for task in loaded)).fingerprint()
-    tools = (kit or KitSettings()).identity()
-    claim(out, {"teacher": teacher, **options, "seed": seed, "tasks": public, **tools})
+    job = _job(tasks, out, teacher, options, seed, kit, workers)
+    with lock_output(out):
+        claim(out, job.claim)
+        lines = asyncio.run(_record(job.tasks, out, job.settings, job.workers))
+    return _summed(out, [line.record for line in lines])
 
-    async def work() -> list[Episode]:
-        async with open_kit(loaded, kit) as toolbox_of:
-            with counted("record", len(loaded)) as on_done:
-                return await record_all(loaded, agents, toolbox_of, out, seed=seed, on_done=on_done)
 
-    return asyncio.run(work())
+class _Job(NamedTuple):
+    tasks: list[Task]
+    settings: Json
+    """Of `recorder`."""
+    claim: Json
+    workers: int
+
+
+def _job(
+    tasks: Path,
+    out: Path,
+    teacher: str,
+    options: Mapping[str, Any] | None,
+    seed: int,
+    kit: KitSettings | None,
+    workers: int | None,
+) -> _Job:
+    kit, options = kit or KitSettings(), dict(options or {})
+    loaded = load_teacher(teacher, **options)  # what is wrong with it is said before any work
+    public = [task.public() for task in TaskSet.load(tasks)]
+    made_of = TaskSet(tuple(public)).fingerprint()
+    identity = loaded.identity() if hasattr(loaded, "identity") else options
+    claimed = {"teacher": teacher, **identity, "seed": seed, "tasks": made_of, **kit.identity()}
+    settings: Json = {"teacher": teacher, "options": options, "seed": seed, "kit": asdict(kit)}
+    settings["out"] = str(out)
+    settings["tasks"] = [task.to_json() for task in one_of_each(public)]
+    if workers is None:  # a teacher of one's own may not be made for several processes
+        workers = crew_size(len(public)) if teacher == "experts" else 1
+    return _Job(public, settings, claimed, workers)
+
+
+def rehearse_recording(
+    tasks: Path,
+    out: Path,
+    teacher: str = "experts",
+    options: Mapping[str, Any] | None = None,
+    *,
+    seed: int = 0,
+    kit: KitSettings | None = None,
+    workers: int | None = None,
+) -> Rehearsal | Estimate:
+    """What `run_recording` would take, by recording a few tasks and writing nothing."""
+    job = _job(tasks, out, teacher, options, seed, kit, workers)
+    held = {record["task_id"] for _, record in read_jsonl(out)} if out.is_file() else set()
+    left = [task for task in job.tasks if task.id not in held]
+    asked = load_teacher(teacher, **dict(options or {}))
+    if hasattr(asked, "estimate"):  # trying would cost money
+        estimate: Estimate = asyncio.run(asked.estimate(left))
+        return estimate
+    chosen = spread_out(left)
+
+    async def work() -> tuple[float, list[Json]]:
+        async with recorder({**job.settings, "out": ""}) as record:
+            begun = time.monotonic()
+            done = [await record(task.to_json()) for task in chosen]
+            return time.monotonic() - begun, [each["record"] for each in done]
+
+    seconds, records = asyncio.run(work())
+    good = sum(record["answer"] is not None for record in records)
+    written = sum(len(dumps(record)) for record in records)
+    counts = (len(job.tasks), len(held), len(chosen), good, job.workers)
+    return Rehearsal("tasks", *counts, seconds, written)
+
+
+async def _record(tasks: Sequence[Task], out: Path, settings: Json, workers: int) -> list[Line]:
+    timings = Appender(out.with_name(f"{out.name}.timings.jsonl"))
+    async with Crew("coa.teachers.stage:recorder", settings, workers, at_once=AT_ONCE) as crew:
+
+        def work(task: Task) -> Callable[[], Awaitable[Line]]:
+            async def record() -> Line:
+                done = await crew.do(task.to_json(), f"task {task.id}")
+                seconds = {name: round(value, 4) for name, value in done["seconds"].items()}
+                timings.write({"task_id": task.id, **seconds})
+                return Line(done["record"])
+
+            return record
+
+        with counted("record", len(tasks)) as on_done, timings:
+            return await collect(
+                out,
+                {task.id: work(task) for task in tasks},
+                parse=Line,
+                key=lambda line: str(line.record["task_id"]),
+                concurrency=AT_ONCE * max(1, workers),
+                on_done=on_done,
+            )
+
+
+def _summed(path: Path, records: Sequence[Json]) -> Recorded:
+    counts: dict[str, int] = {}
+    for record in records:
+        for what in COUNTED:
+            counts[what] = counts.get(what, 0) + int(record["meta"].get(what, 0))
+    answered = sum(record["answer"] is not None for record in records)
+    return Recorded(path, len(records), answered, {k: v for k, v in counts.items() if v})

@@ -1,11 +1,17 @@
-"""The team for questions of one fact after another: planner, librarians, verifier."""
+"""The team for questions of one fact after another: planner, librarians, verifier.
+
+Look-ups that need nothing of each other (two countries that are compared, each neighbour of one)
+are made at the same time.
+"""
 
 from __future__ import annotations
+
+from functools import partial
 
 from coa.teachers.desk import Desk
 from coa.teachers.episode import USER
 from coa.teachers.librarians import Librarians
-from coa.teachers.plans import Plan, conclude, plan_for
+from coa.teachers.plans import Find, Plan, conclude, plan_for
 from coa.teachers.wording import wanted
 
 
@@ -25,14 +31,33 @@ class WikiTeam:
         steps = [[find.relation, find.subject] for find in plan.steps]
         desk.say("planner", "searcher", plan.text, plan.thought, part="plan", steps=steps)
         findings: list[list[str]] = []
-        for find in plan.resolved(findings):
+        first, *rest = plan.lanes
+        if rest and rest[0][0].subject.endswith("*"):  # each result of the first is a lane
+            found = await self._follow(desk, first)
+            names = found[0] if found else []
+            findings += found or []
+            lanes = [[Find(rest[0][0].relation, name)] for name in names]
+        else:
+            lanes = [first, *rest]
+        works = [partial(self._follow, steps=lane) for lane in lanes]
+        for values in await desk.together(works) if works else []:
+            findings += values or []
+        if desk.episode.error is None:
+            self._verify(desk, plan, findings)
+
+    async def _follow(self, desk: Desk, steps: list[Find]) -> list[list[str]] | None:
+        """Look-ups one after the other, each about what the one before found."""
+        findings: list[list[str]] = []
+        for find in steps:
+            if find.subject.startswith("#"):
+                find = Find(find.relation, findings[-1][0])
             values = await self.librarians.look_up(desk, find)
             if values is None:
                 desk.fail("a look-up brought no report")
                 desk.episode.meta["failed_look_up"] = wanted(*find)
-                return
+                return None
             findings.append(values)
-        self._verify(desk, plan, findings)
+        return findings
 
     def _verify(self, desk: Desk, plan: Plan, findings: list[list[str]]) -> None:
         reports = "\n".join(", ".join(values) for values in findings)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -135,6 +135,11 @@ def tools_of(task: Task, grammar: Grammar | None = None) -> tuple[str, ...]:
         if known:
             return known
     return kind_of(task).tools
+
+
+def one_of_each(tasks: Iterable[Task]) -> list[Task]:
+    """A task of each set: enough to say which tools have to be opened."""
+    return list({str(task.meta.get("set")): task for task in tasks}.values())
 
 
 def toolbox_for(observations: str = "real", passages: int = PASSAGES) -> ToolboxOf:

@@ -1,0 +1,223 @@
+"""The command line from episodes to a dataset: record, distill, export, import, show, inspect."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from coa.cli_options import (
+    CacheOption,
+    CorpusOption,
+    ExpireOption,
+    JsonFlag,
+    ModeOption,
+    SeedOption,
+    SessionFlag,
+    UnsafeFlag,
+    emit,
+    kit_of,
+    note,
+)
+from coa.errors import CoaError, UsageError
+
+WorkersOption = Annotated[
+    int | None, typer.Option(min=1, help="Processes; as many as there are cores by default.")
+]
+DryFlag = Annotated[
+    bool, typer.Option("--dry-run", help="Try a few, say what all would take, write nothing.")
+]
+
+
+def add_datasets(app: typer.Typer) -> None:
+    """Put the commands of this module under the main command."""
+    for command in (record, distill, export, show, inspect):
+        app.command()(command)
+    app.command("import")(import_)
+
+
+def record(
+    tasks: Annotated[Path, typer.Option(help="Task file (JSONL or CSV).")],
+    out: Annotated[Path, typer.Option(help="Episodes file to write or continue.")],
+    settings: Annotated[
+        list[str] | None, typer.Argument(help="Of the teacher: error_rate=0.2, model=REF ...")
+    ] = None,
+    teacher: Annotated[str, typer.Option(help="experts, llm or module:attribute.")] = "experts",
+    error_rate: Annotated[float | None, typer.Option(help="How often the experts err.")] = None,
+    corpus: CorpusOption = "",
+    tool_cache: CacheOption = "",
+    tool_mode: ModeOption = "live",
+    tool_expire: ExpireOption = None,
+    code_session: SessionFlag = False,
+    unsafe_code: UnsafeFlag = False,
+    workers: WorkersOption = None,
+    dry_run: DryFlag = False,
+    seed: SeedOption = 0,
+    as_json: JsonFlag = False,
+) -> None:
+    """Record a multi-agent system at work on tasks; the same command again continues."""
+    from coa.teachers import read_options
+    from coa.teachers.stage import rehearse_recording, run_recording
+
+    options = read_options(teacher, settings or [])
+    if error_rate is not None:
+        options["error_rate"] = error_rate
+    kit = kit_of(corpus, tool_cache, tool_mode, tool_expire, code_session, unsafe_code)
+    work = rehearse_recording if dry_run else run_recording
+    result = work(tasks, out, teacher, options, seed=seed, kit=kit, workers=workers)
+    if as_json:
+        emit(result.to_json())
+    else:
+        for line in result.lines():
+            note(line)
+
+
+def distill(
+    episodes: Annotated[Path, typer.Option(help="Episodes file from `coa record`.")],
+    out: Annotated[Path, typer.Option(help="Directory to write or continue.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="filter.x=value ...")] = None,
+    grammar: Annotated[
+        str, typer.Option(help="Preset name or a .toml file; auto suits each task.")
+    ] = "",
+    tasks: Annotated[
+        Path | None, typer.Option(help="Task file with gold, to drop wrong answers.")
+    ] = None,
+    against: Annotated[
+        list[Path] | None, typer.Option(help="Task file to evaluate on: its likes are dropped.")
+    ] = None,
+    recipe: Annotated[Path | None, typer.Option(help="A TOML with the filters' settings.")] = None,
+    prompt: Annotated[str, typer.Option(help="full or compact.")] = "",
+    corpus: CorpusOption = "",
+    tool_cache: CacheOption = "",
+    tool_mode: ModeOption = "live",
+    tool_expire: ExpireOption = None,
+    code_session: SessionFlag = False,
+    unsafe_code: UnsafeFlag = False,
+    workers: WorkersOption = None,
+    dry_run: DryFlag = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Turn episodes into a dataset of trajectories; whatever is dropped has its reason."""
+    from coa.config import load_recipe
+    from coa.distill.stage import DistillSettings, rehearse_distillation, run_distillation
+
+    if prompt not in ("", "full", "compact"):
+        raise UsageError(f"--prompt {prompt!r}: expected full or compact.")
+    given = [f"grammar={grammar}"] if grammar else []
+    given += [f"prompt={prompt}"] if prompt else []
+    settings = load_recipe(recipe, [*(overrides or []), *given], DistillSettings)
+    work = rehearse_distillation if dry_run else run_distillation
+    kit = kit_of(corpus, tool_cache, tool_mode, tool_expire, code_session, unsafe_code)
+    result = work(episodes, out, tasks, settings, against=against or [], kit=kit, workers=workers)
+    if tasks is None:
+        note("no --tasks: answers were not judged, so wrong ones are kept")
+    if as_json:
+        emit(result.to_json())
+    else:
+        print("\n".join(result.lines()))
+
+
+def show(
+    file: Annotated[Path, typer.Argument(help="A trajectories.jsonl, or its directory.")],
+    n: Annotated[int, typer.Option(min=1, help="How many to show.")] = 3,
+    task: Annotated[str, typer.Option(help="Only the task with this id.")] = "",
+    grammar: Annotated[str, typer.Option(help="A .toml file, when it is no preset.")] = "",
+) -> None:
+    """Print chains from a trajectories file."""
+    from coa.display import console, print_chain
+    from coa.trajectory import load_trajectories
+
+    chosen = [t for t in load_trajectories(file) if not task or t.task_id == task][:n]
+    if not chosen:
+        raise UsageError(f"{file}: nothing to show{f' for task {task!r}' if task else ''}.")
+    out = console()
+    for trajectory in chosen:
+        print_chain(out, trajectory, grammar)
+        out.print()
+
+
+def inspect(
+    file: Annotated[
+        Path, typer.Argument(help="Trajectories or episodes: a .jsonl, or its directory.")
+    ],
+    n: Annotated[int | None, typer.Option(min=1, help="How many: 1, or all of a page.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write one page for a browser.")] = None,
+    grammar: Annotated[str, typer.Option(help="A .toml file, when it is no preset.")] = "",
+) -> None:
+    """Show the loss mask: what is trained, what is a marked mistake, what is not trained."""
+    if html is not None:
+        from coa.pages.inspect import write_page
+
+        page = write_page(file, html, n=n, grammar=grammar)
+        note(f"{page.shown} of {page.total} {page.kind} in {html}, {page.size / 1e6:.1f} MB")
+        return
+    from coa.display import console, print_mask
+    from coa.trajectory import load_trajectories
+
+    out = console()
+    for trajectory in load_trajectories(file)[: n or 1]:
+        print_mask(out, trajectory)
+
+
+def export(
+    directory: Annotated[Path, typer.Argument(help="What `coa distill` wrote.")],
+    to: Annotated[
+        str, typer.Option(help="alpaca, sharegpt, trl, trl-tokens, verl; several by comma.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="Directory; DIR/exports/FORMAT by default.")
+    ] = None,
+    grammar: Annotated[str, typer.Option(help="Which, where there are several.")] = "",
+    model: Annotated[str, typer.Option(help="The model to train: its chat format, tokens.")] = "",
+    tasks: Annotated[
+        Path | None, typer.Option(help="Of verl: tasks with gold, for reinforcement learning.")
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Write a dataset in the format of another trainer."""
+    from coa.train.export import run_export
+
+    formats: list[Any] = [name.strip() for name in to.split(",") if name.strip()]
+    reports, failed = [], False
+    for name in formats:
+        target = out / name if out and len(formats) > 1 else out
+        try:
+            report = run_export(
+                directory, name, target, grammar=grammar, model=model, tasks=tasks, note=note
+            )
+        except CoaError as error:
+            if len(formats) == 1:
+                raise
+            note(f"coa: {name}: {error}")  # the other formats do not need what this one lacks
+            failed = True
+            continue
+        reports.append(report)
+        if not as_json:
+            print(f"{report['rows'] + report['rl_rows']} rows in {report['out']}")
+    if as_json:
+        emit({"exports": reports})
+    if failed:
+        raise SystemExit(2)
+
+
+def import_(
+    kind: Annotated[str, typer.Argument(help="afm-sft (chains) or afm-rl (tasks).")],
+    file: Annotated[Path, typer.Argument(help="A .json, .jsonl or .parquet.")],
+    out: Annotated[Path, typer.Option(help="The file to write.")],
+    grammar: Annotated[str, typer.Option(help="Of afm-sft; told by the tags by default.")] = "",
+    as_json: JsonFlag = False,
+) -> None:
+    """Read the published AFM files: chains to train on, or tasks with gold."""
+    from coa.distill.afm_files import run_import_rl, run_import_sft
+
+    if kind not in ("afm-sft", "afm-rl"):
+        raise UsageError(f"{kind!r} cannot be imported; expected afm-sft or afm-rl.")
+    if kind == "afm-sft":
+        report = run_import_sft(file, out, grammar, note)
+    else:
+        report = run_import_rl(file, out, note)
+    if as_json:
+        emit(report)
+    else:
+        print(f"{report['rows']} rows in {out}")

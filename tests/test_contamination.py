@@ -1,0 +1,152 @@
+"""Contamination: evaluation questions are found in whatever dress, template mates are not."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coa.distill.contamination import GRAMS, SAME, WITHIN, find_leaks
+from coa.tasks import Task, make_tasks
+
+OSAKA = Task("What is the capital of the country where Osaka is located?", ("Tokyo",), id="osaka")
+
+
+def rule(question: str, *asked: str, ngram: int = 8, overlap: float = 0.5) -> str:
+    """The rule by which a question is found among others; empty: it is not."""
+    exam = [Task(each) for each in asked] or [OSAKA]
+    found = find_leaks([question], {"exam.jsonl": exam}, ngram, overlap)
+    return found[0].rule if found else ""
+
+
+@pytest.mark.parametrize(
+    ("question", "wanted"),
+    [
+        (OSAKA.question, SAME),
+        ("what is the capital of the country where OSAKA is located", SAME),
+        ("Tell me the capital of the country in which Osaka is located.", SAME),
+        ("What is the capital city of the country where Osaka is located?", WITHIN),
+        (
+            "Here is a riddle: what is the capital of the country where Osaka is located? Go!",
+            WITHIN,
+        ),
+        ("What is the capital of the country where Nagoya is located?", ""),
+        ("What is the currency of the country where Osaka is located?", ""),
+        ("What is the capital of Japan?", ""),
+        ("", ""),
+    ],
+)
+def test_the_same_question_in_other_words_is_found_and_its_template_mates_are_not(
+    question: str, wanted: str
+) -> None:
+    assert rule(question) == wanted
+
+
+@pytest.mark.parametrize(
+    ("question", "asked", "wanted"),
+    [
+        ("What is 3 + 5?", "Tell me: what is 3 + 5", SAME),
+        ("What is 3 + 5?", "What is 3 * 5?", ""),
+        ("What is 3 - 5?", "What is 5 - 3?", ""),
+        ("Sort 3, 1, 2.", "Sort 1, 2, 3.", ""),
+        ("Compute the sum 10 + 20 + 3 + 5 now", "Compute the sum 3 + 5", WITHIN),
+        ("Compute the sum 3 + 15 + 5 now", "Compute the sum 3 + 5", ""),
+        ("Who wrote the well-known novel Emma?", "Who wrote the well known novel Emma", SAME),
+        ("Who?", "Which?", ""),
+    ],
+)
+def test_figures_count_in_their_order_and_words_do_not(
+    question: str, asked: str, wanted: str
+) -> None:
+    assert rule(question, asked) == wanted
+
+
+def test_words_of_a_short_question_must_lie_close_together() -> None:
+    filler = " ".join(f"word{number}" for number in range(30))
+    assert rule("Osaka belongs to a country with a capital, it is located there") == WITHIN
+    assert rule(f"Osaka is nice. {filler} The country has a capital, located inland.") == ""
+
+
+RULES = (
+    "You play on a board with numbered cells and you may move a stone one cell up, down, left or "
+    "right in every turn, but never onto a cell that is marked as blocked. The stone begins in the "
+    "upper left corner and has to reach the lower right corner in as few moves as you can manage. "
+)
+BOARDS = ["0 0 1 / 1 0 0 / 1 1 0", "0 1 1 / 0 0 1 / 1 0 0", "0 0 0 / 1 1 0 / 1 1 0"]
+
+
+def puzzle(board: str) -> str:
+    return f"{RULES}How many moves does the best player need on the board {board} then?"
+
+
+def test_long_questions_of_one_template_are_told_apart_by_their_figures() -> None:
+    exam = {"exam.jsonl": [Task(puzzle(BOARDS[0]), id="p0")]}
+    given = [puzzle(BOARDS[1]), puzzle(BOARDS[2]), f"Dear all! {puzzle(BOARDS[0])} Good luck!"]
+    found = find_leaks(given, exam)
+    assert set(found) == {2} and found[2].rule == GRAMS
+    assert (found[2].evaluation, found[2].task_id, found[2].share) == ("exam.jsonl", "p0", 1.0)
+
+
+STORY = (
+    "A farmer from Arequipa sells quinoa on the market of a small town every Saturday, and her "
+    "brother carries the sacks with an old donkey that stops at each bridge to drink. One day the "
+    "donkey refuses to cross at all, so they walk around the lake and arrive when the market is "
+    "nearly over. Which animal carried the sacks, and why did they come too late to the market?"
+)
+
+
+def test_a_long_question_is_found_by_the_share_of_its_passages() -> None:
+    changed = STORY.replace("every Saturday", "each Sunday").replace("old donkey", "aged donkey")
+    shorter = STORY.split("One day")[0]
+    assert rule(changed, STORY) == GRAMS
+    assert rule(changed, STORY, overlap=1.0) == ""
+    assert rule(shorter, STORY, overlap=0.8) == "" and rule(shorter, STORY, overlap=0.3) == GRAMS
+    assert rule(" ".join(reversed(STORY.split())), STORY) == ""
+
+
+def test_copies_of_a_contaminated_question_do_not_hide_it() -> None:
+    given = [f"Number {name}: {STORY}" for name in ("one", "two", "three")] * 2
+    assert len(find_leaks(given, {"exam.jsonl": [Task(STORY)]})) == len(given)
+
+
+def test_the_file_and_the_task_are_named_and_the_first_file_wins() -> None:
+    exams = {"a.jsonl": [Task("Who wrote Emma?", id="1")], "b.csv": [OSAKA, Task("Who wrote Emma")]}
+    found = find_leaks(["Who wrote Emma?", OSAKA.question, "Who wrote Ivanhoe?"], exams)
+    assert {place: leak[:3] for place, leak in found.items()} == {
+        0: (SAME, "a.jsonl", "1"),
+        1: (SAME, "b.csv", "osaka"),
+    }
+    assert find_leaks(["Who wrote Emma?"], {}) == {}
+
+
+@given(st.text(min_size=1, max_size=120).filter(str.strip), st.integers(1, 12))
+def test_a_question_gives_itself_away_as_long_as_it_has_a_word(question: str, ngram: int) -> None:
+    exam = [OSAKA, Task(question, id="itself")]
+    found = find_leaks([question, f"{question} ?!", "?"], {"exam.jsonl": exam}, ngram)
+    assert 2 not in found
+    if any(map(str.isalnum, question)):
+        assert set(found) == {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "split"),
+    [
+        ("atlas-mhqa", "heldout_entity"),
+        ("atlas-mhqa", "heldout_family"),
+        ("atlas-web", "heldout_entity"),
+        ("gym-code", "heldout_seed"),
+    ],
+)
+def test_held_out_tasks_are_no_contamination_and_planted_ones_are_found(
+    name: str, split: str
+) -> None:
+    if name == "gym-code":
+        pytest.importorskip("reasoning_gym")
+    train = [task.question for task in make_tasks(name, "train", 400, seed=0)]
+    exam = make_tasks(name, split, 120, seed=5)
+    assert find_leaks(train, {"exam.jsonl": exam}) == {}
+    planted = [
+        f"Please solve this for me. {task.question} Thank you very much." for task in exam[:20]
+    ]
+    found = find_leaks([*train, *planted], {"exam.jsonl": exam})
+    assert min(found) >= len(train) and len(found) >= 19
