@@ -1,0 +1,289 @@
+"""The inspection page in a real browser: Chromium, spoken to through a pair of pipes.
+
+Needs Debian's `chromium` (or CHROMIUM=/path/to/it); skipped where there is none.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from chromium_tab import CHROMIUM, Browser
+from coa.pages.inspect import write_page
+from coa.runs import dumps
+from coa.teachers.episode import AgentSpec, Episode, ModelCall, Say, Use
+from coa.trajectory import Author, Segment, StopReason, Trajectory, save_trajectories
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not CHROMIUM, reason="no chromium: apt-get install chromium"),
+]
+HOSTILE = (
+    "</script><script>window.ran = 1</script><img src=x onerror='window.ran = 2'>"
+    "<svg onload='window.ran = 3'>{{page}} \u2028 \u202e javascript:window.ran=4"
+)
+EMOJI = "<think> \U0001f600 first \U0001f680 then</think>\n<answer> me</answer>"
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    opened = Browser(tmp_path_factory.mktemp("profile"))
+    yield opened
+    opened.close()
+
+
+def chain(number: int) -> Trajectory:
+    wrong = f"<think> step {number}</think>\n<wiki_search> nowhere {number}</wiki_search>"
+    segments = [
+        Segment(Author.PROMPT, "Answer."),
+        Segment(Author.MODEL, wrong, errs=[(len(f"<think> step {number}</think>\n"), len(wrong))]),
+        Segment(Author.ENV, f"\n<observation>{'A long page. ' * 40}</observation>\n"),
+        Segment(Author.MODEL, "<reflection> No.</reflection>stray" + EMOJI, errs=[(48, 53)]),
+    ]
+    return Trajectory(
+        task_id=f"t{number}",
+        question=f"Question {number}?",
+        grammar="mhqa",
+        answer="me",
+        stop=StopReason.ANSWERED,
+        segments=segments,
+        meta={"set": "s", "family": f"family_{number % 3}"},
+    )
+
+
+def episode() -> Episode:
+    agents = [AgentSpec("planner", "planner", "You plan."), AgentSpec("bob", "searcher", "Seek.")]
+    call = ModelCall("big-1", "raw text", 1200, 200, 30, 0.0125)
+    return Episode(
+        task_id="e1",
+        question=HOSTILE,
+        teacher="t",
+        agents=agents,
+        answer="me",
+        events=[
+            Say("user", "planner", HOSTILE),
+            Say("planner", "bob", "1. look", HOSTILE, {"part": "plan", "steps": [1]}, call=call),
+            Say("bob", "system", "who", "I look.", {"part": "query"}, branch="1"),
+            Use("bob", "wiki_search", "who", HOSTILE * 9, branch="1"),
+            Use("bob", "wiki_search", "whom", "", "TIMEOUT", erred=True, branch="2"),
+            Say("bob", "bob", "a note", erred=True),
+            Say("bob", "user", "me"),
+        ],
+    )
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a page of chains and one of episodes."""
+    place = tmp_path_factory.mktemp("pages")
+    save_trajectories(place / "trajectories.jsonl", [chain(number) for number in range(400)])
+    notes = [{"task_id": "x", "stage": "quality", "reason": HOSTILE, "detail": "12"}]
+    (place / "rejected.jsonl").write_text("".join(dumps(note) + "\n" for note in notes))
+    stages = [{"stage": "quality", "left": 400, "reasons": {"wrong answer": 1}}]
+    (place / "funnel.json").write_text(json.dumps({"episodes": 401, "kept": 400, "stages": stages}))
+    write_page(place, place / "chains.html")
+    (place / "e.jsonl").write_text(dumps(episode().to_json()) + "\n")
+    write_page(place / "e.jsonl", place / "episodes.html", title=HOSTILE)
+    return place
+
+
+TEXTS = "[...document.querySelectorAll('{}')].map((node) => node.textContent)"
+
+
+def test_hostile_text_is_shown_and_does_not_run(browser: Browser, tmp_path: Path) -> None:
+    bad = chain(1)
+    bad.task_id = bad.question = bad.answer = HOSTILE
+    bad.meta = {"family": HOSTILE, HOSTILE: HOSTILE}
+    bad.segments[1].text = f"<think> {HOSTILE}</think>"
+    save_trajectories(tmp_path / "bad.jsonl", [bad])
+    write_page(tmp_path / "bad.jsonl", tmp_path / "bad.html", title=HOSTILE)
+    browser.open(tmp_path / "bad.html")
+    browser.press("j")
+    browser.wait("document.querySelector('.chain')")
+    assert browser.ask("document.querySelector('h2').textContent") == HOSTILE
+    assert browser.ask("document.title") == HOSTILE
+    assert HOSTILE in browser.ask(TEXTS.format(".chain .text"))
+    browser.press("m")
+    browser.wait("document.querySelector('.mask')")
+    assert f"<think> {HOSTILE}</think>" in browser.ask(TEXTS.format(".mask .text"))
+    assert browser.ask("window.ran") is None
+    assert browser.ask("document.querySelectorAll('img, iframe, body script ~ img').length") == 0
+    assert browser.troubles == []
+
+
+def test_the_policy_refuses_markup_and_scripts_of_others(browser: Browser, place: Path) -> None:
+    browser.open(place / "chains.html")
+    refused = """(() => { try { document.body.innerHTML = '<b>x</b>'; return 'made'; }
+                 catch (error) { return error.name; } })()"""
+    assert browser.ask(refused) == "TypeError"
+    browser.ask(
+        "{const s = document.createElementNS('http://www.w3.org/1999/xhtml', 'img');"
+        " s.src = 'https://example.invalid/x.png'; document.body.append(s);}"
+    )
+    browser.wait("document.querySelector('img').complete")
+    assert any("Content Security Policy" in trouble for trouble in browser.troubles)
+    failed = [event for event in browser.events if event.get("method") == "Network.loadingFailed"]
+    assert [event["params"]["blockedReason"] for event in failed] == ["csp"]
+
+
+def test_what_is_trained_is_shown_letter_by_letter(browser: Browser, place: Path) -> None:
+    source = chain(7)
+    browser.open(place / "chains.html", "#t7")
+    browser.press("m")
+    browser.wait("document.querySelector('.mask')")
+    raw = [segment.text for segment in source.segments]
+    assert browser.ask(TEXTS.format(".mask .text")) == [raw[0], source.question, *raw[1:]]
+    wrong = [segment.text[start:end] for segment in source.segments for start, end in segment.errs]
+    assert "".join(browser.ask(TEXTS.format(".mask mark"))) == "".join(wrong)
+    assert "\U0001f680" in wrong[1]
+    labels = browser.ask(TEXTS.format(".mask .who .flag"))
+    assert labels == [*["not trained"] * 2, "trained", "not trained", "trained"]
+    assert len(browser.ask(TEXTS.format(".mask .begins"))) == 2
+
+
+def test_a_chain_reads_as_a_conversation_of_its_agents(browser: Browser, place: Path) -> None:
+    browser.open(place / "chains.html", "#t7")
+    who = ["prompt", "think", "wiki_search", "observation", "reflection", "no block", "think"]
+    wanted = [*who, "answer", "fault"]
+    assert browser.ask(TEXTS.format(".chain .who b")) == wanted
+    assert browser.ask(TEXTS.format(".chain .flag")) == ["mistake", "malformed", "mistake"]
+    assert browser.ask("document.querySelector('.chain .long').open") is False
+    browser.press("o")
+    browser.wait("document.querySelector('.chain .long').open")
+
+
+def test_keys_links_search_and_filters_lead_to_a_chain(browser: Browser, place: Path) -> None:
+    current = "document.querySelector('#list [aria-current]').getAttribute('href')"
+    browser.open(place / "chains.html", "#t399")
+    browser.wait(f"document.querySelector('#list [aria-current]') && {current} === '#t399'")
+    browser.press("k")
+    browser.wait(f"{current} === '#t398'")
+    browser.press("Escape")
+    browser.wait("document.querySelector('.figures')")
+    browser.press("/")
+    browser.type("question 39")
+    browser.wait("byId('count').textContent === '11 of 400 chains'")
+    browser.ask("byId('whole').click()")
+    browser.ask(
+        "byId('query').value = 'NOWHERE 123'; byId('query').dispatchEvent(new Event('input'))"
+    )
+    browser.wait("byId('count').textContent === '1 of 400 chains'")
+    browser.ask("byId('query').value = ''; byId('query').dispatchEvent(new Event('input'))")
+    browser.wait("byId('count').textContent === '400 chains'")
+    browser.ask(
+        "[...document.querySelectorAll('.link')].find((b) => b.textContent === 'family_1').click()"
+    )
+    browser.wait("byId('count').textContent === '133 of 400 chains'")
+    browser.ask("document.activeElement.blur()")
+    browser.press("j")
+    browser.wait("location.hash === '#t1'")
+    browser.press("j")
+    browser.wait("location.hash === '#t4'")
+    browser.open(place / "chains.html", "#nobody")
+    assert browser.ask("document.querySelector('.notice').textContent") == (
+        "There is no chain nobody on this page."
+    )
+    assert browser.troubles == []
+
+
+def test_the_list_grows_as_it_is_scrolled(browser: Browser, place: Path) -> None:
+    browser.open(place / "chains.html")
+    browser.wait("list.children.length >= 150")
+    assert browser.ask("list.children.length") < 400
+    grow = "document.querySelector('.rows').scrollTop = 1e9"
+    browser.wait(f"({grow}, list.children.length === 400)")
+
+
+def test_an_episode_shows_who_spoke_to_whom(browser: Browser, place: Path) -> None:
+    browser.open(place / "episodes.html", "#e1")
+    titles = [
+        *("user to planner", "planner to bobplan", "bob uses wiki_searchquery"),
+        *("bob uses wiki_searchmistake", "bob notesmistake", "bob to user"),
+    ]
+    assert browser.ask(TEXTS.format(".event .who")) == titles
+    assert browser.ask(TEXTS.format("h4, h5")) == [
+        *("At the same time, in 2 branches", "Branch 1", "Branch 2")
+    ]
+    assert browser.ask(TEXTS.format(".spent tbody td"))[:3] == ["planner", "big-1", "1"]
+    assert "failed: TIMEOUT" in browser.ask(TEXTS.format(".event .text"))
+    assert browser.ask("window.ran") is None and browser.troubles == []
+
+
+VIEWS = (
+    *(("chains.html", link) for link in ("", "#:list", "#:dropped", "#t7")),
+    *(("episodes.html", link) for link in ("", "#e1")),
+)
+
+
+@pytest.mark.parametrize("page, link", VIEWS)
+def test_a_narrow_screen_needs_no_scrolling_sideways(
+    browser: Browser, place: Path, page: str, link: str
+) -> None:
+    browser.open(place / page, link, width=390)
+    for key in ("", "m", "o"):
+        browser.press(key) if key else None
+        assert browser.ask("document.documentElement.scrollWidth") <= 390
+
+
+CONTRAST = """(() => {
+  const rgb = (text) => (text.match(/[\\d.]+/g) || []).map(Number);
+  const light = ([r, g, b]) => [r, g, b].map((v) => v / 255)
+    .map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4))
+    .reduce((sum, v, at) => sum + v * [0.2126, 0.7152, 0.0722][at], 0);
+  const poor = [];
+  for (const node of document.querySelectorAll('body *')) {
+    const own = [...node.childNodes].some((n) => n.nodeType === 3 && n.data.trim());
+    if (!own || !node.checkVisibility() || node.closest('.hidden, script')) continue;
+    let [ground, solid, up] = [[255, 255, 255], 1, node];
+    for (; up; up = up.parentElement) {
+      solid *= Number(getComputedStyle(up).opacity);
+      const found = rgb(getComputedStyle(up).backgroundColor);
+      if (found.length === 3 || found[3] === 1) { ground = found; break; }
+    }
+    const ink = rgb(getComputedStyle(node).color).slice(0, 3)
+      .map((v, at) => v * solid + ground[at] * (1 - solid));
+    const [a, b] = [light(ink), light(ground)].sort((x, y) => y - x);
+    const ratio = (a + 0.05) / (b + 0.05);
+    if (ratio < 4.5) poor.push(`${node.className || node.tagName}: ${ratio.toFixed(2)}`);
+  }
+  return [...new Set(poor)];
+})()"""
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("page, link", VIEWS)
+def test_text_has_enough_contrast(
+    browser: Browser, place: Path, page: str, link: str, dark: bool
+) -> None:
+    browser.open(place / page, link, dark=dark)
+    assert browser.ask(CONTRAST) == []
+    browser.press("m")
+    browser.press("j")
+    browser.wait("document.querySelector('.chain, .events')")
+    assert browser.ask(CONTRAST) == []
+
+
+def test_everything_has_a_name_and_a_place_for_the_keyboard(browser: Browser, place: Path) -> None:
+    for page, link in VIEWS:
+        browser.open(place / page, link)
+        nameless = "[...document.querySelectorAll('input, select, button')].filter((n) => "
+        nameless += "!n.textContent.trim() && !n.labels?.length && !n.ariaLabel).length"
+        assert browser.ask(nameless) == 0
+        assert browser.ask("document.querySelectorAll('h1').length") == 1
+        assert browser.ask("document.querySelectorAll('main, aside, header, nav').length") == 4
+        assert (
+            browser.ask("document.querySelectorAll('[tabindex]:not([tabindex=\"-1\"])').length")
+            == 0
+        )
+
+
+def test_a_chain_is_printed_without_the_list(browser: Browser, place: Path) -> None:
+    browser.open(place / "chains.html", "#t7")
+    browser.ask("window.dispatchEvent(new Event('beforeprint'))")
+    browser.print_media()
+    assert browser.ask("getComputedStyle(document.querySelector('aside')).display") == "none"
+    assert browser.ask("document.querySelector('.chain').checkVisibility()") is True
+    assert browser.ask("document.querySelector('.chain .long').open") is True
