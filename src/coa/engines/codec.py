@@ -112,7 +112,9 @@ class Codec:
             raise TemplateError(message)
 
         environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=["jinja2.ext.loopcontrols", "coa.engines.generation_tag.GenerationTag"],
         )
         environment.globals["raise_exception"] = refuse
         environment.globals["strftime_now"] = lambda form: ""

@@ -15,6 +15,7 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from coa.engines.codec import Codec
 from coa.errors import RecordError, TrainingError
 from coa.trajectory import Author, Segment, Trajectory
 
@@ -92,6 +93,26 @@ def build_row(
         )
     kept = logprobs if sampled else None
     return Row(trajectory.task_id, ids, weights, logprobs=kept, cut=shortened)
+
+
+def row_maker(
+    codec: Codec, *, err_weight: float = 0.0, max_length: int | None = None
+) -> Callable[[Trajectory], Row]:
+    """A function that makes the training row of a trajectory."""
+
+    def make(trajectory: Trajectory) -> Row:
+        prompt = opening(trajectory)
+        prompt_ids = prompt.ids or codec.encode_prompt(prompt.text, trajectory.question)
+        return build_row(
+            trajectory,
+            prompt_ids,
+            codec.encode_with_offsets,
+            err_weight=err_weight,
+            max_length=max_length,
+            decode=codec.decode,
+        )
+
+    return make
 
 
 def _check_tokenizer(trajectory: Trajectory, encode: EncodeWithOffsets, decode: Decode) -> None:

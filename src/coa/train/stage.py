@@ -87,23 +87,10 @@ def train_on(
 
 
 def _rows(trajectories: Sequence[Trajectory], settings: SftSettings, policy: Policy) -> list[Row]:
-    from coa.train.rows import build_row, opening
+    from coa.train.rows import row_maker
 
-    rows = []
-    for trajectory in trajectories:
-        prompt, codec = opening(trajectory), policy.codec
-        prompt_ids = prompt.ids or codec.encode_prompt(prompt.text, trajectory.question)
-        rows.append(
-            build_row(
-                trajectory,
-                prompt_ids,
-                codec.encode_with_offsets,
-                err_weight=settings.err_weight,
-                max_length=settings.max_length,
-                decode=codec.decode,
-            )
-        )
-    return rows
+    make = row_maker(policy.codec, err_weight=settings.err_weight, max_length=settings.max_length)
+    return [make(trajectory) for trajectory in trajectories]
 
 
 def protocol_of(trajectories: Sequence[Trajectory]) -> dict[str, str | list[str]]:

@@ -1,0 +1,340 @@
+"""Imports of the datasets that were published with AFM: chains to imitate, and tasks with gold.
+
+Fine-tuning rows have alpaca's keys: instructions and question in one message, the whole chain in
+the answer. A row becomes a `Trajectory`: the grammar is told by the tags, observations become the
+environment's, framed as our runtime frames them, and the prompt is the grammar's own, so that what
+is trained is what `coa eval` will send. Rows for reinforcement learning (and benchmark files of
+the same family) become `Task`s. A row that does not fit is left out with its reason; the rest
+goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic, TypeVar, get_args
+
+from coa.distill.exports.files import need_pyarrow, save_jsonl
+from coa.distill.exports.rows import QUESTION
+from coa.errors import CoaError, RecordError, UsageError
+from coa.protocol import PRESETS, Block, Grammar, check, load_grammar, parse, system_prompt
+from coa.protocol.prompt import PromptKind
+from coa.runs import Json, read_jsonl
+from coa.tasks.task import Task, TaskSet
+from coa.trajectory import Author, Segment, StopReason, Trajectory, Usage, save_trajectories
+
+Note = Callable[[str], None]
+T = TypeVar("T")
+
+RARE = 0.02
+"""A tag in fewer of a file's rows than this does not decide about its grammar."""
+_OBSERVATION = re.compile(r"<(observation|information)>.*?</\1>", re.S)
+_ASKED = re.compile(r"^(?:Question|Task):[ \t]*\n?", re.M)
+_TARGETS = ("target", "ground_truth", "answers", "answer", "golden_answers")
+_TESTS = ("stdin", "expected_output", "functional", "tests")
+_SHOWN = (
+    *("index", "split", "difficulty", "level", "platform", "contest_date", "contest_id"),
+    *("question_title", "starter_code", "root_url"),
+)
+"""Fields that a task may show; whatever is not in this list may hold the answer."""
+
+
+class _Unfit(CoaError, ValueError):
+    """A row that is left out: a reason to count by, and what exactly was found."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(f"{reason}: {detail}" if detail else reason)
+        self.reason = reason
+
+
+@dataclass
+class Imported(Generic[T]):
+    """What was taken, and each row that was not, with the reason."""
+
+    items: list[T] = field(default_factory=list)
+    rejected: list[Json] = field(default_factory=list)
+    reasons: Counter[str] = field(default_factory=Counter)
+
+    def take(self, row: int, make: Callable[[], T]) -> None:
+        """Add what `make` makes of a row (counted from 1), or the reason that it raises."""
+        try:
+            self.items.append(make())
+        except _Unfit as unfit:
+            self.reasons[unfit.reason] += 1
+            self.rejected.append({"row": row, "reason": str(unfit)})
+
+    def tell(self, note: Note, where: Path) -> None:
+        """One line a reason, with its first row; an error when nothing was taken."""
+        lines = []
+        for reason, count in self.reasons.most_common():
+            first = next(r for r in self.rejected if r["reason"].startswith(reason))
+            lines.append(f"left out {count}: {reason} (first: row {first['row']})")
+        if not self.items:
+            raise RecordError(
+                f"{where}: no row can be imported; {'; '.join(lines) or 'it is empty'}."
+            )
+        for line in lines:
+            note(f"{line}.")
+
+
+def read_rows(path: Path) -> list[Json]:
+    """The rows of a .parquet, a .json with one list, or a file with one JSON object a line."""
+    if not path.is_file():
+        raise UsageError(f"{path}: no such file.")
+    if path.suffix.lower() == ".parquet":
+        pyarrow = need_pyarrow("Reading a parquet file")
+        try:
+            rows: list[Json] = pyarrow.parquet.read_table(path).to_pylist()
+        except (pyarrow.ArrowException, OSError) as exc:
+            raise RecordError(f"{path}: not a parquet file ({exc}).") from None
+        return rows
+    with path.open(encoding="utf-8", errors="replace") as file:
+        if file.read(1024).lstrip("\ufeff \t\r\n")[:1] != "[":
+            return [record for _, record in read_jsonl(path)]
+    try:
+        listed = json.loads(path.read_text(encoding="utf-8-sig"))
+    except ValueError as exc:
+        raise RecordError(f"{path}: not JSON ({exc}). Expected a list of objects.") from None
+    wrong = next((type(row).__name__ for row in listed if not isinstance(row, dict)), None)
+    if wrong:
+        raise RecordError(f"{path}: the list holds a {wrong}, expected only objects.")
+    return list(listed)
+
+
+# -- fine-tuning -----------------------------------------------------------------------------
+
+
+def import_sft(rows: Sequence[Json], grammar: str = "") -> Imported[Trajectory]:
+    """Chains of an AFM fine-tuning set, under the given grammar or the one their tags tell."""
+    outputs = [row["output"] for row in rows if isinstance(row.get("output"), str)]
+    if not outputs:
+        raise RecordError(
+            "no row has text under 'output'; expected the keys instruction and output."
+        )
+    chosen = load_grammar(grammar or detect_grammar(outputs))
+    imported: Imported[Trajectory] = Imported()
+    seen: Counter[str] = Counter()
+    for number, row in enumerate(rows, start=1):
+
+        def make(row: Json = row) -> Trajectory:
+            trajectory = _chain(row, chosen)
+            trajectory.sample = seen[trajectory.task_id]
+            seen[trajectory.task_id] += 1
+            return trajectory
+
+        imported.take(number, make)
+    return imported
+
+
+def detect_grammar(outputs: Sequence[str]) -> str:
+    """The smallest preset that has all tags which are usual in these chains."""
+    tags = {name: set(load_grammar(name).tags) for name in PRESETS}
+    counts: Counter[str] = Counter()
+    for output in outputs:
+        observed = set(_OBSERVATION.findall(output))
+        rest = _OBSERVATION.sub("", output)
+        counts.update(observed | {t for t in set().union(*tags.values()) if f"</{t}>" in rest})
+    used = {tag for tag, count in counts.items() if count >= RARE * len(outputs)}
+    fitting = [name for name in PRESETS if used <= tags[name]]
+    if not used or not fitting:
+        found = ", ".join(f"<{tag}>" for tag in sorted(used)) or "none that is known"
+        raise RecordError(f"blocks found: {found}; no preset has them all. Choose with --grammar.")
+    return min(fitting, key=lambda name: len(tags[name]))
+
+
+def _chain(row: Json, grammar: Grammar) -> Trajectory:
+    instruction, output = row.get("instruction"), row.get("output")
+    if not isinstance(instruction, str) or not isinstance(output, str):
+        raise _Unfit("no text under 'instruction' and 'output'")
+    if row.get("history"):
+        raise _Unfit("a conversation of several turns ('history')")
+    bound = _bind(grammar, f"{instruction}{output}")
+    kind, question = _question(instruction, str(row.get("input") or ""), bound)
+    if not question.strip():
+        raise _Unfit("no question after the instructions")
+    blocks = parse(bound, output, env=True).blocks
+    segments = [Segment(Author.PROMPT, system_prompt(bound, kind))]
+    segments += _segments(output, blocks, bound)
+    trajectory = Trajectory(
+        task_id=_task(question).id,
+        question=question,
+        grammar=bound.name,
+        segments=segments,
+        tools=list(bound.tool_roles),
+        prompt=kind,
+        weights="imported",
+    )
+    fault = check(bound, parse(bound, trajectory.text, env=True))
+    if fault is not None:
+        raise _Unfit(f"not legal under {bound.name!r}, {fault.kind}", fault.message)
+    trajectory.stop, trajectory.answer = StopReason.ANSWERED, blocks[-1].body.strip()
+    calls = sum(segment.author is Author.ENV for segment in segments)
+    trajectory.usage = Usage(turns=calls + 1, tool_calls=calls)
+    return trajectory
+
+
+def _bind(grammar: Grammar, text: str) -> Grammar:
+    """The grammar with the tools that instructions or chain name; with all if they name none."""
+    named = [grammar.by_name[name] for name in grammar.tool_roles if f"<{name}>" in text]
+    return grammar.with_tools(named) if named else grammar
+
+
+def _question(instruction: str, asked: str, grammar: Grammar) -> tuple[PromptKind, str]:
+    """Which prompt of ours it is (compact for a stranger's), and the question after it."""
+    for kind in get_args(PromptKind):
+        opening = f"{system_prompt(grammar, kind)}{QUESTION}"
+        if instruction.startswith(opening):
+            return kind, instruction.removeprefix(opening)
+    if asked.strip():
+        return "compact", asked.strip()
+    return "compact", after_instructions(instruction)
+
+
+def after_instructions(text: str) -> str:
+    """What follows the last line that begins with `Question:` or `Task:`; else the whole text."""
+    marks = list(_ASKED.finditer(text))
+    return text[marks[-1].end() :].strip() if marks else text.strip()
+
+
+def _segments(text: str, blocks: Sequence[Block], grammar: Grammar) -> Iterable[Segment]:
+    """Model and environment by turns. Line breaks around an observation belong to its frame."""
+    position = 0
+    for before, block in zip([None, *blocks], blocks, strict=False):
+        if block.role != grammar.observation:
+            continue
+        if before is None or before.role not in grammar.tool_roles:
+            raise _Unfit("an observation without a call before it")
+        if f"<{grammar.observation}>" in block.body:  # it took in what the model wrote next
+            raise _Unfit("an observation that is not closed before the next one")
+        written = text[position : block.start].strip("\n")
+        yield Segment(Author.MODEL, written)
+        yield Segment(Author.ENV, grammar.render_observation(block.body, written))
+        position = block.end
+    yield Segment(Author.MODEL, text[position:].strip("\n"))
+
+
+# -- reinforcement learning ------------------------------------------------------------------
+
+
+def import_rl(rows: Sequence[Json]) -> Imported[Task]:
+    """Tasks with gold: rows as verl and AFM write them, or with `question` and `answer`."""
+    imported: Imported[Task] = Imported()
+    first: dict[str, int] = {}
+    for number, row in enumerate(rows, start=1):
+
+        def make(row: Json = row, number: int = number) -> Task:
+            task = _rl_task(row)
+            if first.setdefault(task.id, number) != number:
+                raise _Unfit("asked before", f"in row {first[task.id]}")
+            return task
+
+        imported.take(number, make)
+    return imported
+
+
+def _rl_task(row: Json) -> Task:
+    if "segments" in row:
+        raise _Unfit("a chain of ours, whose answer is no gold")
+    extra = row.get("extra_info") or {}
+    question = extra.get("question") or row.get("question") or _prompted(row.get("prompt"))
+    if not isinstance(question, str) or not question.strip():
+        raise _Unfit("no question: neither 'extra_info.question', 'question' nor a user's 'prompt'")
+    model = row.get("reward_model") or {}
+    truth = model.get("ground_truth")
+    if truth is None:
+        truth = next((row[key] for key in _TARGETS if row.get(key) is not None), None)
+    answers, gold = _gold(truth)
+    if not answers and not gold:
+        raise _Unfit("no ground truth")
+    meta = {key: value for key in _SHOWN if (value := extra.get(key, row.get(key)))}
+    for key in ("data_source", "ability"):
+        if row.get(key):
+            meta[key] = str(row[key])
+    return _task(question.strip(), answers, meta, gold)
+
+
+def _task(
+    question: str, answers: tuple[str, ...] = (), meta: Json | None = None, gold: Json | None = None
+) -> Task:
+    try:
+        return Task(question, answers, meta=meta or {}, gold=gold or {})
+    except RecordError as error:
+        raise _Unfit("the question is not text", str(error)) from None
+
+
+def _prompted(prompt: Any) -> str:
+    """The question in a prompt: a text, or messages of which the last user's counts."""
+    if isinstance(prompt, list):
+        said = [m.get("content") for m in prompt if isinstance(m, dict) and m.get("role") == "user"]
+        prompt = said[-1] if said else ""
+    return after_instructions(prompt) if isinstance(prompt, str) else ""
+
+
+def _gold(truth: Any) -> tuple[tuple[str, ...], Json]:
+    """Answers, and tests of a program. A string is JSON only when it is an object that we know:
+    `[1, 2]` and `204` are answers as they stand."""
+    if isinstance(truth, str):
+        held = _known_object(truth)
+        return _gold(held) if held else ((truth,) if truth.strip() else (), {})
+    if isinstance(truth, dict):
+        if tests := {key: value for key, value in truth.items() if key in _TESTS and value}:
+            return (), {"tests": tests}
+        return _gold(next((truth[key] for key in _TARGETS if truth.get(key) is not None), None))
+    if isinstance(truth, (list, tuple)):
+        return tuple(text for item in truth for text in _gold(item)[0]), {}
+    return (() if truth is None else (str(truth),)), {}
+
+
+def _known_object(text: str) -> Json | None:
+    if not text.lstrip().startswith("{"):
+        return None
+    try:
+        held = json.loads(text)
+    except ValueError:
+        return None
+    return held if isinstance(held, dict) and {*held} & {*_TARGETS, *_TESTS} else None
+
+
+# -- the commands ----------------------------------------------------------------------------
+
+
+def run_import_sft(file: Path, out: Path, grammar: str = "", note: Note = print) -> Json:
+    """`coa import afm-sft`: a trajectories file, and what was left out beside it."""
+    rows = _some_rows(file)
+    try:
+        imported = import_sft(rows, grammar)
+    except RecordError as error:
+        raise RecordError(f"{file}: {error}") from None
+    imported.tell(note, file)
+    save_trajectories(out, imported.items)
+    report = _report(imported, out)
+    return report | {"grammar": imported.items[0].grammar}
+
+
+def run_import_rl(file: Path, out: Path, note: Note = print) -> Json:
+    """`coa import afm-rl`: a task file, and what was left out beside it."""
+    imported = import_rl(_some_rows(file))
+    imported.tell(note, file)
+    TaskSet(tuple(imported.items), name=file.stem).save(out)
+    return _report(imported, out)
+
+
+def _some_rows(file: Path) -> list[Json]:
+    rows = read_rows(file)
+    if not rows:
+        raise RecordError(f"{file}: holds no row.")
+    return rows
+
+
+def _report(imported: Imported[Any], out: Path) -> Json:
+    files = [str(out)]
+    if imported.rejected:
+        rejected = out.with_name(f"{out.stem}.rejected.jsonl")
+        save_jsonl(rejected, imported.rejected)
+        files.append(str(rejected))
+    left = dict(imported.reasons.most_common())
+    return {"rows": len(imported.items), "left_out": left, "files": files}

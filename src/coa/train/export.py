@@ -1,0 +1,57 @@
+"""The export stage: a directory of trajectories in, files for other trainers out.
+
+It stands with training because the tokenised format is made of training rows.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from coa.distill.exports import Format, export
+from coa.distill.exports.sift import Note
+from coa.engines.codec import Codec
+from coa.errors import ModelError
+from coa.runs import Json
+from coa.tasks.task import Task, TaskSet
+from coa.train.rows import row_maker
+from coa.trajectory import load_trajectories
+
+
+def run_export(
+    source: Path,
+    to: Format,
+    out: Path | None = None,
+    *,
+    grammar: str = "",
+    model: str = "",
+    tasks: Path | None = None,
+    note: Note = print,
+) -> Json:
+    """`coa export`: by default into `exports/FORMAT` beside the trajectories."""
+    folder = source if source.is_dir() else source.parent
+    codec = codec_of(model) if model else None
+    gold: list[Task] = list(TaskSet.load(tasks)) if tasks else []
+    target = out or folder / "exports" / to
+    report = export(
+        load_trajectories(source),
+        to,
+        target,
+        grammar=grammar,
+        codec=codec,
+        make_row=row_maker(codec) if codec else None,
+        tasks=gold,
+        note=note,
+    )
+    return report | {"out": str(target)}
+
+
+def codec_of(ref: str) -> Codec:
+    """The tokenizer and chat template of a local model; nothing else of it is loaded."""
+    from coa.engines.store import model_folder, resolve
+
+    source = resolve(ref)
+    if source.kind != "local":
+        raise ModelError(
+            f"{ref!r} has no tokenizer here. Export for a local model: smollm2-135m or hf:FOLDER."
+        )
+    return Codec.from_folder(model_folder(source))
