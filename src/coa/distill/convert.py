@@ -178,6 +178,8 @@ class _Writer:
         if part == "check" and not self.roles[part]:
             part = "alarm" if event.facts.get("score", FAILED) <= FAILED else ""
         role = self.roles.get(part, "")
+        if part in ("plan", "alarm") and role and not self._may_come(role):
+            role = ""  # a second objection to one call, a new plan where there is only one
         if role and (part != "approval" or self._wants_consent(event)):
             self.turn.think(event.thought, event.erred)
             self._block(role, self._scored(role, event, replans), event.erred)
@@ -202,6 +204,15 @@ class _Writer:
         if spec.pass_score and parse_score(event.text) is None and "score" in event.facts:
             return f"{event.text} Score: {event.facts['score']}"
         return event.text
+
+    def _may_come(self, role: str) -> bool:
+        """Whether the grammar lets a block come next, after a thought where it wants one."""
+        state = self.state
+        if self.thinker and self.thinker in self.grammar.allowed(state):
+            thought = self.grammar.advance(state, Block(self.thinker, LEAD))
+            assert isinstance(thought, State), thought
+            state = thought
+        return role in self.grammar.allowed(state)
 
     def _wants_consent(self, event: Say) -> bool:
         """Whether approval has to be a block: the grammar demands a reflection, or rates it."""

@@ -24,6 +24,7 @@ from coa.runs import Appender, Json, claim, dumps, lock_output, read_jsonl
 from coa.tasks.task import Task, TaskSet
 from coa.teachers import load_teacher, opened
 from coa.teachers.desk import COUNTED, CRITICS, MISTAKES
+from coa.teachers.llm_budget import BudgetSpent
 from coa.tools.kits import KitSettings, one_of_each, open_kit
 
 if TYPE_CHECKING:
@@ -42,6 +43,10 @@ class Recorded:
     answered: int
     counts: dict[str, int]
     """What the teacher counted over all episodes: mistakes, alarms, misses, false alarms."""
+    calls: int = 0
+    tokens: int = 0
+    cost: float | None = None
+    """Of language models; the cost is None when a price is not known."""
 
     def to_json(self) -> Json:
         return {**vars(self), "path": str(self.path)}
@@ -55,6 +60,9 @@ class Recorded:
                 if name in self.counts
             ]
             said += [f"{what}: {', '.join(found)}"] if found else []
+        if self.calls:
+            money = "" if self.cost is None else f", {self.cost:.4g} in money"
+            said.append(f"model calls {self.calls}, {self.tokens} tokens{money}")
         return said
 
 
@@ -91,7 +99,10 @@ def run_recording(
     job = _job(tasks, out, teacher, options, seed, kit, workers)
     with lock_output(out):
         claim(out, job.claim)
-        lines = asyncio.run(_record(job.tasks, out, job.settings, job.workers))
+        try:
+            lines = asyncio.run(_record(job.tasks, out, job.settings, job.workers))
+        except BudgetSpent as spent:
+            raise spent.beside(out) from None
     return _summed(out, [line.record for line in lines])
 
 
@@ -121,6 +132,8 @@ def _job(
     settings: Json = {"teacher": teacher, "options": options, "seed": seed, "kit": asdict(kit)}
     settings["out"] = str(out)
     settings["tasks"] = [task.to_json() for task in one_of_each(public)]
+    if hasattr(loaded, "opened"):  # what it keeps beside the file is one process's
+        workers = 1
     if workers is None:  # a teacher of one's own may not be made for several processes
         workers = crew_size(len(public)) if teacher == "experts" else 1
     return _Job(public, settings, claimed, workers)
@@ -189,4 +202,9 @@ def _summed(path: Path, records: Sequence[Json]) -> Recorded:
         for what in COUNTED:
             counts[what] = counts.get(what, 0) + int(record["meta"].get(what, 0))
     answered = sum(record["answer"] is not None for record in records)
-    return Recorded(path, len(records), answered, {k: v for k, v in counts.items() if v})
+    counts = {k: v for k, v in counts.items() if v}
+    calls = [e["call"] for record in records for e in record["events"] if e.get("call")]
+    tokens = sum(c.get("prompt_tokens", 0) + c.get("sampled_tokens", 0) for c in calls)
+    costs = [call.get("cost") for call in calls]
+    cost = sum(costs) if costs and None not in costs else None
+    return Recorded(path, len(records), answered, counts, len(calls), tokens, cost)

@@ -1,0 +1,56 @@
+"""A small team on a scripted server: what the tests of model calls and budgets record."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from chat_server import ChatServer, approval, contents, step, who
+from coa.runs import Json
+from coa.tasks import Task, TaskSet
+from coa.teachers import record_all
+from coa.teachers.episode import Episode
+from coa.teachers.llm import LLMSettings, LLMTeacher
+from scripts import TOOLBOX_OF
+
+TASKS = TaskSet(tuple(Task(f"What is the capital of country {n}?") for n in range(6)))
+PRICES = "[models.tester]\ninput = 2.0\ncached = 0.5\noutput = 8.0\n"
+
+
+def settings(server: ChatServer, **options: Any) -> LLMSettings:
+    return LLMSettings(server.ref, **{"backoff_s": 0.01, "temperature": 0.0, **options})
+
+
+def two_steps(body: Json) -> str:
+    """A team that looks two things up at the same time and answers."""
+    agent, texts = who(body), contents(body)
+    if agent == "planner":
+        return "1. searcher: one thing (after none)\n2. searcher: another (after none)"
+    if agent == "searcher":
+        return f"INPUT: thing {step(texts)}"
+    if agent == "reader":
+        return f"REPORT: Thing {step(texts)} is so."
+    if agent == "reflector":
+        return approval(body)
+    return "ANSWER: so" if texts[-1].endswith("Give the answer.") else "SCORE: 4"
+
+
+CALLS = 1 + 2 * 3 + 2
+"""Of one such task."""
+
+
+async def record(
+    server: ChatServer, out: Path, tasks: TaskSet = TASKS, concurrency: int = 4, **options: Any
+) -> list[Episode]:
+    teacher = LLMTeacher(settings(server, **options))
+    async with teacher.opened(out):
+        return await record_all(tasks, teacher, TOOLBOX_OF, out, concurrency=concurrency)
+
+
+def one_line(error: BaseException) -> str:
+    assert "\n" not in str(error)
+    return str(error)
+
+
+def lines(path: Path) -> int:
+    return path.read_bytes().count(b"\n") if path.is_file() else 0

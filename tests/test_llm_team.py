@@ -1,0 +1,412 @@
+"""The team of language models, against a scripted chat server on loopback.
+
+Its replies come from what the rule-based experts say about the same questions, so that episodes
+are right, convert and replay for real; malformed and wrong replies are put among them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chat_server import Answer, ChatServer, Oracle, approval, contents, objection, step, who
+from coa.distill.convert import convert
+from coa.engines.scripted import ScriptedEngine
+from coa.errors import UsageError
+from coa.protocol import check, load_grammar, parse
+from coa.rewards import auto
+from coa.runs import Json, dumps
+from coa.runtime import Budget, run
+from coa.tasks import Task, TaskSet, make_tasks
+from coa.tasks.sets import KINDS, kind_of
+from coa.teachers import record_all
+from coa.teachers.episode import SYSTEM, Episode, Say, Use, load_episodes
+from coa.teachers.experts import Experts
+from coa.teachers.llm import LLMSettings, LLMTeacher
+from coa.teachers.minds import in_turns
+from coa.tools import Toolbox, tool
+from coa.tools.kits import ToolboxOf, open_kit
+from coa.trajectory import Trajectory
+from scripts import TOOLBOX_OF
+
+SETS = list(KINDS)
+ROOMY = Budget(turns=64, tokens=1 << 20, turn_tokens=1 << 20, context=1 << 22)
+CAREFUL = Experts(0.0, 0.0, 0.0)
+
+
+async def expert_episodes(tasks: TaskSet, toolbox_of: ToolboxOf) -> list[Episode]:
+    return [await CAREFUL.record(task.public(), toolbox_of(task)) for task in tasks]
+
+
+def settings(server: ChatServer, **options: Any) -> LLMSettings:
+    return LLMSettings(server.ref, **{"backoff_s": 0.01, "temperature": 0.0, **options})
+
+
+Spoil = Callable[[Json, str, int], str | Answer]
+"""(request, what the oracle says, how many requests this agent made for this question) -> reply."""
+
+
+class Played:
+    """A task set, what a team recorded for it, and what the server saw."""
+
+    def __init__(self, tasks: TaskSet, episodes: list[Episode], server: ChatServer) -> None:
+        self.tasks, self.episodes, self.server = tasks, episodes, server
+        self.chains: list[Trajectory] = []
+
+    def said(self, part: str) -> list[Say]:
+        """Every message that is a `part`."""
+        events = [event for episode in self.episodes for event in episode.events]
+        return [e for e in events if isinstance(e, Say) and e.facts.get("part") == part]
+
+
+async def play(
+    name: str,
+    out: Path,
+    count: int = 8,
+    spoil: Spoil | None = None,
+    **options: Any,
+) -> Played:
+    """Record tasks of a set and convert what is right; `spoil` may change what the oracle says."""
+    tasks = make_tasks(name, "train", 2 * count, seed=5)
+    async with open_kit(tasks) as toolbox_of:
+        known = [e for e in await expert_episodes(tasks, toolbox_of) if e.answer is not None][
+            :count
+        ]
+        oracle, ids = Oracle(known), {episode.task_id for episode in known}
+        tasks = TaskSet(tuple(task for task in tasks if task.id in ids))
+
+        asked: Counter[tuple[str, str]] = Counter()
+
+        def reply(body: Json) -> str | Answer:
+            key = (who(body), oracle.question(body))
+            asked[key] += 1
+            return spoil(body, oracle(body), asked[key]) if spoil else oracle(body)
+
+        with ChatServer(reply) as server:
+            teacher = LLMTeacher(settings(server, **options))
+            async with teacher.opened(out):
+                episodes = await record_all(tasks, teacher, toolbox_of, out)
+            played = Played(tasks, episodes, server)
+        for task, episode in zip(tasks, episodes, strict=True):
+            if episode.answer is not None:
+                played.chains.append(await chain(task, episode, toolbox_of(task)))
+    return played
+
+
+async def chain(task: Task, episode: Episode, toolbox: Toolbox) -> Trajectory:
+    """The episode as one chain, which is legal, right, and replays to the same text."""
+    grammar = toolbox.bind(load_grammar(kind_of(task).grammar))
+    made = convert(episode, grammar)
+    assert check(grammar, parse(grammar, made.text, env=True)) is None
+    assert auto(task, made) == 1.0, (task.question, made.answer)
+    turns = [step.model.text for step in made.steps]
+    again = await run(task.public(), ScriptedEngine(turns), grammar, toolbox, budget=ROOMY)
+    assert (again.text, again.answer) == (made.text, made.answer)
+    return made
+
+
+@pytest.mark.parametrize("name", SETS)
+async def test_a_team_that_knows_what_experts_know_is_right_and_records_what_it_was_given(
+    name: str, tmp_path: Path
+) -> None:
+    """Right, legal, replayed; and the record says exactly what every request held."""
+    out = tmp_path / "episodes.jsonl"
+    played = await play(name, out, 8)
+    assert len(played.chains) == 8
+    sent = sorted(dumps({"m": body["messages"]}) for body in played.server.bodies)
+    assert sent == sorted(derived(load_episodes(out)))
+    for episode in played.episodes:
+        assert episode.seconds.keys() == {"total", "model", "tools"}
+        assert min(episode.seconds.values()) > 0 and episode.cost is None
+        for place in episode.calls:
+            said = episode.events[place]
+            assert isinstance(said, Say) and said.call is not None
+            given = in_turns(episode.messages_of(place))
+            assert said.call.prompt_tokens == sum(len(m.text.split()) for m in given)
+            assert said.call.sampled_tokens == max(1, len(said.call.text.split()))
+            assert given[0].role == "system" and given[-1].role == "user"
+            roles = [message.role for message in given[1:]]
+            assert all(a != b for a, b in pairwise(roles)), roles
+
+
+def derived(episodes: list[Episode]) -> list[str]:
+    """What was sent for every model call, from the record alone."""
+    calls = [(episode, place) for episode in episodes for place in episode.calls]
+    found = []
+    for episode, place in calls:
+        turns = in_turns(episode.messages_of(place))
+        found.append(dumps({"m": [{"role": m.role, "content": m.text} for m in turns]}))
+    return found
+
+
+async def test_steps_that_do_not_need_each_other_are_worked_on_at_the_same_time() -> None:
+    """Neither searcher is answered before both have asked."""
+    both = threading.Barrier(2, timeout=20)
+
+    def reply(body: Json) -> str:
+        if who(body) == "planner":
+            return (
+                "1. searcher: the capital of Peru (after none)\n"
+                "2. searcher: the capital of Chile (after none)\n"
+                "3. searcher: the population of both (after 1, 2)\n4. verifier: say it"
+            )
+        number = step(contents(body)) if who(body) in ("searcher", "reader") else 0
+        if who(body) == "searcher":
+            if number < 3:
+                both.wait()
+            return f"INPUT: capital {number}"
+        if who(body) == "reader":
+            return f"REPORT: Found {number}."
+        return approval(body) if who(body) == "reflector" else answer_or_check(body, "Lima")
+
+    with ChatServer(reply) as server:
+        teacher = LLMTeacher(settings(server))
+        episode = await teacher.record(Task("Which?"), TOOLBOX_OF(Task("Which?")))
+    assert episode.error is None and episode.answer == "Lima"
+    uses = [(event.branch, event.argument) for event in episode.events if isinstance(event, Use)]
+    assert uses == [("1", "capital 1"), ("2", "capital 2"), ("", "capital 3")]
+    third = next(b for b in server.bodies if who(b) == "searcher" and step(contents(b)) == 3)
+    told = "\n".join(contents(third))
+    assert "- Found 1." in told and "- Found 2." in told
+    for body in server.bodies:  # what happens at the same time elsewhere is not seen
+        if who(body) in ("searcher", "reader") and step(contents(body)) == 1:
+            assert "capital 2" not in "\n".join(contents(body))
+
+
+def answer_or_check(body: Json, answer: str, score: int = 4) -> str:
+    told = "\n".join(contents(body)[1:])
+    if told.rfind("Give the answer.") > told.rfind("Check this answer"):
+        return f"THOUGHT: So.\nANSWER: {answer}"
+    return f"THOUGHT: I check it.\nREASON: It is so.\nSCORE: {score}"
+
+
+# -- replies that cannot be read -----------------------------------------------------------------
+
+NONSENSE = ["", "Sure! I can help.\n\nLet me think for a moment.", "\u4f60\u597d\n\n?"]
+
+
+@pytest.mark.parametrize("name", SETS)
+async def test_replies_that_cannot_be_read_are_kept_and_asked_for_again(
+    name: str, tmp_path: Path
+) -> None:
+    """Every agent's first reply to every question is nonsense; the chains show nothing of it."""
+
+    def spoil(body: Json, said: str, count: int) -> str:
+        spoilt = count == 1 and who(body) != "reader"  # a reader may say anything
+        return NONSENSE[len(said) % 3] if spoilt else said
+
+    played = await play(name, tmp_path / "spoilt.jsonl", 4, spoil)
+    clean = await play(name, tmp_path / "clean.jsonl", 4)
+    assert len(played.chains) == 4
+    assert [c.text for c in played.chains] == [c.text for c in clean.chains]
+    malformed = played.said("malformed")
+    agents = {agent.name for agent in played.episodes[0].agents} - {"reader"}
+    assert len(malformed) == 4 * len(agents) and {say.agent for say in malformed} == agents
+    assert all(say.erred and say.to == SYSTEM and say.call for say in malformed)
+    assert sum(e.meta["malformed_replies"] for e in played.episodes) == len(malformed)
+    for episode in played.episodes:
+        for place in episode.calls:
+            said = episode.events[place]
+            if isinstance(said, Say) and said.facts.get("part") == "malformed":
+                told = episode.events[place + 1]
+                assert isinstance(told, Say) and (told.agent, told.to) == (SYSTEM, said.agent)
+                assert told.text == said.facts["complaint"]
+
+
+async def test_an_agent_that_never_replies_properly_ends_its_episode_only(tmp_path: Path) -> None:
+    def spoil(body: Json, said: str, count: int) -> str:
+        lost = "capital" in contents(body)[1] and who(body) == "searcher"
+        return Answer("No\nidea", finish="length") if lost else said
+
+    played = await play("atlas-mhqa", tmp_path / "episodes.jsonl", 12, spoil, attempts=2)
+    lost = [episode for episode in played.episodes if episode.error]
+    assert 0 < len(lost) < 12 == len(lost) + len(played.chains)
+    assert {episode.error for episode in lost} == {
+        "the searcher's reply could not be read 2 times: Your reply was cut because it is too "
+        "long. There is no call. Write a line that begins with INPUT:"
+    }
+    assert all(episode.meta["malformed_replies"] >= 2 for episode in lost)
+
+
+# -- objections ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["atlas-mhqa", "atlas-web", "atlas-code"])
+async def test_a_search_that_missed_is_made_again_in_other_words(name: str, tmp_path: Path) -> None:
+    """The reader finds nothing and the critic objects; in a rated team the planner plans again."""
+
+    def spoil(body: Json, said: str, count: int) -> str:
+        agent = who(body)
+        if agent == "searcher" and count == 1:
+            return "THOUGHT: I search.\nINPUT: something else entirely"
+        if agent == "reader" and count == 1:
+            return "MISSING: what the step asks for"
+        if agent == "reflector" and count == 1:
+            return objection(body, "poor", "search again", "The search missed.")
+        if agent == "planner" and count > 1:
+            return "THOUGHT: It missed.\n1. searcher: look for it in other words"
+        return said
+
+    played = await play(name, tmp_path / "episodes.jsonl", 6, spoil, slots=1)
+    assert len(played.chains) == 6
+    assert len(played.said("alarm")) == 6
+    assert len(played.said("plan")) == (6 if name == "atlas-mhqa" else 12)
+    for made in played.chains:
+        assert made.text.count("The search missed.</reflection>") == 1
+        assert "something else entirely" in made.text
+
+
+@pytest.mark.parametrize("name", SETS)
+async def test_work_that_the_critic_objects_to_is_done_again(name: str, tmp_path: Path) -> None:
+    def spoil(body: Json, said: str, count: int) -> str:
+        agent = who(body)
+        if agent == "coder" and count == 1:
+            return "THOUGHT: I write it.\nINPUT:\n```py\nprint(17)\n```"
+        if agent in ("reflector", "critic") and count == 1:
+            verdict = "write again" if agent == "critic" else "read again"
+            return objection(body, "average", verdict, "It is not so.")
+        return said
+
+    played = await play(name, tmp_path / "episodes.jsonl", 4, spoil, slots=1)
+    assert len(played.chains) == 4 == len(played.said("alarm"))
+    assert all("It is not so.</reflection>" in made.text for made in played.chains)
+
+
+@pytest.mark.parametrize("name", SETS)
+async def test_two_objections_in_a_row_become_one_reflection_and_a_thought(
+    name: str, tmp_path: Path
+) -> None:
+    def spoil(body: Json, said: str, count: int) -> str:
+        agent = who(body)
+        if agent == "coder" and count <= 2:
+            return f"INPUT: print({count})"
+        if agent in ("reflector", "critic") and count <= 2:
+            verdict = "write again" if agent == "critic" else "read again"
+            return objection(body, "average", verdict, f"It is wrong {count} times.")
+        if agent == "searcher" and count == 2:
+            return "INPUT: the same in other words"
+        return said
+
+    played = await play(name, tmp_path / "episodes.jsonl", 3, spoil, slots=1, rounds=4)
+    assert len(played.chains) == 3 and len(played.said("alarm")) == 6
+    assert all("It is wrong 2 times." in made.text for made in played.chains)
+
+
+@pytest.mark.parametrize("name", SETS)
+async def test_an_answer_that_fails_its_check_goes_back_to_the_planner(
+    name: str, tmp_path: Path
+) -> None:
+    def spoil(body: Json, said: str, count: int) -> str:
+        if who(body) == "verifier" and count == 1:
+            return "THOUGHT: I guess.\nANSWER: nothing of the kind"
+        if who(body) == "verifier" and count == 2:
+            return "THOUGHT: I check it.\nREASON: The reports do not say so.\nSCORE: 1"
+        if who(body) == "planner" and count > 1:
+            return "THOUGHT: The check failed.\n1. verifier: combine the reports once more"
+        return said
+
+    played = await play(name, tmp_path / "episodes.jsonl", 4, spoil, slots=1)
+    assert len(played.chains) == 4
+    assert [say.facts["score"] for say in played.said("check")] == [1, 4] * 4
+    for made in played.chains:
+        failed = made.text.index("The reports do not say so. Score: 1")
+        assert failed < made.text.index("combine the reports once more") < len(made.text)
+
+
+async def test_a_team_that_never_agrees_stops(tmp_path: Path) -> None:
+    def doubt(body: Json, said: str, count: int) -> str:
+        if who(body) == "planner" and count > 1:
+            return "1. verifier: try once more"
+        checks = who(body) == "verifier" and count % 2 == 0
+        return "REASON: No.\nSCORE: 2" if checks else said
+
+    def object_always(body: Json, said: str, count: int) -> str:
+        if who(body) == "searcher":
+            return f"INPUT: words {count}"
+        return objection(body, "", "search again", "No.") if who(body) == "reflector" else said
+
+    played = await play("atlas-mhqa", tmp_path / "a.jsonl", 1, doubt, replans=1)
+    assert played.episodes[0].error == "no answer passed the check in 2 tries"
+    played = await play("atlas-mhqa", tmp_path / "b.jsonl", 1, object_always, rounds=2)
+    assert played.episodes[0].error == "step 1 brought no report that was approved"
+    assert len(played.said("alarm")) == 2
+    impossible = lambda body, said, count: "IMPOSSIBLE: I do not know."  # noqa: E731
+    played = await play("atlas-mhqa", tmp_path / "c.jsonl", 1, impossible)
+    assert played.episodes[0].error == "the planner could not plan"
+    assert played.said("failure")[0].text == "I do not know."
+
+
+# -- what agents see -----------------------------------------------------------------------------
+
+
+async def test_gold_is_in_no_request_and_in_no_file(tmp_path: Path) -> None:
+    task = Task(
+        "What is the capital of Peru?",
+        ("gold-0451",),
+        meta={"world": 0},
+        gold={"hops": ["gold-0451"]},
+    )
+
+    def reply(body: Json) -> str:
+        said = {"planner": "1. searcher: the capital of Peru", "searcher": "INPUT: capital of Peru"}
+        said |= {"reader": "REPORT: It is Lima.", "reflector": "VERDICT: approve"}
+        return said.get(who(body)) or answer_or_check(body, "Lima")
+
+    out = tmp_path / "episodes.jsonl"
+    with ChatServer(reply) as server:
+        teacher = LLMTeacher(settings(server))
+        async with teacher.opened(out):
+            (episode,) = await record_all([task], teacher, TOOLBOX_OF, out)
+            assert (await teacher.record(task, TOOLBOX_OF(task))).answer == "Lima"
+    assert episode.answer == "Lima"
+    written = "".join(path.read_text() for path in tmp_path.iterdir())
+    assert "capital of Peru" in written and "0451" not in written + dumps({"b": server.bodies})
+
+
+async def test_a_tool_of_ones_own_is_called_by_a_worker(tmp_path: Path) -> None:
+    @tool
+    async def weather(city: str, days: int = 1) -> str:
+        """Forecast the weather of a city."""
+        return f"{city}: rain for {days} days"
+
+    def reply(body: Json) -> str:
+        system = contents(body)[0]
+        if who(body) == "worker":
+            assert "- weather: Forecast the weather of a city" in system and "wiki" not in system
+            return "THOUGHT: I ask.\nTOOL: weather\nINPUT: {'city': 'Lima', 'days': 2}"
+        if who(body) == "planner":
+            return "1. worker: the weather in Lima (after none)\n2. verifier: say it (after 1)"
+        if who(body) == "reader":
+            return "REPORT: It rains for 2 days."
+        return approval(body) if who(body) == "reflector" else answer_or_check(body, "rain")
+
+    with ChatServer(reply) as server:
+        episode = await LLMTeacher(settings(server)).record(Task("Rain?"), Toolbox([weather]))
+    assert episode.answer == "rain"
+    used = [event for event in episode.events if isinstance(event, Use)]
+    assert [(u.tool, u.result, u.failure) for u in used] == [
+        ("weather", "Lima: rain for 2 days", None)
+    ]
+    with pytest.raises(UsageError, match="needs at least one tool"):
+        await LLMTeacher(settings(server)).record(Task("Rain?"), Toolbox())
+
+
+async def test_a_call_that_was_made_before_is_not_made_again(tmp_path: Path) -> None:
+    def spoil(body: Json, said: str, count: int) -> str:
+        if who(body) == "reflector" and count == 1:
+            return objection(body, "", "search again", "The search missed.")
+        if who(body) == "searcher" and count == 3:
+            assert "This call was made before" in contents(body)[-1]
+            return "INPUT: the capital city"
+        return said  # the same again, the second time
+
+    played = await play("atlas-mhqa", tmp_path / "episodes.jsonl", 1, spoil)
+    assert len(played.chains) == 1 and len(played.said("malformed")) == 1
+    used = [event.argument for event in played.episodes[0].events if isinstance(event, Use)]
+    assert len(used) == len(set(used)) == 2
