@@ -1,0 +1,287 @@
+"""The stages `coa record` and `coa distill`: files, processes, dry runs, bad input."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from coa.cli import app
+from coa.distill.filters import FilterSettings
+from coa.distill.stage import DistillSettings, rehearse_distillation, run_distillation
+from coa.errors import CoaError, ConfigError, UsageError
+from coa.runs import dumps
+from coa.tasks import Task, TaskSet, make_tasks
+from coa.teachers import load_teacher, read_options
+from coa.teachers.episode import load_episodes
+from coa.teachers.stage import Recorded, rehearse_recording, run_recording
+from coa.trajectory import load_trajectories
+
+ERRING = {"error_rate": 0.4}
+
+
+def mixed(n: int = 12) -> list[Task]:
+    return [
+        task for name in ("atlas-mhqa", "atlas-web") for task in make_tasks(name, "train", n, 3)
+    ]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tasks of two sets, and what the experts recorded of them."""
+    path = tmp_path_factory.mktemp("recorded")
+    TaskSet(tuple(mixed())).save(path / "tasks.jsonl")
+    run_recording(path / "tasks.jsonl", path / "e.jsonl", options=ERRING, workers=1)
+    return path
+
+
+def files_of(directory: Path) -> dict[str, bytes]:
+    apart = ("timings.jsonl", ".lock")
+    return {f.name: f.read_bytes() for f in directory.iterdir() if not f.name.endswith(apart)}
+
+
+def distil(folder: Path, out: Path, **options: object) -> dict[str, bytes]:
+    run_distillation(folder / "e.jsonl", out, folder / "tasks.jsonl", **options)  # type: ignore[arg-type]
+    return files_of(out)
+
+
+# -- recording -------------------------------------------------------------------------------
+
+
+def test_one_process_or_two_record_and_distil_the_same_bytes(folder: Path, tmp_path: Path) -> None:
+    run_recording(folder / "tasks.jsonl", tmp_path / "e.jsonl", options=ERRING, workers=2)
+    assert (tmp_path / "e.jsonl").read_bytes() == (folder / "e.jsonl").read_bytes()
+    assert distil(folder, tmp_path / "1", workers=1) == distil(folder, tmp_path / "2", workers=2)
+
+
+def test_timings_stand_apart_one_for_each_task(folder: Path) -> None:
+    lines = (folder / "e.jsonl.timings.jsonl").read_text().splitlines()
+    assert len(lines) == 24 and all(json.loads(line)["total"] > 0 for line in lines)
+    assert not any(episode.seconds for episode in load_episodes(folder / "e.jsonl"))
+
+
+def test_a_recording_says_how_experts_and_critics_did(folder: Path) -> None:
+    done = run_recording(folder / "tasks.jsonl", folder / "e.jsonl", options=ERRING)
+    assert isinstance(done, Recorded) and done.episodes == 24
+    answered = sum(e.answer is not None for e in load_episodes(folder / "e.jsonl"))
+    first, mistakes, critics = done.lines()
+    assert f"24 episodes in {folder}/e.jsonl, {answered} with an answer" == first
+    assert "careless queries" in mistakes and critics.startswith("critics: alarms ")
+
+
+def test_a_file_is_not_recorded_by_two_at_once(folder: Path, tmp_path: Path) -> None:
+    from coa.runs import lock
+
+    out = tmp_path / "e.jsonl"
+    held = lock(tmp_path / ".e.jsonl.lock", lambda holder: None)
+    with pytest.raises(UsageError, match=r"e\.jsonl: in use by another process \(pid \d+\)"):
+        run_recording(folder / "tasks.jsonl", out)
+    held.close()
+    assert run_recording(folder / "tasks.jsonl", out).episodes == 24
+
+
+# -- distilling ------------------------------------------------------------------------------
+
+
+def test_each_task_gets_the_grammar_of_its_set(folder: Path, tmp_path: Path) -> None:
+    distil(folder, tmp_path / "d")
+    kept = load_trajectories(tmp_path / "d")
+    assert {t.grammar for t in kept if t.meta.get("set") == "atlas-web"} == {"web"}
+    assert {t.grammar for t in kept if t.meta.get("set") != "atlas-web"} == {"mhqa"}
+
+
+def test_a_dataset_belongs_to_one_recipe_and_one_input(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "d"
+    whole = distil(folder, out)
+    assert distil(folder, out) == whole
+    strict = DistillSettings(filter=FilterSettings(min_tool_calls=2))
+    with pytest.raises(
+        ConfigError, match=r"was started with filter\.min_tool_calls 1, and it is 2"
+    ):
+        distil(folder, out, settings=strict)
+    with pytest.raises(ConfigError, match="was started with input tasks"):
+        run_distillation(folder / "e.jsonl", out)
+
+
+def test_the_card_and_the_funnel_tell_what_was_dropped(folder: Path, tmp_path: Path) -> None:
+    TaskSet(tuple(mixed()[:3])).save(tmp_path / "heldout.jsonl")
+    out = tmp_path / "d"
+    distil(folder, out, against=[tmp_path / "heldout.jsonl"])
+    funnel = json.loads((out / "funnel.json").read_text())
+    stages = {stage["stage"]: stage for stage in funnel["stages"]}
+    assert stages["contamination"]["dropped"] >= 2
+    assert funnel["right"] == funnel["right_converted"] > 15
+    card = (out / "README.md").read_text()
+    assert (
+        "coa distill --episodes e.jsonl --out DIR --tasks tasks.jsonl --against heldout.jsonl"
+        in card
+    )
+    assert "heldout.jsonl" in card and str(tmp_path) not in card
+
+
+def test_evaluation_files_of_the_same_name_are_all_kept_out(folder: Path, tmp_path: Path) -> None:
+    paths = [tmp_path / name / "h.jsonl" for name in "ab"]
+    for path, task in zip(paths, (mixed()[0], mixed()[1]), strict=True):
+        TaskSet((task,)).save(path)
+    distil(folder, tmp_path / "d", against=paths)
+    ids = {trajectory.task_id for trajectory in load_trajectories(tmp_path / "d")}
+    assert not ids & {mixed()[0].id, mixed()[1].id}
+
+
+Spoil = Callable[[list[dict[str, object]]], None]
+
+
+def second_question(records: list[dict[str, object]]) -> None:
+    events = records[0]["events"]
+    assert isinstance(events, list)
+    events.append({"kind": "say", "agent": "user", "to": "reader", "text": "What else?"})
+
+
+def no_call(records: list[dict[str, object]]) -> None:
+    events = records[0]["events"]
+    assert isinstance(events, list)
+    events.append({"kind": "use", "agent": "searcher", "result": "page"})
+
+
+def no_field(records: list[dict[str, object]]) -> None:
+    del records[0]["question"]
+
+
+def twice(records: list[dict[str, object]]) -> None:
+    records.append(records[0])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "key", "reason"),
+    [
+        (second_question, "", "the agents disagree on the question"),
+        (no_call, "line 1", "not an episode"),
+        (no_field, "line 1", "not an episode"),
+        (twice, "", "near-duplicate"),
+    ],
+)
+def test_one_bad_record_has_its_reason_and_the_rest_goes_on(
+    spoil: Spoil, key: str, reason: str, folder: Path, tmp_path: Path
+) -> None:
+    records = [json.loads(line) for line in (folder / "e.jsonl").read_text().splitlines()]
+    records = [record for record in records if record["answer"]][:6]
+    first = records[0]["task_id"]
+    spoil(records)
+    (tmp_path / "e.jsonl").write_text("".join(dumps(record) + "\n" for record in records))
+    done = run_distillation(tmp_path / "e.jsonl", tmp_path / "d", folder / "tasks.jsonl")
+    (note,) = [note for note in done.rejected if note["reason"] == reason]
+    assert note["task_id"] == (key or first) and note["detail"]
+    assert done.funnel["episodes"] == len(records)
+    assert len(done.kept) + sum(done.funnel["rejected"].values()) == len(records)
+    assert len(done.kept) >= 4
+
+
+def test_nothing_kept_is_an_error_that_says_why(folder: Path, tmp_path: Path) -> None:
+    settings = DistillSettings(filter=FilterSettings(min_tool_calls=50))
+    with pytest.raises(
+        UsageError, match=r"no episode was kept: .*too few tool calls.*rejected\.js"
+    ):
+        distil(folder, tmp_path / "d", settings=settings)
+    (tmp_path / "empty.jsonl").write_text("")
+    with pytest.raises(UsageError, match=r"empty\.jsonl: holds no episode"):
+        run_distillation(tmp_path / "empty.jsonl", tmp_path / "d2")
+    with pytest.raises(UsageError, match=r"none\.jsonl: no such file"):
+        run_distillation(tmp_path / "none.jsonl", tmp_path / "d3")
+
+
+# -- dry runs --------------------------------------------------------------------------------
+
+
+def test_a_dry_run_writes_nothing_and_says_what_is_left(folder: Path, tmp_path: Path) -> None:
+    whole = (folder / "e.jsonl").read_text().splitlines(keepends=True)
+    part = tmp_path / "part.jsonl"
+    part.write_text("".join(whole[:10]))
+    recording = rehearse_recording(folder / "tasks.jsonl", part, options=ERRING)
+    said = recording.to_json()
+    assert (said["items"], said["done"], said["tried"]) == (24, 10, 14)
+    assert "24 tasks, 10 of them done, 14 to do" in recording.lines()
+    distilling = rehearse_distillation(folder / "e.jsonl", tmp_path / "d", folder / "tasks.jsonl")
+    assert distilling.tried == 24 and 15 < distilling.good <= 24
+    assert [path.name for path in tmp_path.iterdir()] == ["part.jsonl"]
+
+
+# -- the command line ------------------------------------------------------------------------
+
+
+def coa(*words: str | Path) -> str:
+    done = CliRunner().invoke(app, list(map(str, words)), catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_the_whole_way_on_the_command_line(folder: Path, tmp_path: Path) -> None:
+    episodes, dataset, tasks = tmp_path / "e.jsonl", tmp_path / "d", folder / "tasks.jsonl"
+    recording = ("record", "--tasks", tasks, "--out", episodes, "error_rate=0.4")
+    assert "nothing was written" in coa(*recording, "--dry-run")
+    assert json.loads(coa(*recording, "--json").splitlines()[-1])["episodes"] == 24
+    assert episodes.read_bytes() == (folder / "e.jsonl").read_bytes()
+    distilling = ("distill", "--episodes", episodes, "--tasks", tasks, "--out", dataset)
+    table = coa(*distilling, "filter.copies_of_corrected=2")
+    assert "episodes are right, 100.0% of them converted" in table
+    assert "put right" in table and " of them copies" in table
+    page = tmp_path / "page.html"
+    coa("inspect", dataset, "--html", page)
+    assert "<html" in page.read_text()[:200]
+    printed = coa("export", dataset, "--to", "alpaca,trl", "--grammar", "web")
+    assert printed.count(" rows in ") == 2
+    rows = tmp_path / "back.jsonl"
+    coa("import", "afm-sft", dataset / "exports" / "alpaca" / "alpaca.json", "--out", rows)
+    assert {t.grammar for t in load_trajectories(rows)} == {"web"}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["record", "--tasks", "T", "--out", "o", "eror_rate=1"],
+            "eror_rate is not a setting. Did",
+        ),
+        (["record", "--tasks", "T", "--out", "o", "error_rate=9"], "a rate of the experts is 9"),
+        (
+            ["record", "--tasks", "T", "--out", "o", "--teacher", "llm"],
+            "llm needs a model: model=op",
+        ),
+        (
+            ["record", "--tasks", "T", "--out", "o", "--teacher", "gpt"],
+            "expected experts, llm or mod",
+        ),
+        (["record", "--tasks", "T", "--out", "o", "--teacher", "m:A", "x=1"], "takes no settings"),
+        (["distill", "--episodes", "E", "--out", "o", "--prompt", "long"], "expected full or comp"),
+        (
+            ["distill", "--episodes", "E", "--out", "o", "filter.seeds=1"],
+            "filter.seeds is not a set",
+        ),
+        (["distill", "--episodes", "E", "--out", "o", "--grammar", "webb"], "Did you mean 'web'"),
+        (["import", "afm", "E", "--out", "o"], "'afm' cannot be imported; expected afm-sft or afm"),
+        (["export", "D", "--to", "parquet"], "'parquet' is not an export format"),
+        (["study", "costs"], "'costs' is not a study; expected cost"),
+    ],
+)
+def test_a_mistake_on_the_command_line_is_one_line(
+    words: Sequence[str], said: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    distil(folder, tmp_path / "D")
+    monkeypatch.chdir(tmp_path)
+    places = {"T": str(folder / "tasks.jsonl"), "E": str(folder / "e.jsonl"), "D": "D"}
+    done = CliRunner().invoke(app, [places.get(word, word) for word in words])
+    assert isinstance(done.exception, CoaError), done.output
+    assert said in str(done.exception) and "\n" not in str(done.exception)
+    assert not (tmp_path / "o").exists()
+
+
+def test_settings_of_a_teacher_are_checked_and_only_the_given_ones_are_named() -> None:
+    assert read_options("experts", ["error_rate=0.3"]) == {"error_rate": 0.3}
+    assert read_options("experts", []) == {}
+    assert read_options("llm", ["temperature=0.5"]) == {"temperature": 0.5}
+    with pytest.raises(ConfigError, match="error_rate"):
+        read_options("experts", ["error_rate=often"])
+    with pytest.raises(ConfigError, match="takes no settings"):
+        load_teacher("coa.teachers.experts:Experts", error_rate=0.1)
