@@ -16,7 +16,7 @@ from coa.protocol import load_grammar, system_prompt
 from coa.runs import Json
 from coa.tasks import Task, make_tasks
 from coa.teachers.experts import Experts
-from coa.train.export import row_maker
+from coa.train.rows import row_maker
 from coa.trajectory import Author, Segment, StopReason, Trajectory
 from scripts import TOOLBOX_OF, episodes_of
 

@@ -1,9 +1,10 @@
 """Other people's trainers read our export files; run by their own Python, prints JSON.
 
-    python export_readers.py datasets|trl|verl|verl_tasks|llama_factory FOLDER [MODEL]
+    python export_readers.py datasets|hub|trl|verl|verl_tasks|llama_factory FOLDER [MODEL]
 
 A trainer prints a list of `{"ids": [...], "labels": [...]}`, what it would train on, without
-padding; `datasets` prints the columns and the number of rows of every file.
+padding; `datasets` prints the columns and the number of rows of every file, `hub` the number of
+rows of the whole folder, read as its card says.
 """
 
 from __future__ import annotations
@@ -37,6 +38,13 @@ def read_with_datasets(folder: Path) -> dict[str, Any]:
             name = path.relative_to(folder).as_posix()
             found[name] = {"rows": len(loaded), "columns": loaded.column_names}
     return found
+
+
+def read_as_the_hub_does(folder: Path) -> dict[str, int]:
+    from datasets import load_dataset
+
+    loaded = load_dataset(str(folder), cache_dir=str(folder / ".datasets"))
+    return {name: len(split) for name, split in loaded.items()}
 
 
 def tokenizer_of(model: str, template: Path | None) -> Any:
@@ -144,6 +152,8 @@ def main(reader: str, folder: str, model: str = "") -> None:
     out, sys.stdout = sys.stdout, sys.stderr  # libraries print; the result goes out alone
     if reader == "datasets":
         found: Any = read_with_datasets(Path(folder))
+    elif reader == "hub":
+        found = read_as_the_hub_does(Path(folder))
     else:
         found = READERS[reader](Path(folder), model)
     json.dump(found, out)

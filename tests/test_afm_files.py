@@ -176,6 +176,7 @@ def test_tags_of_no_preset_ask_for_a_grammar() -> None:
             web_row(WEB.replace("</observation>\n\n<think>\nLook", "<think>\nLook")),
             "an observation that is not closed before the next one",
         ),
+        (web_row(input={"a": "Why?"}), "'input' is not text"),
     ],
 )
 def test_a_row_that_does_not_fit_has_a_reason_and_the_rest_goes_on(row: Json, reason: str) -> None:
@@ -277,6 +278,7 @@ def test_a_file_without_any_usable_row_is_an_error(tmp_path: Path) -> None:
     ("name", "content", "message"),
     [
         ("a.json", '[{"x": 1}', r"a\.json: not JSON .* Expected a list of objects"),
+        ("a.json", "[" * 100_000, r"a\.json: not JSON .* Expected a list of objects"),
         ("a.json", "[1]", "the list holds a int, expected only objects"),
         ("a.jsonl", '{"x": 1}\n{"x"\n', r"a\.jsonl:2: the line is not JSON"),
         ("a.json", '"text"', r"a\.json:1: found a str, expected a JSON object"),

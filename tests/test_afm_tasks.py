@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ def rl_row(truth: Any, **more: Any) -> Json:
         ({"target": "Paris", "question": "Q"}, ("Paris",)),
         ('{"target": ["Paris", "P."], "question": "Q"}', ("Paris", "P.")),
         ('{"target": "Paris", "question": "Q"}', ("Paris",)),
-        ({"target": [None, "Paris", ""]}, ("Paris",)),
+        ({"target": [None, "Paris", "", float("nan")]}, ("Paris",)),
     ],
 )
 def test_the_ground_truth_may_be_text_json_a_list_or_an_object(truth: Any, answers: Any) -> None:
@@ -105,6 +106,29 @@ def test_rows_without_question_or_gold_and_repeated_ones_are_left_out_with_a_rea
         (5, "no ground truth"),
         (6, "no question"),
         (7, "the question is not text"),
+    ]
+
+
+def test_objects_that_a_table_holds_as_text_are_read() -> None:
+    row = rl_row({"target": ["Paris"]})
+    told = {key: json.dumps(row[key]) for key in ("extra_info", "reward_model")}
+    assert import_rl([row | told]).items == import_rl([row]).items
+
+
+def test_a_row_of_another_shape_does_not_cost_the_others() -> None:
+    odd = [
+        rl_row("1") | {"extra_info": "no JSON"},
+        rl_row("1") | {"reward_model": ["1"]},
+        rl_row("1", level={"name": b"hard"}),
+        rl_row(float("nan")),
+    ]
+    imported = import_rl([*odd, rl_row("1", contest_date=date(2024, 5, 1))])
+    assert [(t.answers, t.meta["contest_date"]) for t in imported.items] == [(("1",), "2024-05-01")]
+    assert [each["reason"].partition(":")[0] for each in imported.rejected] == [
+        "'extra_info' is not an object",
+        "'reward_model' is not an object",
+        "holds what JSON cannot",
+        "no ground truth",
     ]
 
 

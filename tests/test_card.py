@@ -94,7 +94,12 @@ def made() -> Filtered:
     said += [("wiki_search", " capital of Peru"), ("answer", " Lima")]
     given = [
         chain(said, task_id="m1", meta=known(1), weights="experts"),
-        checked(2, 4, task_id="w1", meta=known(2) | {"set": "atlas-web", "false_alarms": 1}),
+        checked(
+            *(2, 4),
+            task_id="w1",
+            meta=known(2) | {"set": "atlas-web", "false_alarms": 1},
+            weights="experts",
+        ),
         searched("Peru", task_id="m2", meta=known(0), answer="Cusco"),
     ]
     scores = (1.0, 1.0, 0.0)
@@ -135,8 +140,9 @@ def test_the_card_counts_rows_and_distinct_chains() -> None:
     agents = section(card, "Agents and tools").splitlines()
     assert "| `wiki_search` | tool | 2 | 1 |" in agents and "| `think` | think | 14 | 2 |" in agents
     sources = section(card, "Tasks and teachers").splitlines()
-    for line in ("| atlas-web | 1 |", "| capitals | 2 |", "| experts | 1 |", "| not stated | 1 |"):
+    for line in ("| atlas-web | 1 |", "| capitals | 2 |", "| experts | 2 |"):
         assert line in sources
+    assert "| not stated | 1 |" in dataset_card([searched("Peru")], [])
 
 
 def test_the_card_reports_how_good_the_critics_were() -> None:
@@ -177,24 +183,50 @@ def test_the_card_has_no_path_of_a_machine_and_is_the_same_twice() -> None:
 @pytest.mark.parametrize(
     ("meta", "licence", "told"),
     [
-        ({"world": 0}, "apache-2.0", "GeoNames"),
-        ({"set": "atlas-web", "world": 2}, "apache-2.0", "GeoNames"),
-        ({"set": "gym-code"}, "apache-2.0", "reasoning-gym"),
-        ({}, "unknown", "State them\nhere before publishing."),
+        ({"world": 0}, "- apache-2.0\n- cc-by-4.0", "GeoNames"),
+        ({"set": "atlas-web", "world": 2}, "- apache-2.0\n- cc-by-4.0", "GeoNames"),
+        ({"set": "gym-code"}, "- apache-2.0", "reasoning-gym"),
+        ({}, "- unknown", "State them\nhere before publishing."),
     ],
 )
 def test_licences_are_those_of_the_sources(meta: Json, licence: str, told: str) -> None:
-    card = dataset_card([searched("Peru", meta=meta)], [])
-    assert f"\nlicense: {licence}\n" in card and told in section(card, "Licences")
+    card = dataset_card([searched("Peru", meta=meta, weights="experts")], [])
+    own = "language:\n- en\n" if "unknown" not in licence else ""
+    assert f"\nlicense:\n{licence}\n{own}configs:" in card and told in section(card, "Licences")
     assert ("GeoNames" in card) == ("world" in meta)
+
+
+def test_what_a_language_model_wrote_is_not_ours_to_license() -> None:
+    chains = [searched("Peru", meta={"world": 0}, weights=name) for name in ("experts", "llm")]
+    card = dataset_card(chains, [])
+    assert "\nlicense:\n- unknown\n" in card
+    terms = section(card, "Licences")
+    assert (
+        "Chains of the experts: Apache-2.0." in terms and "provider of a\nlanguage model" in terms
+    )
+    assert "language model" not in dataset_card(chains[:1], [])
+
+
+def test_the_limits_are_those_of_the_chains_at_hand() -> None:
+    expert = searched("Peru", meta={"world": 0}, weights="experts")
+    judged = section(dataset_card([expert], []), "Limits")
+    assert "wrong answer were dropped" in judged and "Nobody could judge" not in judged
+    assert "Rule-based experts" in judged and "about places" in judged
+    foreign = searched("Peru", weights="llm")
+    unjudged = section(dataset_card([foreign], [], Making(unjudged=1)), "Limits")
+    assert "Nobody could judge the answers of 1 chains: some may be wrong." in unjudged
+    for untrue in ("were dropped", "Rule-based experts", "about places"):
+        assert untrue not in unjudged
 
 
 def test_the_hub_reads_the_front_matter() -> None:
     hub = pytest.importorskip("huggingface_hub")
     done = made()
     read = hub.DatasetCard(dataset_card(done.kept, done.stages, MAKING)).data
-    assert read.pretty_name == 'Chains: of "Atlas"' and read.license == "apache-2.0"
-    assert read.size_categories == ["n<1K"] and read.language == ["en"]
+    assert read.pretty_name == 'Chains: of "Atlas"' and read.size_categories == ["n<1K"]
+    assert read.license == ["apache-2.0", "cc-by-4.0"] and read.language == ["en"]
+    # Other files of the directory have other columns, so that all together cannot be loaded.
+    assert read.configs == [{"config_name": "default", "data_files": "trajectories.jsonl"}]
     assert {"chain-of-agents", "grammar-mhqa", "grammar-web"} <= set(read.tags)
 
 

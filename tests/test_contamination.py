@@ -43,6 +43,32 @@ def test_the_same_question_in_other_words_is_found_and_its_template_mates_are_no
 
 
 @pytest.mark.parametrize(
+    ("question", "asked"),
+    [
+        ("What is the world\u2019s largest lake\u2026", "What is the world's largest lake?"),
+        ("Who wrote \u201cEmma\u201d \u2013 and when", 'Who wrote "Emma" - and when?'),
+        ("Where was Jos\u00e9 Rizal born?", "Where was Jose\u0301 Rizal born?"),
+        ("What is the\u00a0cap\u00adital of\u200b Peru?", "What is the capital of Peru?"),
+        ("How many of 1,400 hens are left?", "How many of 1400 hens are left?"),
+        (
+            "\u65e5\u672c\u7684\u9996\u90fd\u662f\u54ea\u91cc\uff1f",
+            "\u65e5\u672c\u7684\u9996\u90fd\u662f\u54ea\u91cc",
+        ),
+    ],
+)
+def test_the_typesetting_of_a_question_does_not_hide_it(question: str, asked: str) -> None:
+    assert rule(question, asked) == rule(asked, question) == SAME
+
+
+def test_questions_without_blanks_are_told_apart_by_their_letters() -> None:
+    japan, peru = (
+        f"{name}\u7684\u9996\u90fd\u662f\u54ea\u91cc" for name in ("\u65e5\u672c", "\u79d8\u9c81")
+    )
+    assert rule(f"\u8bf7\u56de\u7b54: {japan}? \u8c22\u8c22", japan) == WITHIN
+    assert rule(peru, japan) == ""
+
+
+@pytest.mark.parametrize(
     ("question", "asked", "wanted"),
     [
         ("What is 3 + 5?", "Tell me: what is 3 + 5", SAME),
@@ -93,6 +119,30 @@ STORY = (
     "donkey refuses to cross at all, so they walk around the lake and arrive when the market is "
     "nearly over. Which animal carried the sacks, and why did they come too late to the market?"
 )
+
+
+def test_a_long_formula_is_found_within_another_question() -> None:
+    product = "Multiply the complex numbers: (3.0 - 9.0i) * (-2.0 + 6.0i)"
+    assert rule(f"Reply with care. {product}", product) == WITHIN
+    assert rule(f"Reply with care. {product.replace('6.0', '7.0')}", product) == ""
+
+
+def claims(true: int, false: int) -> str:
+    return (
+        f"The first says that at least {true} of these seven claims are true and none of them is "
+        f"idle, the second says that at most {false} of these seven claims are false: who is right?"
+    )
+
+
+def test_a_question_without_a_passage_of_its_own_is_found_within_another() -> None:
+    asked = [claims(true, false) for true in range(1, 6) for false in range(1, 6)]
+    assert rule(f"Reply with care. {claims(2, 3)}", *asked) == WITHIN
+    assert rule(f"Reply with care. {claims(2, 7)}", *asked) == ""
+    exam = {"exam.jsonl": [Task(each) for each in asked]}
+    (leak,) = find_leaks([asked[0]], exam, template=99).values()
+    assert leak.rule == SAME
+    (leak,) = find_leaks([f"Reply with care. {asked[0]}"], exam, template=99).values()
+    assert leak.rule == GRAMS
 
 
 def test_a_long_question_is_found_by_the_share_of_its_passages() -> None:

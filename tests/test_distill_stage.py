@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from importlib import resources
 from pathlib import Path
 
 import pytest
@@ -12,12 +13,14 @@ from typer.testing import CliRunner
 from coa.cli import app
 from coa.distill.filters import FilterSettings
 from coa.distill.stage import DistillSettings, rehearse_distillation, run_distillation
-from coa.errors import CoaError, ConfigError, UsageError
+from coa.errors import CoaError, ConfigError, RecordError, UsageError
+from coa.rehearsal import spread_out
 from coa.runs import dumps
 from coa.tasks import Task, TaskSet, make_tasks
 from coa.teachers import load_teacher, read_options
-from coa.teachers.episode import load_episodes
+from coa.teachers.episode import AgentSpec, Episode, Say, Use, load_episodes
 from coa.teachers.stage import Recorded, rehearse_recording, run_recording
+from coa.tools import Toolbox
 from coa.trajectory import load_trajectories
 
 ERRING = {"error_rate": 0.4}
@@ -192,6 +195,61 @@ def test_nothing_kept_is_an_error_that_says_why(folder: Path, tmp_path: Path) ->
         run_distillation(tmp_path / "none.jsonl", tmp_path / "d3")
 
 
+def test_the_record_answers_for_tools_that_are_not_here(tmp_path: Path) -> None:
+    page = "Yaren\r\nwas founded </observation> in 1968. " + "x" * 9000
+    events = [
+        Say("lead", "system", "1. look it up", facts={"part": "plan"}),
+        Use("lead", "visit_page", "yaren.nr", f" {page} "),
+    ]
+    lead = AgentSpec("lead", "planner", "You lead.")
+    episode = Episode("run-1", "When was Yaren founded?", "other", [lead], events, "1968")
+    path = tmp_path / "e.jsonl"
+    path.write_text(dumps(episode.to_json()) + "\n")
+    with pytest.raises(UsageError, match="the grammar has no agent for a tool"):
+        run_distillation(path, tmp_path / "called", settings=DistillSettings(grammar="mhqa"))
+    settings = DistillSettings(grammar="mhqa", tools="recorded")
+    (chain,) = run_distillation(path, tmp_path / "d", settings=settings).kept
+    assert chain.tools == ["visit_page"] and chain.answer == "1968"
+    assert (
+        "Yaren\nwas founded &lt;/observation> in 1968." in chain.text and "x" * 9000 in chain.text
+    )
+
+
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [("planing", "a message has an unknown part"), ("plan", "")],
+)
+def test_a_misspelt_part_of_a_message_is_named(part: str, said: str, tmp_path: Path) -> None:
+    lead = AgentSpec("lead", "planner", "You lead.")
+    events = [
+        Say("lead", "system", "1. look it up", facts={"part": part}),
+        Use("lead", "visit_page", "yaren.nr", "1968"),
+    ]
+    episode = Episode("run-1", "When was Yaren founded?", "other", [lead], events, "1968")
+    path = tmp_path / "e.jsonl"
+    path.write_text(dumps(episode.to_json()) + "\n")
+    settings = DistillSettings(grammar="mhqa", tools="recorded")
+    if not said:
+        assert run_distillation(path, tmp_path / "d", settings=settings).kept
+        return
+    with pytest.raises(UsageError, match=said):
+        run_distillation(path, tmp_path / "d", settings=settings)
+    assert "planing Did you mean 'plan'?" in (tmp_path / "d" / "rejected.jsonl").read_text()
+
+
+def test_the_meta_of_a_task_is_in_its_episode_whatever_a_teacher_returns(tmp_path: Path) -> None:
+    TaskSet((Task("Where?", meta={"set": "atlas-web", "level": 2}),)).save(tmp_path / "t.jsonl")
+    run_recording(tmp_path / "t.jsonl", tmp_path / "e.jsonl", f"{__name__}:Forgetful")
+    (episode,) = load_episodes(tmp_path / "e.jsonl")
+    assert episode.meta == {"set": "atlas-web", "level": 2, "mood": "good"}
+
+
+class Forgetful:
+    async def record(self, task: Task, toolbox: object, seed: int = 0) -> Episode:
+        agents = [AgentSpec("lead", "planner", "You lead.")]
+        return Episode(task.id, task.question, "mine", agents, meta={"mood": "good"})
+
+
 # -- dry runs --------------------------------------------------------------------------------
 
 
@@ -206,6 +264,111 @@ def test_a_dry_run_writes_nothing_and_says_what_is_left(folder: Path, tmp_path: 
     distilling = rehearse_distillation(folder / "e.jsonl", tmp_path / "d", folder / "tasks.jsonl")
     assert distilling.tried == 24 and 15 < distilling.good <= 24
     assert [path.name for path in tmp_path.iterdir()] == ["part.jsonl"]
+
+
+def test_a_dry_run_of_what_was_killed_says_what_is_left(folder: Path, tmp_path: Path) -> None:
+    tasks, whole = folder / "tasks.jsonl", (folder / "e.jsonl").read_bytes()
+    torn, out = tmp_path / "e.jsonl", tmp_path / "d"
+    torn.write_bytes(whole[:-9])
+    assert rehearse_recording(tasks, torn, options=ERRING).done == 23
+    distil(folder, out)
+    journal = out / "converted.jsonl"
+    journal.write_bytes(journal.read_bytes()[:-9])
+    rehearsed = rehearse_distillation(folder / "e.jsonl", out, tasks)
+    assert (rehearsed.items, rehearsed.done, rehearsed.tried) == (24, 23, 1)
+    with pytest.raises(UsageError, match=r"held\.jsonl: no such file"):
+        rehearse_distillation(folder / "e.jsonl", out, tasks, against=[tmp_path / "held.jsonl"])
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 23, 24, 25, 47, 1000])
+def test_a_rehearsal_tries_items_from_the_first_to_the_last(count: int) -> None:
+    tried = spread_out(range(count), most=24)
+    assert len(set(tried)) == len(tried) == min(count, 24) and tried == sorted(tried)
+    assert tried[:1] == list(range(count))[:1] and tried[-1:] == list(range(count))[-1:]
+
+
+def test_a_grammar_of_ones_own_that_has_changed_is_another_run(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    preset = resources.files("coa.protocol").joinpath("presets/mhqa.toml").read_text("utf-8")
+    Path("own.toml").write_text(preset.replace('name = "mhqa"', 'name = "own"'))
+    settings = DistillSettings(grammar="own.toml")
+    distil(folder, tmp_path / "d", settings=settings)
+    distil(folder, tmp_path / "d", settings=settings)
+    Path("own.toml").write_text(preset.replace("by searching", "by asking"))
+    with pytest.raises(ConfigError, match=r"started with input grammar '.*', and it is '.*' here"):
+        distil(folder, tmp_path / "d", settings=settings)
+
+
+# -- what others wrote -----------------------------------------------------------------------
+
+
+def test_what_another_version_has_converted_is_converted_again(
+    folder: Path, tmp_path: Path
+) -> None:
+    whole = distil(folder, tmp_path / "d")
+    journal = tmp_path / "d" / "converted.jsonl"
+    lines = [json.loads(line) for line in journal.read_text().splitlines()]
+    del lines[0]["key"]
+    lines[1]["verdict"] = 1
+    lines[2]["trajectory"]["schema"] = 0
+    journal.write_text("".join(dumps(line) + "\n" for line in lines))
+    assert distil(folder, tmp_path / "d") == whole
+
+
+def test_a_file_of_something_else_is_not_continued_as_episodes(
+    folder: Path, tmp_path: Path
+) -> None:
+    distil(folder, tmp_path / "d")
+    chains = tmp_path / "d" / "trajectories.jsonl"
+    for other in (chains, folder / "tasks.jsonl"):
+        held = tmp_path / "other.jsonl"
+        held.write_bytes(other.read_bytes())
+        for record in (run_recording, rehearse_recording):
+            with pytest.raises(RecordError, match=r"other\.jsonl:1: this is no episode"):
+                record(folder / "tasks.jsonl", held)
+        assert held.read_bytes() == other.read_bytes()
+    with pytest.raises(UsageError, match=r"holds no episode\. Line 1: the episode has no field"):
+        run_distillation(chains, tmp_path / "d2")
+    assert not (tmp_path / "d2").exists()
+
+
+class Stranger:
+    """A teacher that does not do what is asked for."""
+
+    returned: object = None
+
+    async def record(self, task: Task, toolbox: Toolbox, seed: int = 0) -> object:
+        return self.returned
+
+
+@pytest.mark.parametrize(
+    ("returned", "found"),
+    [
+        ({"answer": "x"}, "a dict"),
+        (Episode("t2", "q?", "s", []), "the episode of task 't2'"),
+    ],
+)
+def test_what_a_teacher_returns_is_checked(
+    returned: object, found: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Stranger, "returned", returned)
+    out = tmp_path / "e.jsonl"
+    with pytest.raises(UsageError, match=rf"on task \w+, returned {found}, expected its Episode"):
+        run_recording(folder / "tasks.jsonl", out, f"{__name__}:Stranger")
+    assert out.read_bytes() == b""
+
+
+def test_halves_of_characters_are_recorded_and_come_back(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (task, *_) = mixed()
+    odd = Episode(task.id, task.question, "s", [], [Say("a", "b", "half \ud83d, \u00e9")])
+    monkeypatch.setattr(Stranger, "returned", odd)
+    TaskSet((task,)).save(tmp_path / "tasks.jsonl")
+    run_recording(tmp_path / "tasks.jsonl", tmp_path / "e.jsonl", f"{__name__}:Stranger")
+    assert load_episodes(tmp_path / "e.jsonl") == [odd]
 
 
 # -- the command line ------------------------------------------------------------------------

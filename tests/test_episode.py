@@ -68,6 +68,19 @@ def test_an_agent_in_a_branch_does_not_see_what_happens_in_another() -> None:
     assert texts_of(episode, 6) == ["B.", "both", "one", "two", "page", "one more"]
 
 
+def test_an_agent_in_a_later_branch_has_seen_all_branches_that_ended_before() -> None:
+    episode = episode_of(
+        Say("a", "b", "both"),
+        Say("b", "a", "one", branch="1"),
+        Say("b", "a", "two", branch="2"),
+        Say("a", "b", "again"),
+        Say("b", "a", "three", branch="1"),
+        Say("b", "a", "four", branch="2"),
+    )
+    before = ["B.", "both", "one", "two", "again"]
+    assert texts_of(episode, 5) == texts_of(episode, 6) == before
+
+
 def test_a_record_may_state_what_a_call_was_given() -> None:
     said = [Message("system", "other"), Message("user", "else")]
     call = ModelCall("m", "raw", given=said)

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import re
 import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from dataclasses import MISSING, fields
 from pathlib import Path
 
 import pytest
 
 import coa
+from coa.distill.stage import run_distillation
 from coa.protocol import PRESETS, grammar_from_toml, load_grammar
+from coa.runs import dumps
+from coa.tasks import Task, TaskSet
+from coa.teachers.episode import AgentSpec, Episode, ModelCall, Say, Use
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -24,6 +30,8 @@ SAYS = {
     "own_tool": "<observation>42</observation>",
     "own_tasks": "('Peruvian sol', 'sol') {'level': '2'}",
     "own_reward": "0.5\n",
+    "own_teacher": "<think> I read it.</think>\n<answer> Lima</answer>",
+    "other_framework": "<visit> yaren.nr</visit>\n<observation>1968</observation>",
     "own_corpus": "<observation>[1] Pump: Hold the blue button to reset the pump.</observation>",
     "typed_tool": "<observation>26.2 mile = 42.165 km</observation>",
 }
@@ -81,6 +89,44 @@ def test_the_table_of_presets_in_the_documentation_is_the_truth() -> None:
         assert tools and set(tools[1].split(", ")) == set(grammar.tool_roles), name
         if not text.startswith("those of"):
             assert set(text.partition(";")[0].split(", ")) == set(grammar.by_name), name
+
+
+def shown(page: str, name: str) -> str:
+    """The block of a page that stands after a comment with this name."""
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    found = FENCE.search(text, text.index(f"<!-- {name} -->"))
+    assert found, name
+    return found[2]
+
+
+def test_the_episode_in_the_documentation_becomes_the_chain_beside_it(tmp_path: Path) -> None:
+    record = json.loads(shown("distillation.md", "episode"))
+    assert Episode.from_json(record).to_json() == record
+    episodes, tasks = tmp_path / "episodes.jsonl", tmp_path / "tasks.jsonl"
+    episodes.write_text(dumps(record) + "\n")
+    TaskSet((Task(record["question"], ("Lima",), id=record["task_id"]),)).save(tasks)
+    (chain,) = run_distillation(episodes, tmp_path / "made", tasks, workers=1).kept
+    assert chain.text == shown("distillation.md", "chain").rstrip()
+
+
+def test_the_table_of_the_fields_of_an_episode_is_the_truth() -> None:
+    page = (ROOT / "docs" / "distillation.md").read_text(encoding="utf-8")
+    table = page[page.index("| of | field | |") : page.index("Without `given`")]
+    told: dict[str, list[str]] = {}
+    of = ""
+    for stated, names in re.findall(r"^\| (\w* ?)\| (.+?) \|", table, re.MULTILINE)[1:]:
+        of = stated.strip() or of
+        told.setdefault(of, []).extend(re.findall(r"\[?`\w+`\]?", names))
+    episode = Episode("t", "q", "t", []).to_json()
+    assert sorted(told.pop("episode")) == sorted(f"`{name}`" for name in episode)
+    kinds = {"agent": AgentSpec, "say": Say, "use": Use, "call": ModelCall}
+    assert set(told) == set(kinds)
+    for of, kind in kinds.items():
+        wanted = ["`kind`"] if of in ("say", "use") else []
+        for each in fields(kind):
+            needed = each.default is MISSING and each.default_factory is MISSING
+            wanted.append(f"`{each.name}`" if needed else f"[`{each.name}`]")
+        assert sorted(told[of]) == sorted(wanted), of
 
 
 # -- public names ----------------------------------------------------------------------------

@@ -16,9 +16,11 @@ from typing import Any, NamedTuple
 import pytest
 
 from coa.distill.exports import FORMATS, Format, export
+from coa.distill.filters import FilterSettings
+from coa.distill.pipeline import Conversion, conclude, save_distilled
 from coa.engines import store
 from coa.engines.codec import Codec
-from coa.train.export import row_maker
+from coa.train.rows import row_maker
 from coa.trajectory import Trajectory
 from export_chains import SETS, chains_of, make_tokenizer_folder, short_chain, tasks_of
 
@@ -101,6 +103,16 @@ def test_datasets_loads_every_file(tmp_path: Path, smollm: Path) -> None:
     for name, file in found.items():
         tasks = name.endswith("rl.parquet")
         assert file["rows"] == (len(tasks_of("atlas-mhqa")) if tasks else len(chains))
+
+
+def test_a_dataset_loads_as_its_card_says_though_other_files_lie_beside_it(tmp_path: Path) -> None:
+    chains = [*chains_of("mhqa"), *chains_of("web")]
+    made = [Conversion(each.task_id, each.task_id, each, score=1.0) for each in chains]
+    made.append(Conversion("none", "none", reason="the planner could not plan"))
+    distilled = conclude(made, FilterSettings())
+    assert distilled.kept and distilled.rejected
+    save_distilled(tmp_path, distilled)
+    assert read("hub", tmp_path) == {"train": len(distilled.kept)}
 
 
 @pytest.mark.parametrize("grammar", SETS)

@@ -242,6 +242,8 @@ def test_a_low_check_that_ended_right_is_repeated_behind_its_original() -> None:
             "copies": 2,
         }
     ]
+    last = replace(TWICE, low_check=3)  # nothing was put right after the only check
+    assert len(filtered(high, settings=last).kept) == 1
     lower = replace(TWICE, low_check=1)
     assert len(filtered(low, settings=lower).kept) == 1
 

@@ -212,6 +212,47 @@ def test_an_episode_shows_who_spoke_to_whom(browser: Browser, place: Path) -> No
     assert browser.ask("window.ran") is None and browser.troubles == []
 
 
+def test_a_team_of_another_system_fits_on_a_narrow_screen(browser: Browser, tmp_path: Path) -> None:
+    names = [f"research_assistant_number_{number}" for number in range(12)]
+    agents = [AgentSpec(name, "worker", "Work.") for name in [*names, "idle"]]
+    tool, argument = "a_search_of_the_whole_archive_of_newspapers", '{"query": "who", "k": 5}'
+    events = [
+        *(Say(names[0], name, "Do your part.") for name in names[1:]),
+        *(Use(name, tool, argument, "nothing", branch=name) for name in names[1:3]),
+    ]
+    made = [
+        Episode("many", "Who? " * 200, "t", agents, events, "me"),
+        Episode("one", "Who?", "t", agents, [Use(names[0], tool, argument, "", branch="1")], "me"),
+        Episode("none", "Who?", "t", agents, error="the budget is spent"),
+    ]
+    lines = [dumps(each.to_json()) + "\n" for each in made]
+    (tmp_path / "e.jsonl").write_text("".join(lines))
+    write_page(tmp_path / "e.jsonl", tmp_path / "e.html")
+    for width, shown in ((390, "none"), (1400, "flex")):
+        browser.open(tmp_path / "e.html", "#many", width=width)
+        assert browser.ask("document.documentElement.scrollWidth") <= width
+        assert browser.ask("main.scrollWidth <= main.clientWidth") is True
+        assert (
+            browser.ask("getComputedStyle(document.querySelector('.names')).display") == shown
+        )  # the names of the lines go where the lines go
+    assert browser.ask(TEXTS.format(".names span")) == names
+    browser.open(tmp_path / "e.html", "#one")
+    assert browser.ask(TEXTS.format("h4")) == ["In a branch"]
+    browser.open(tmp_path / "e.html", "#none")
+    assert browser.ask("document.querySelector('main').innerText").endswith("Nothing was recorded.")
+
+
+def test_nothing_is_offered_that_would_not_filter(browser: Browser, tmp_path: Path) -> None:
+    agents = [AgentSpec("bob", "searcher", "Seek.")]
+    asked = Say("bob", "system", "who", "I look.", {"part": "query"})
+    plain = Episode("e", "Who?", "t", agents, [asked, Use("bob", "find", "who", "me")], "me")
+    (tmp_path / "e.jsonl").write_text(dumps(plain.to_json()) + "\n")
+    write_page(tmp_path / "e.jsonl", tmp_path / "e.html")
+    browser.open(tmp_path / "e.html", "#e")
+    assert browser.ask("byId('flags').checkVisibility()") is False
+    assert browser.ask(TEXTS.format(".names span")) == ["bob"]
+
+
 VIEWS = (
     *(("chains.html", link) for link in ("", "#:list", "#:dropped", "#t7")),
     *(("episodes.html", link) for link in ("", "#e1")),

@@ -253,6 +253,14 @@ def test_model_calls_are_shown_with_their_cost(tmp_path: Path) -> None:
     assert record["spent"][0][-1] == "not known"
 
 
+def test_a_small_cost_is_a_plain_number(tmp_path: Path) -> None:
+    call = ModelCall("small-1", "raw", 300, 0, 14, cost=5.355e-05)
+    page = page_of(tmp_path, episode(events=[Say("planner", "user", "me", call=call)]))
+    assert page.records[0]["events"][0]["call"]["line"].endswith(", cost 0.00005355")
+    assert page.records[0]["spent"][0][-1] == "0.00005355"
+    assert ["cost", "0.00005355"] in page.content["figures"]
+
+
 def test_a_limit_is_told_and_figures_are_of_all(tmp_path: Path, chains: list[Trajectory]) -> None:
     page = page_of(tmp_path, *chains, n=5)
     assert len(page.content["entries"]) == len(page.records) == 5

@@ -17,10 +17,10 @@ from coa.teachers.llm_contracts import (
     plan_contract,
     report_contract,
 )
+from coa.teachers.llm_labels import Malformed
 from coa.teachers.llm_replies import (
     MAX_STEPS,
     Called,
-    Malformed,
     Report,
     Step,
     read_call,
@@ -59,6 +59,7 @@ PIECES = st.sampled_from(
     + ["ANSWER:", "SCORE: 3", "score: 2-3", "1. searcher: a (after none)", "2. b (after 1)", "3)"]
     + ["```py\nprint(1)\n```", "```", "<think>", "</think>", "Tool Effectiveness: poor", "\n", " x"]
     + [f"{name}: good" for name in CRITERIA]
+    + ['{"input": "x"}', '{"name": "weather", "arguments": {"a": [1]}}', '{"score": 4.5}', "\uff1a"]
 )
 TEXTS = st.one_of(st.text(), st.lists(st.one_of(PIECES, st.text(max_size=8))).map("\n".join))
 
@@ -80,7 +81,7 @@ def test_any_text_is_read_or_refused(name: str, text: str) -> None:
     elif name == "rated judgement":
         assert parse_ratings(found.text, CRITERIA) == found.ratings
     elif name == "check":
-        assert parse_score(found.text) == found.score
+        assert found.text and parse_score(found.text) in (None, found.score)
     elif name == "suggestion":
         assert found.answer.strip()
     elif "plan" in name and not found.impossible:
@@ -143,6 +144,11 @@ def test_a_plan_says_who_does_what_after_what() -> None:
         "- 1) searcher: the capital of Peru (after none)\n- 2) verifier: say it (after 1)",
         "<think>Which tool?\n1. maybe</think>1. searcher: the capital of Peru\n2. verifier: say it",
         "maybe so</think>\n1. Searcher: the capital of Peru\n2. Verifier: say it",
+        "THOUGHT: So\n1. a\n2. b\nPLAN:\n1. searcher: the capital of Peru\n2. verifier: say it",
+        "Step 1: [searcher] the capital of Peru\nStep 2: [verifier] say it",
+        "1. searcher - the capital of Peru\n2. Verifier agent: say it",
+        "1. searcher\uff1athe capital of Peru\uff08after none\uff09\n2. verifier\uff1asay it",
+        "1. searcher: the capital\n   of Peru (after none)\n2. verifier: say it\nIMPOSSIBLE: none",
     ],
 )
 def test_a_plan_may_be_marked_up(text: str) -> None:
@@ -162,6 +168,7 @@ def test_a_plan_may_be_marked_up(text: str) -> None:
         ("1. <what to do>", "step 1 holds only a placeholder"),
         ("\n".join(f"{n}. a" for n in range(1, MAX_STEPS + 2)), "steps are too many"),
         ("1. verifier: say it", "Nobody does anything"),
+        ("1. searcher: say it\nIMPOSSIBLE: no tool", "either steps or IMPOSSIBLE"),
         ("<think>I think and think", "Your reply ends while you think"),
         ("  \n", "Your reply is empty"),
     ],
@@ -187,6 +194,15 @@ def test_a_plan_may_be_impossible() -> None:
         'THOUGHT: I search.\nTOOL: wiki_search\nINPUT: "capital of Peru"',
         "THOUGHT: I search.\nINPUT: wiki_search(`capital of Peru`)",
         "<thinking>hm</thinking>\nTHOUGHT: I search.\nINPUT: ```\ncapital of Peru\n```",
+        "THOUGHT: I search.\nINPUT: capital of Peru\n<think>Enough.</think>",
+        "THOUGHT\uff1aI search.\nINPUT\uff1a\u201ccapital of Peru\u201d",
+        "**THOUGHT: I search.**\n**INPUT: capital of Peru**",
+        'THOUGHT: I search.\nINPUT: wiki_search(query="capital of Peru")',
+        'THOUGHT: I search.\nINPUT: {"query": "capital of Peru"}',
+        '{"thought": "I search.", "input": "capital of Peru"}',
+        '```json\n{"THOUGHT": "I search.", "TOOL": "wiki_search", "INPUT": "capital of Peru"}\n```',
+        '<tool_call>{"thought": "I search.", "name": "wiki_search", "arguments": '
+        '{"query": "capital of Peru"}}</tool_call>',
     ],
 )
 def test_a_call_may_be_written_in_many_ways(text: str) -> None:
@@ -213,6 +229,10 @@ def test_which_tool_is_named_where_there_are_several() -> None:
         "THOUGHT: I add.\nINPUT:\n```py\nprint(1 + 2)\n```",
         "THOUGHT: I add.\n\n```py\nprint(1 + 2)\n```\nThis prints 3.",
         "THOUGHT: I add.\nINPUT:\nprint(1 + 2)",
+        "THOUGHT: I add.\nINPUT: ```py\nprint(1 + 2)\n```",
+        "THOUGHT: I add.\n```\none and two\n```\nINPUT:\n```py\nprint(1 + 2)\n```",
+        "```\nTHOUGHT: I add.\nINPUT:\n```py\nprint(1 + 2)\n```\n```",
+        '{"thought": "I add.", "input": "print(1 + 2)"}',
     ],
 )
 def test_a_program_is_what_stands_in_the_fence(text: str) -> None:
@@ -251,6 +271,9 @@ def test_a_call_that_was_made_is_refused_and_so_is_one_that_says_nothing() -> No
 def test_a_report_is_found_missing_or_plain_text() -> None:
     assert read_report("REPORT: Lima is\nthe capital.") == Report("Lima is the capital.")
     assert read_report("Lima is the capital.") == Report("Lima is the capital.")
+    assert read_report("**REPORT: So.**\nMISSING: none") == Report("So.")
+    assert read_report('{"REPORT": "So."}') == Report("So.")
+    assert read_report("**REPORT**: It is **so**") == Report("It is **so**")
     assert read_report("MISSING: the area") == Report("Not found: the area", False)
     for wrong in ("REPORT: a\nMISSING: b", "REPORT:", "REPORT: a\nREPORT: b", "THOUGHT: only"):
         with pytest.raises(Malformed):
@@ -263,6 +286,8 @@ def test_a_reader_with_a_tool_calls_or_reports() -> None:
     assert read_report_or_call("REPORT: so", [CRAWL]) == Report("so")
     with pytest.raises(Malformed, match="not both"):
         read_report_or_call("INPUT: x\nREPORT: y", [CRAWL])
+    with pytest.raises(Malformed, match="You have no tool"):
+        read_report_or_call("INPUT: x", [])
 
 
 # -- judgements ----------------------------------------------------------------------------------
@@ -273,6 +298,7 @@ def test_a_reader_with_a_tool_calls_or_reports() -> None:
     [
         ("VERDICT: approve\nREASON: It agrees.", ""),
         ("VERDICT: Approved.", ""),
+        ('{"verdict": "search again", "reason": "It missed."}', "call"),
         ("**Verdict:** read again\n**Reason:** Another value.", "read"),
         ("VERDICT: search again\nREASON: It missed.", "call"),
         ("VERDICT: write again\nREASON: It crashed.", "call"),
@@ -321,6 +347,8 @@ def test_the_worst_rating_says_what_is_done() -> None:
     contrary = rated("good", "good", "average") + "\nREASON: The Tool Effectiveness is poor."
     with pytest.raises(Malformed, match="The reason states other ratings"):
         read_judgement(contrary, True)
+    thought = read_judgement("THOUGHT: I compare.\n" + rated("good", "good", "good"), True).thought
+    assert thought == "I compare."
     in_one_line = rated("good", "good", "poor").replace("\n", ", ") + "\nREASON: x"
     assert read_judgement(in_one_line, True).todo == "plan"
 
@@ -332,6 +360,11 @@ def test_an_answer_is_what_stands_after_its_label_or_a_line_alone() -> None:
     assert read_suggestion("THOUGHT: So.\nANSWER: Lima") == ("So.", "Lima")
     assert read_suggestion("Lima").answer == "Lima"
     assert read_suggestion("ANSWER: **Lima**\nSCORE: 4").answer == "Lima"
+    assert read_suggestion("FINAL ANSWER: Lima").answer == "Lima"
+    assert read_suggestion('{"thought": "So.", "answer": 42}') == ("So.", "42")
+    assert read_suggestion("ANSWER:\n```text\n1 2\n\n3 4\n```").answer == "1 2\n\n3 4"
+    with pytest.raises(Malformed, match="Something follows the answer"):
+        read_suggestion("ANSWER: Lima\n\nLet me know if you need more!")
     assert read_suggestion("ANSWER: [[1, 2],\n [3, 4]]").answer == "[[1, 2],\n [3, 4]]"
     for wrong in ("THOUGHT: So.", "It is\nLima", "ANSWER: <answer>", "ANSWER: a\nANSWER: b"):
         with pytest.raises(Malformed):
@@ -340,8 +373,10 @@ def test_an_answer_is_what_stands_after_its_label_or_a_line_alone() -> None:
 
 def test_a_check_has_one_score() -> None:
     found = read_check("THOUGHT: I look.\nREASON: It agrees.\nSCORE: 4/4")
-    assert found == ("I look.", "It agrees.", 4) and found.text == "It agrees. Score: 4"
+    assert found == ("I look.", "It agrees.", 4) and found.text == "It agrees."
     assert read_check("Score: 2").text == "Score: 2"
+    with pytest.raises(Malformed, match="states another score"):
+        read_check("REASON: I would score it 2.\nSCORE: 4")
     assert read_check("I would give it three out of four.").score == 3
     for wrong in ("REASON: good", "SCORE: 5", "SCORE: 2-3", "SCORE: 2\nSCORE: 4"):
         with pytest.raises(Malformed):

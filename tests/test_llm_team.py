@@ -220,7 +220,7 @@ async def test_replies_that_cannot_be_read_are_kept_and_asked_for_again(
 
 
 async def test_an_agent_that_never_replies_properly_ends_its_episode_only(tmp_path: Path) -> None:
-    def spoil(body: Json, said: str, count: int) -> str:
+    def spoil(body: Json, said: str, count: int) -> str | Answer:
         lost = "capital" in contents(body)[1] and who(body) == "searcher"
         return Answer("No\nidea", finish="length") if lost else said
 
@@ -232,6 +232,23 @@ async def test_an_agent_that_never_replies_properly_ends_its_episode_only(tmp_pa
         "long. There is no call. Write a line that begins with INPUT:"
     }
     assert all(episode.meta["malformed_replies"] >= 2 for episode in lost)
+
+
+async def test_a_reply_that_was_cut_is_read_only_where_the_cut_took_nothing(tmp_path: Path) -> None:
+    def spoil(body: Json, said: str, count: int) -> str | Answer:
+        if who(body) == "reader" and count == 1:
+            return Answer(said[: len(said) // 2], finish="length")
+        if who(body) == "searcher":
+            return Answer(f"{said}\nOBSERVATION: I imagine th", finish="length")
+        return said
+
+    played = await play("atlas-mhqa", tmp_path / "episodes.jsonl", 3, spoil)
+    assert len(played.chains) == 3
+    malformed = played.said("malformed")
+    assert [say.agent for say in malformed] == ["reader"] * 3
+    assert {say.facts["complaint"] for say in malformed} == {
+        "Your reply was cut because it is too long. Write a shorter one."
+    }
 
 
 # -- objections ----------------------------------------------------------------------------------
@@ -308,6 +325,7 @@ async def test_an_answer_that_fails_its_check_goes_back_to_the_planner(
         if who(body) == "verifier" and count == 2:
             return "THOUGHT: I check it.\nREASON: The reports do not say so.\nSCORE: 1"
         if who(body) == "planner" and count > 1:
+            assert "The answer was: nothing of the kind" in contents(body)[-1]
             return "THOUGHT: The check failed.\n1. verifier: combine the reports once more"
         return said
 
@@ -315,7 +333,9 @@ async def test_an_answer_that_fails_its_check_goes_back_to_the_planner(
     assert len(played.chains) == 4
     assert [say.facts["score"] for say in played.said("check")] == [1, 4] * 4
     for made in played.chains:
-        failed = made.text.index("The reports do not say so. Score: 1")
+        failed = made.text.index("The reports do not say so.")
+        assert ("<double_check>" in made.text) == ("Score: 1" in made.text)
+        assert "1. combine" not in made.text  # one step is no list
         assert failed < made.text.index("combine the reports once more") < len(made.text)
 
 

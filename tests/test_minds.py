@@ -16,10 +16,11 @@ import pytest
 from chat_server import Answer, ChatServer, contents, who
 from chat_team import CALLS, PRICES, TASKS, lines, one_line, record, settings, two_steps
 from coa.engines.transport import Refused
-from coa.errors import CoaError, ConfigError, ModelError, Unavailable, UsageError
+from coa.errors import CoaError, ConfigError, ModelError, RecordError, Unavailable, UsageError
 from coa.runs import Json, read_jsonl
 from coa.teachers.episode import Message, load_episodes
 from coa.teachers.llm import LLMSettings
+from coa.teachers.llm_budget import BudgetSpent
 from coa.teachers.minds import Journal, Request, ServedMind, count_tokens, in_turns, journal_of
 
 REQUEST = Request("t", "reader", [Message("system", "Be brief."), Message("user", "Who?")])
@@ -69,14 +70,24 @@ async def test_what_the_server_does_not_count_is_estimated() -> None:
 
 
 async def test_fields_of_a_request_can_be_added_and_left_out() -> None:
-    extra = {"seed": None, "max_tokens": None, "max_completion_tokens": 9, "top_p": 0.5}
+    """Newer models of OpenAI refuse `max_tokens`, a temperature, or both."""
+    extra = {"seed": None, "max_completion_tokens": 9, "top_p": 0.5}
     with ChatServer(lambda body: "so") as server:
         await ask(server, Request("t", "a", REQUEST.messages, seed=5, ordinal=2), temperature=1.0)
         await ask(server, extra=extra)
+        await ask(server, without=["seed", "temperature", "max_tokens"])
     assert server.bodies[0]["seed"] == 7 and server.bodies[0]["temperature"] == 1.0
     assert server.bodies[1].keys() == {
         *("model", "messages", "temperature", "max_completion_tokens", "top_p")
     }
+    assert server.bodies[2].keys() == {"model", "messages"}
+
+
+async def test_a_call_sets_aside_the_longest_reply_that_it_asks_for() -> None:
+    extra = {"max_completion_tokens": 5000}
+    with ChatServer(lambda body: "so") as server, pytest.raises(BudgetSpent):
+        await ask(server, extra=extra, budget_tokens=4000)
+    assert server.bodies == []
 
 
 @pytest.mark.parametrize(
@@ -117,6 +128,8 @@ def test_settings_that_cannot_work_are_refused() -> None:
         LLMSettings("openai:m@http://127.0.0.1:1", rounds=0)
     with pytest.raises(ConfigError, match="a budget of money needs a table of prices"):
         LLMSettings("openai:m@http://127.0.0.1:1", budget_money=1.0)
+    with pytest.raises(ConfigError, match="max_completion_tokens is 'many', expected an integer"):
+        LLMSettings("openai:m@http://127.0.0.1:1", extra={"max_completion_tokens": "many"})
     with pytest.raises(ConfigError, match="cannot be less than 0"):
         LLMSettings("openai:m@http://127.0.0.1:1", retries=-1)
     with pytest.raises(ConfigError, match="a budget is 0, expected more than 0"):
@@ -196,6 +209,21 @@ async def test_a_refused_conversation_ends_its_episode_and_a_refused_first_one_t
         await record(server, tmp_path / "b.jsonl")
 
 
+async def test_a_server_that_wants_money_ends_the_run_and_spoils_no_episode(tmp_path: Path) -> None:
+    """Some say it with a 400, as they refuse a single conversation."""
+    out, count = tmp_path / "episodes.jsonl", 0
+
+    def reply(body: Json) -> str | Answer:
+        nonlocal count
+        count += 1
+        broke = Answer("Your credit balance is too low.", status=400)
+        return two_steps(body) if count <= CALLS + 2 else broke
+
+    with ChatServer(reply) as server, pytest.raises(Refused, match="credit balance"):
+        await record(server, out, concurrency=1)
+    assert [episode.error for episode in load_episodes(out)] == [None]
+
+
 async def test_a_server_that_is_not_there_is_one_line_and_nothing_is_lost(tmp_path: Path) -> None:
     out = tmp_path / "episodes.jsonl"
     count = 0
@@ -251,6 +279,38 @@ async def test_what_was_answered_is_not_asked_again(tmp_path: Path) -> None:
         out.unlink()
         await record(server, out, temperature=0.5)
         assert len(server.bodies) == 2 * CALLS * len(TASKS)
+
+
+async def test_half_a_letter_does_not_cost_the_answer(tmp_path: Path) -> None:
+    """A server may cut a reply in the middle of an emoji; JSON can hold that, UTF-8 cannot."""
+    raw = rb'{"choices": [{"message": {"content": "so \ud83d"}}], "id": "\ud83d"}'
+    path = tmp_path / "calls.jsonl"
+    with ChatServer(lambda body: Answer(raw=raw)) as server:
+        mind = ServedMind(settings(server), Journal(path))
+        assert (await mind.answer(REQUEST)).call.text == "so ?"
+        await mind.close()
+        mind = ServedMind(settings(server), Journal(path))
+        assert (await mind.answer(REQUEST)).call.text == "so ?"
+        await mind.close()
+        assert len(server.bodies) == 1
+
+
+async def test_another_seed_asks_anew_even_if_the_server_is_not_told(tmp_path: Path) -> None:
+    with ChatServer(lambda body: "so") as server:
+        mind = ServedMind(settings(server, without=["seed"]), Journal(tmp_path / "calls.jsonl"))
+        for seed in (0, 1, 0):
+            await mind.answer(Request("t", "reader", REQUEST.messages, seed))
+        await mind.close()
+    assert len(server.bodies) == 2 and server.bodies[0] == server.bodies[1]
+
+
+def test_a_damaged_journal_is_one_line_and_is_not_left_locked(tmp_path: Path) -> None:
+    path = tmp_path / "calls.jsonl"
+    path.write_text('{"key": "x"}\n')
+    for _ in range(2):
+        with pytest.raises(RecordError, match=r"calls.jsonl:1: no field 'model'") as caught:
+            Journal(path)
+        one_line(caught.value)
 
 
 async def test_the_same_question_asked_twice_is_paid_for_twice() -> None:

@@ -114,6 +114,11 @@ PROGRAM = " ```py\nprint(1)\n```"
         ("capital of Peru", "capital of Chile", False),
         ("a page|another page", "another page|a page", True),
         ("a page|another page", "a page", False),
+        ("3 + 5", "3 * 5", False),
+        ("3 + 5", "3 + 5 ?", True),
+        ("history of C", "history of C++", False),
+        ('{"x": 1, "op": "+"}', '{"op": "+", "x": 1}', True),
+        ('{"x": 1, "op": "+"}', '{"x": 1, "op": "*"}', False),
     ],
 )
 def test_a_call_that_was_made_before_is_redundant(first: str, second: str, repeated: bool) -> None:

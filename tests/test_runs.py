@@ -252,7 +252,7 @@ def test_a_damaged_manifest_is_one_line(tmp_path: Path, text: str, expected: str
 @pytest.mark.parametrize(("text", "found"), [('{"teacher": ', "not JSON ("), ("3", "found a int")])
 def test_a_damaged_claim_is_one_line(tmp_path: Path, text: str, found: str) -> None:
     path = tmp_path / "e.jsonl"
-    path.write_text("")
+    path.write_text("{}\n")
     (tmp_path / "e.jsonl.manifest.json").write_text(text)
     with pytest.raises(RecordError) as caught:
         claim(path, {"teacher": "experts"})
@@ -349,3 +349,32 @@ def test_work_that_counts_by_itself_ends_at_its_total(capsys: pytest.CaptureFixt
 )
 def test_durations_are_said_as_people_say_them(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_names_the_file(tmp_path: Path) -> None:
+    growing = tmp_path / "e.jsonl"
+    growing.symlink_to("/dev/full")
+    file = Appender(growing)
+    for fail in (lambda: file.write({"a": 1}), file.close):
+        with pytest.raises(OSError, match=r"No space left.*e\.jsonl"):
+            fail()
+
+
+def test_a_file_that_may_be_continued_is_read_without_its_torn_line(tmp_path: Path) -> None:
+    path = tmp_path / "e.jsonl"
+    path.write_text('{"a":1}\n{"a":')
+    assert list(read_jsonl(path, growing=True)) == [(1, {"a": 1})]
+    path.write_text('{"a":\n{"a":1}\n')
+    with pytest.raises(RecordError, match=r"e\.jsonl:1: the line is not JSON"):
+        list(read_jsonl(path, growing=True))
+    with pytest.raises(UsageError, match="is a directory, expected a file"):
+        list(read_jsonl(tmp_path))
+
+
+def test_a_file_is_written_from_its_lines_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    write_atomic(path, (f"{n}\n" for n in range(3)))
+    with pytest.raises(ZeroDivisionError):
+        write_atomic(path, (str(1 // n) for n in (1, 0)))
+    assert path.read_text() == "0\n1\n2\n" and list(tmp_path.iterdir()) == [path]

@@ -8,7 +8,7 @@ import pytest
 
 from coa.errors import ConfigError, RecordError, UsageError
 from coa.evaluate.stage import EvalSettings, run_eval
-from coa.tasks import TaskSet
+from coa.tasks import Task, TaskSet
 from coa.tools.kits import toolbox_for
 
 
@@ -74,3 +74,17 @@ def test_a_table_that_is_not_utf8_is_named_with_its_line(tmp_path: Path) -> None
 def test_a_temperature_is_a_number_from_zero_up(temperature: float) -> None:
     with pytest.raises(ConfigError, match="temperature is"):
         EvalSettings(temperature=temperature)
+
+
+def test_ids_of_ones_own_in_a_csv_are_kept(tmp_path: Path) -> None:
+    path = tmp_path / "mine.csv"
+    path.write_text("ID,question,answer\nq-7,Where?,Lima\n,Who?,Ada\n")
+    first, second = TaskSet.load(path)
+    assert first.id == "q-7" and not first.meta
+    assert second.id == Task("Who?").id
+
+
+def test_episodes_and_trajectories_are_not_taken_for_tasks() -> None:
+    for key in ("events", "segments"):
+        with pytest.raises(RecordError, match="is an episode or a trajectory, expected a task"):
+            Task.from_json({"schema": 2, "question": "q?", key: []})

@@ -25,21 +25,30 @@ from coa.trajectory import (
 )
 
 COUNT = st.integers(0, 2**40)
-SPANS = st.lists(st.tuples(COUNT, COUNT), max_size=3)
 LOGPROBS = st.floats(-1e4, 0.0).map(lambda value: round(value, 6))
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=5,
 )
-SEGMENTS = st.builds(
-    Segment,
-    author=st.sampled_from(Author),
-    text=st.text(),
-    ids=st.none() | st.lists(COUNT, max_size=5),
-    logprobs=st.none() | st.lists(LOGPROBS, max_size=5),
-    errs=SPANS,
-)
+
+
+def segments(text: str) -> st.SearchStrategy[Segment]:
+    """Segments of a text, with marks inside it."""
+    places = st.integers(0, len(text))
+    return st.builds(
+        Segment,
+        author=st.sampled_from(Author),
+        text=st.just(text),
+        ids=st.none() | st.lists(COUNT, max_size=5),
+        logprobs=st.none() | st.lists(LOGPROBS, max_size=5),
+        errs=st.lists(
+            st.tuples(places, places).map(lambda span: (min(span), max(span))), max_size=3
+        ),
+    )
+
+
+SEGMENTS = st.text().flatmap(segments)
 TRAJECTORIES = st.builds(
     Trajectory,
     task_id=st.text(),
@@ -191,3 +200,15 @@ def test_every_stop_reason_is_an_end_of_one_kind() -> None:
 
 def test_record_errors_are_for_people() -> None:
     assert issubclass(RecordError, CoaError) and issubclass(RecordError, ValueError)
+
+
+@pytest.mark.parametrize("span", [[0, 4], [-1, 2], [2, 1]])
+def test_a_mark_outside_of_its_text_is_refused(span: list[int]) -> None:
+    record = {"author": "model", "text": "abc", "errs": [span]}
+    with pytest.raises(RecordError, match=rf"marked at {span[0]} to {span[1]}, outside of its"):
+        Segment.from_json(record)
+
+
+def test_an_episode_is_not_taken_for_an_old_trajectory() -> None:
+    with pytest.raises(RecordError, match="this is an episode, expected a trajectory"):
+        Trajectory.from_json({"schema": 2, "events": []})

@@ -11,6 +11,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # for type checkers and editors; a test holds it equal to _HOMES
+    from coa.distill.convert import NotConvertible, convert
+    from coa.distill.filters import FilterSettings
+    from coa.distill.stage import DistillSettings, run_distillation
     from coa.engines import Completion, Engine, Sampling, load_engine
     from coa.engines.scripted import ScriptedEngine
     from coa.errors import CoaError
@@ -29,7 +32,9 @@ if TYPE_CHECKING:  # for type checkers and editors; a test holds it equal to _HO
     from coa.rewards import exact, f1
     from coa.runtime import Budget, Decoding, rollout, run
     from coa.tasks import Task, TaskSet, make_tasks
-    from coa.teachers.episode import Episode
+    from coa.teachers import Teacher, load_teacher
+    from coa.teachers.episode import AgentSpec, Episode, ModelCall, Say, Use, load_episodes
+    from coa.teachers.stage import run_recording
     from coa.tools import Observation, Tool, Toolbox, ToolCall, ToolMistake, tool
     from coa.tools.kits import atlas_toolbox
     from coa.trajectory import Author, Segment, Step, StopReason, Trajectory, load_trajectories
@@ -48,26 +53,37 @@ _HOMES = {
     "coa.tools.kits": "atlas_toolbox",
     "coa.runtime": "Budget Decoding rollout run",
     "coa.rewards": "exact f1",
-    "coa.teachers.episode": "Episode",
+    "coa.teachers": "Teacher load_teacher",
+    "coa.teachers.episode": "AgentSpec Episode ModelCall Say Use load_episodes",
+    "coa.teachers.stage": "run_recording",
+    "coa.distill.convert": "NotConvertible convert",
+    "coa.distill.filters": "FilterSettings",
+    "coa.distill.stage": "DistillSettings run_distillation",
     "coa.evaluate.stage": "EvalSettings run_eval",
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names.split()}
 
 __all__ = [
+    "AgentSpec",
     "Author",
     "Block",
     "Budget",
     "CoaError",
     "Completion",
     "Decoding",
+    "DistillSettings",
     "Engine",
     "Episode",
     "EvalSettings",
     "Fault",
+    "FilterSettings",
     "Grammar",
+    "ModelCall",
+    "NotConvertible",
     "Observation",
     "Role",
     "Sampling",
+    "Say",
     "ScriptedEngine",
     "Segment",
     "Splitter",
@@ -75,23 +91,30 @@ __all__ = [
     "StopReason",
     "Task",
     "TaskSet",
+    "Teacher",
     "Tool",
     "ToolCall",
     "ToolMistake",
     "Toolbox",
     "Trajectory",
+    "Use",
     "atlas_toolbox",
+    "convert",
     "exact",
     "f1",
     "grammar_from_toml",
     "load_engine",
+    "load_episodes",
     "load_grammar",
+    "load_teacher",
     "load_trajectories",
     "make_tasks",
     "parse",
     "rollout",
     "run",
+    "run_distillation",
     "run_eval",
+    "run_recording",
     "system_prompt",
     "tool",
 ]

@@ -145,7 +145,7 @@ def inspect(
     html: Annotated[Path | None, typer.Option(help="Write one page for a browser.")] = None,
     grammar: Annotated[str, typer.Option(help="A .toml file, when it is no preset.")] = "",
 ) -> None:
-    """Show the loss mask: what is trained, what is a marked mistake, what is not trained."""
+    """Look at chains or episodes on one page (--html), or at the loss mask of a chain."""
     if html is not None:
         from coa.pages.inspect import write_page
 

@@ -80,5 +80,5 @@ async def collect(
             except ExceptionGroup as failed:
                 raise failed.exceptions[0] from None  # the first one cancelled the others
     ordered = [have[name] for name in work]
-    write_atomic(path, "".join(dumps(record.to_json()) + "\n" for record in ordered))
+    write_atomic(path, (dumps(record.to_json()) + "\n" for record in ordered))
     return ordered

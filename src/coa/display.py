@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from coa.protocol import Grammar, Role, Splitter, load_grammar
+from coa.protocol import Grammar, Splitter
+from coa.protocol.bound import load_bound
 from coa.protocol.parse import Event
 from coa.runs import Json
 from coa.trajectory import Author, Segment, Trajectory, load_trajectories
@@ -118,11 +119,9 @@ class ChainPrinter:
 
 def print_chain(out: Console, trajectory: Trajectory, grammar: str = "") -> None:
     """Print a finished trajectory the way `coa ask` streams one; `grammar` names one's own file."""
-    loaded = load_grammar(grammar or trajectory.grammar)
-    if trajectory.tools:
-        loaded = loaded.with_tools([Role(name, "tool") for name in trajectory.tools])
+    bound = load_bound(grammar or trajectory.grammar, tuple(trajectory.tools))
     out.print(f"{'question':>{LABEL}}  {harmless(trajectory.question)}", style="bold")
-    printer = ChainPrinter(out, loaded)
+    printer = ChainPrinter(out, bound)
     for step in trajectory.steps:
         printer.model_text(step.model.text)
         printer.end_turn(step.observation)

@@ -52,5 +52,5 @@ TRIED = 24
 
 def spread_out(items: Sequence[T], most: int = TRIED) -> list[T]:
     """A few of the items, from the first to the last."""
-    step = max(1, len(items) // most)
-    return list(items[::step])[:most]
+    count = min(most, len(items))
+    return [items[place * (len(items) - 1) // max(1, count - 1)] for place in range(count)]

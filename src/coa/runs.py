@@ -23,7 +23,8 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -40,22 +41,37 @@ _PACKAGES = ("torch", "transformers", "peft", "tokenizers", "tantivy")
 
 def dumps(record: Mapping[str, Any]) -> str:
     """Serialise one record the one way we do it: compact, unicode kept, keys in given order."""
-    return json.dumps(record, ensure_ascii=False, separators=(",", ":"))
+    line = json.dumps(record, ensure_ascii=False, separators=(",", ":"))
+    try:
+        line.encode()
+    except UnicodeEncodeError:  # half of a character, as models write them: UTF-8 has none
+        return json.dumps(record, separators=(",", ":"))
+    return line
 
 
-def write_atomic(path: Path, text: str) -> None:
+def write_atomic(path: Path, text: str | Iterable[str]) -> None:
     """Write a whole file so that a reader sees the old content or the new, never a part."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
+        with _named(path), os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.writelines([text] if isinstance(text, str) else text)
             file.flush()
             os.fsync(file.fileno())
         Path(name).chmod(0o644)
         Path(name).replace(path)
     except BaseException:
         Path(name).unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Let a failure (a full disk) say of which file; the system does so only for names."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
         raise
 
 
@@ -69,11 +85,15 @@ def sweep(path: Path) -> None:
         left.unlink(missing_ok=True)
 
 
-def read_jsonl(path: Path) -> Iterator[tuple[int, Json]]:
-    """Yield (line number, record); a line that is not one JSON object is a `RecordError`."""
+def read_jsonl(path: Path, growing: bool = False) -> Iterator[tuple[int, Json]]:
+    """Yield (line number, record); a line that is not one JSON object is a `RecordError`.
+
+    `growing`: the file may be continued, so a last line that a kill has torn is left out.
+    """
     if not path.is_file():
-        raise UsageError(f"{path}: no such file.")
-    with path.open(encoding="utf-8", errors="replace") as file:
+        found = "is a directory, expected a file" if path.is_dir() else "no such file"
+        raise UsageError(f"{path}: {found}.")
+    with path.open(encoding="utf-8-sig", errors="replace") as file:
         for number, line in enumerate(file, start=1):
             if not line.strip():
                 continue
@@ -81,6 +101,8 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, Json]]:
                 record = json.loads(line)
             except json.JSONDecodeError as exc:
                 torn = not line.endswith("\n")
+                if torn and growing:
+                    return
                 found = "is cut in the middle" if torn else f"is not JSON ({exc.msg})"
                 advice = (
                     "Delete that line, or run the command that wrote the file again to continue it."
@@ -95,10 +117,10 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, Json]]:
             yield number, record
 
 
-def read_records(path: Path, parse: Callable[[Json], T]) -> list[T]:
+def read_records(path: Path, parse: Callable[[Json], T], growing: bool = False) -> list[T]:
     """Read a JSONL file through `parse`; what `parse` rejects is reported with its line."""
     records = []
-    for number, record in read_jsonl(path):
+    for number, record in read_jsonl(path, growing):
         try:
             records.append(parse(record))
         except (AttributeError, KeyError, TypeError, ValueError) as exc:
@@ -141,14 +163,16 @@ class Appender:
                 self._file.truncate(keep)
 
     def write(self, record: Mapping[str, Any]) -> None:
-        self._file.write(dumps(record).encode() + b"\n")
-        self._file.flush()
+        with _named(self.path):
+            self._file.write(dumps(record).encode() + b"\n")
+            self._file.flush()
 
     def close(self) -> None:
         if not self._file.closed:
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            self._file.close()
+            with _named(self.path):
+                self._file.flush()
+                os.fsync(self._file.fileno())
+                self._file.close()
 
     def __enter__(self) -> Appender:
         return self
@@ -254,7 +278,7 @@ def claim(path: Path, recipe: Json) -> None:
     manifest = path.with_name(f"{path.name}.manifest.json")
     sweep(path)
     sweep(manifest)
-    if path.is_file() and manifest.is_file():
+    if path.is_file() and path.stat().st_size and manifest.is_file():
         held = _read_object(manifest, f"Delete it and {path.name} to start again.")
         _check_same(path, held, _as_read(recipe))
     else:

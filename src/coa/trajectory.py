@@ -97,6 +97,9 @@ class Segment:
 
     @classmethod
     def from_json(cls, record: Json) -> Segment:
+        for start, end in record.get("errs", ()):
+            if not 0 <= start <= end <= len(record["text"]):
+                raise RecordError(f"a mistake is marked at {start} to {end}, outside of its text.")
         return cls(
             author=Author(record["author"]),
             text=record["text"],
@@ -214,6 +217,11 @@ class Trajectory:
     @classmethod
     def from_json(cls, record: Json) -> Trajectory:
         schema = record.get("schema")
+        if "events" in record and "segments" not in record:
+            raise RecordError(
+                "this is an episode, expected a trajectory. `coa distill` makes trajectories of "
+                "episodes; `coa inspect FILE --html PAGE` shows episodes."
+            )
         if schema != SCHEMA:
             raise RecordError(
                 f"found trajectory schema {schema!r}, expected {SCHEMA}. "

@@ -23,7 +23,7 @@ from coa.distill.exports.rows import QUESTION
 from coa.errors import CoaError, RecordError, UsageError
 from coa.protocol import PRESETS, Block, Grammar, check, load_grammar, parse, system_prompt
 from coa.protocol.prompt import PromptKind
-from coa.runs import Json, read_jsonl
+from coa.runs import Json, dumps, read_jsonl
 from coa.tasks.task import Task, TaskSet
 from coa.trajectory import Author, Segment, StopReason, Trajectory, Usage, save_trajectories
 
@@ -97,7 +97,7 @@ def read_rows(path: Path) -> list[Json]:
             return [record for _, record in read_jsonl(path)]
     try:
         listed = json.loads(path.read_text(encoding="utf-8-sig"))
-    except ValueError as exc:
+    except (ValueError, RecursionError) as exc:
         raise RecordError(f"{path}: not JSON ({exc}). Expected a list of objects.") from None
     wrong = next((type(row).__name__ for row in listed if not isinstance(row, dict)), None)
     if wrong:
@@ -152,6 +152,8 @@ def _chain(row: Json, grammar: Grammar) -> Trajectory:
         raise _Unfit("no text under 'instruction' and 'output'")
     if row.get("history"):
         raise _Unfit("a conversation of several turns ('history')")
+    if not isinstance(row.get("input") or "", str):
+        raise _Unfit("'input' is not text")
     bound = _bind(grammar, f"{instruction}{output}")
     kind, question = _question(instruction, str(row.get("input") or ""), bound)
     if not question.strip():
@@ -239,22 +241,44 @@ def import_rl(rows: Sequence[Json]) -> Imported[Task]:
 def _rl_task(row: Json) -> Task:
     if "segments" in row:
         raise _Unfit("a chain of ours, whose answer is no gold")
-    extra = row.get("extra_info") or {}
+    extra, model = _held(row, "extra_info"), _held(row, "reward_model")
     question = extra.get("question") or row.get("question") or _prompted(row.get("prompt"))
     if not isinstance(question, str) or not question.strip():
         raise _Unfit("no question: neither 'extra_info.question', 'question' nor a user's 'prompt'")
-    model = row.get("reward_model") or {}
     truth = model.get("ground_truth")
     if truth is None:
         truth = next((row[key] for key in _TARGETS if row.get(key) is not None), None)
     answers, gold = _gold(truth)
     if not answers and not gold:
         raise _Unfit("no ground truth")
-    meta = {key: value for key in _SHOWN if (value := extra.get(key, row.get(key)))}
+    meta = {key: _shown(value) for key in _SHOWN if (value := extra.get(key, row.get(key)))}
     for key in ("data_source", "ability"):
         if row.get(key):
             meta[key] = str(row[key])
-    return _task(question.strip(), answers, meta, gold)
+    task = _task(question.strip(), answers, meta, gold)
+    try:
+        dumps(task.to_json())
+    except (TypeError, ValueError) as exc:  # a table may hold bytes
+        raise _Unfit("holds what JSON cannot", str(exc)) from None
+    return task
+
+
+def _shown(value: Any) -> Any:
+    """As JSON has it; a date becomes text."""
+    return value if isinstance(value, (str, int, float, list, dict)) else str(value)
+
+
+def _held(row: Json, key: str) -> Json:
+    """An object under `key`, which tables hold as JSON text; nothing where there is none."""
+    held = row.get(key) or {}
+    if isinstance(held, str):
+        try:
+            held = json.loads(held)
+        except (ValueError, RecursionError):
+            held = None
+    if not isinstance(held, dict):
+        raise _Unfit(f"{key!r} is not an object")
+    return held
 
 
 def _task(
@@ -286,7 +310,8 @@ def _gold(truth: Any) -> tuple[tuple[str, ...], Json]:
         return _gold(next((truth[key] for key in _TARGETS if truth.get(key) is not None), None))
     if isinstance(truth, (list, tuple)):
         return tuple(text for item in truth for text in _gold(item)[0]), {}
-    return (() if truth is None else (str(truth),)), {}
+    missing = truth is None or truth != truth  # NaN, which tables write for nothing
+    return (() if missing else (str(truth),)), {}
 
 
 def _known_object(text: str) -> Json | None:
@@ -294,7 +319,7 @@ def _known_object(text: str) -> Json | None:
         return None
     try:
         held = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return held if isinstance(held, dict) and {*held} & {*_TARGETS, *_TESTS} else None
 

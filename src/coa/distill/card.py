@@ -17,8 +17,8 @@ from typing import Any
 
 from coa.distill.chain import Chain, GrammarOf, bound_grammar
 from coa.distill.funnel import Stages, markdown
+from coa.distill.terms import OTHER_TASKS, licence_names, licences, limits, set_of
 from coa.runs import Json
-from coa.tasks.sets import ATLAS_CODE, ATLAS_WEB, DEFAULT_SET, GYM
 from coa.trajectory import Author, Trajectory
 
 CountTokens = Callable[[str], int]
@@ -26,7 +26,6 @@ Cells = Sequence[object]
 
 COPY = "copy"
 """In the meta of a chain that up-sampling repeated: the number of the copy."""
-OTHER_TASKS = "other tasks"
 SLIPS = {
     "careless_queries": "careless queries",
     "wrong_pages": "wrong pages opened",
@@ -40,17 +39,6 @@ _EXAMPLE = 1600
 _LONGEST = 40
 """Most rows of a table of families."""
 _ABSOLUTE = re.compile(r"(?<![\w.:/])/(?:[^\s/'\",|]+/)+")
-_ATLAS_LICENCES = """\
-Facts of the Atlas come from GeoNames (CC BY 4.0: *contains information from GeoNames, geonames.org,
-licensed under CC BY 4.0; numbers rounded, names spelled in ASCII*), Unicode CLDR (Unicode License
-v3, copyright Unicode, Inc., <https://www.unicode.org/license.txt>), the CIA World Factbook (public
-domain), and the packages countryinfo and mendeleev (MIT). All sentences are the project's own.
-Invented worlds use invented names."""
-_GYM_LICENCES = """\
-Questions of `gym-code` are made by reasoning-gym (Apache-2.0)."""
-_OTHER_LICENCES = """\
-Other questions, and what tools returned for them, keep the licences of their sources. **State them
-here before publishing.**"""
 
 
 @dataclass(frozen=True)
@@ -95,8 +83,8 @@ def dataset_card(
         _sources(distinct),
         _example(chains),
         _FORMAT,
-        _licences(distinct),
-        _LIMITS,
+        licences(distinct),
+        limits(distinct, making.unjudged),
     )
     front = _front_matter(making.name, trajectories, distinct)
     return "\n".join([*front, "\n\n".join(filter(None, sections)), ""])
@@ -106,13 +94,15 @@ def dataset_card(
 
 
 def _front_matter(
-    name: str, trajectories: Sequence[Trajectory], distinct: Iterable[Trajectory]
+    name: str, trajectories: Sequence[Trajectory], distinct: Sequence[Trajectory]
 ) -> Iterator[str]:
-    known = OTHER_TASKS not in set(map(_set_of, distinct))
     yield "---"
     yield f"pretty_name: {json.dumps(name)}"
-    yield f"license: {'apache-2.0' if known else 'unknown'}"
-    yield "language:\n- en"
+    yield "\n- ".join(["license:", *licence_names(distinct)])
+    if all(set_of(each) != OTHER_TASKS for each in distinct):
+        yield "language:\n- en"
+    # Without this the hub would take every file in the directory for rows of one table.
+    yield "configs:\n- config_name: default\n  data_files: trajectories.jsonl"
     yield f"size_categories:\n- {_size(len(trajectories))}"
     yield "task_categories:\n- question-answering\n- text-generation"
     yield "tags:"
@@ -175,7 +165,8 @@ def _making(making: Making) -> str:
         lines.append("No evaluation file was given, so no question was kept out.")
     if making.settings:
         settings = ((f"`{key}`", f"`{value}`") for key, value in _flat(making.settings))
-        lines += ["", *_table(("setting", "value"), settings)]
+        how = "With these settings, of a recipe or written as `name=value` behind the command:"
+        lines += ["", how, "", *_table(("setting", "value"), settings)]
     return "\n".join(lines)
 
 
@@ -257,8 +248,8 @@ def _mistakes(chains: Sequence[Chain]) -> str:
     if found + misses:
         lines.append(f"Mistakes that were objected to: {found / (found + misses):.1%}.")
     lines.append(
-        "Chains whose mistakes led to a wrong answer were dropped, so critics look better here "
-        "than they are. Marked mistakes have weight 0 in training, corrections weight 1."
+        "Chains whose answer was judged wrong were dropped, so critics look better here than they "
+        "are. Marked mistakes have weight 0 in training, corrections weight 1."
     )
     return "\n".join(lines)
 
@@ -266,7 +257,7 @@ def _mistakes(chains: Sequence[Chain]) -> str:
 def _sources(distinct: Sequence[Trajectory]) -> str:
     lines = ["## Tasks and teachers"]
     groups: Mapping[str, Callable[[Trajectory], object]] = {
-        "task set": _set_of,
+        "task set": set_of,
         "family": lambda each: each.meta.get("family") or each.meta.get("generator"),
         "world": lambda each: each.meta.get("world"),
         "split": lambda each: each.meta.get("split"),
@@ -295,7 +286,7 @@ def _example(chains: Sequence[Chain]) -> str:
     return f"## Example\n\n> {question}\n\n~~~~\n{text}\n~~~~"
 
 
-# -- fixed texts -----------------------------------------------------------------------------
+# -- format ----------------------------------------------------------------------------------
 
 _FORMAT = """\
 ## Format
@@ -305,39 +296,9 @@ _FORMAT = """\
 must not be imitated. Only what the model wrote is to be trained on. `meta` has the task's family,
 world and split; `meta.copy` numbers the copies of a repeated chain. `rejected.jsonl` has every
 episode that was dropped or repeated, with stage and reason."""
-_LIMITS = """\
-## Limits
-
-- Chains with a wrong answer were dropped, so the share of right answers says nothing about the
-  teacher.
-- Rule-based experts write few and regular sentences: a model trained on them learns the protocol
-  and the work, not a way of writing.
-- Statements about places are those of the sources; some are disputed, some will be out of date.
-- Near-duplicates and contamination are found by words: the same question in other words throughout,
-  or in another language, is not found."""
-
-
-def _licences(distinct: Sequence[Trajectory]) -> str:
-    sets = set(map(_set_of, distinct))
-    parts = [
-        "Chains: Apache-2.0." if OTHER_TASKS not in sets else "Chains of known sets: Apache-2.0."
-    ]
-    if sets & {DEFAULT_SET, ATLAS_WEB, ATLAS_CODE}:
-        parts.append(_ATLAS_LICENCES)
-    if GYM in sets:
-        parts.append(_GYM_LICENCES)
-    if OTHER_TASKS in sets:
-        parts.append(_OTHER_LICENCES)
-    return "\n\n".join(["## Licences", *parts])
 
 
 # -- small things ----------------------------------------------------------------------------
-
-
-def _set_of(trajectory: Trajectory) -> str:
-    """The task set; Atlas questions of the first set do not name it, but they have a world."""
-    named = str(trajectory.meta.get("set", DEFAULT_SET if "world" in trajectory.meta else ""))
-    return named if named in (DEFAULT_SET, ATLAS_WEB, ATLAS_CODE, GYM) else OTHER_TASKS
 
 
 def _texts(trajectory: Trajectory, author: Author) -> Iterator[str]:

@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from itertools import pairwise
 
-from coa.protocol import Block, Fault, Grammar, Role, check, load_grammar, parse, parse_score
+from coa.protocol import Block, Fault, Grammar, check, parse, parse_score
+from coa.protocol.bound import load_bound
 from coa.protocol.grammar import Kind
 from coa.trajectory import Author, Trajectory
 
 GrammarOf = Callable[[Trajectory], Grammar]
 
 
+CHAT_MARKER = re.compile(r"<[|\uff5c][^<>\s]*[|\uff5c]>|<(?:start|end)_of_\w+>|</?s>|\[/?INST\]")
+"""What chat formats mark turns with: a tokenizer may take it for the end of the model's turn."""
+
+
 def bound_grammar(trajectory: Trajectory) -> Grammar:
     """The grammar of a trajectory with the tools that it had."""
-    return _bound(trajectory.grammar, tuple(trajectory.tools))
-
-
-def bound_to(grammar: Grammar, tools: Sequence[str]) -> Grammar:
-    """A grammar with these tools; those that it knows keep what it says of them."""
-    known = grammar.by_name
-    roles = [known[name] if name in known else Role(name, "tool") for name in tools]
-    return grammar.with_tools(roles) if roles else grammar
-
-
-@cache
-def _bound(name: str, tools: tuple[str, ...]) -> Grammar:
-    return bound_to(load_grammar(name), tools)
+    return load_bound(trajectory.grammar, tuple(trajectory.tools))
 
 
 @dataclass(frozen=True)
@@ -82,11 +76,12 @@ class Chain:
     def turning_point(self, low_check: int) -> str:
         """Where the work was found wrong and went on: in words, or nothing.
 
-        Checks say so by their score. Where the grammar has none, a marked mistake that a reflection
-        answered does, or a reflection that led to a new plan, unless that was a false alarm.
+        Checks say so by their score, all but the last: after that nothing was put right. Where the
+        grammar has none, a marked mistake that a reflection answered does, or a reflection that led
+        to a new plan, unless that was a false alarm.
         """
         if self.grammar.of_kind("check"):
-            low = any(score <= low_check for score in self.check_scores)
+            low = any(score <= low_check for score in self.check_scores[:-1])
             return "a low check was put right" if low else ""
         if self._mistake_was_answered():
             return "a marked mistake was put right"

@@ -7,12 +7,14 @@ Three rules, from strict to loose; words are compared without case and punctuati
 * A short evaluation question stands within another one: all its words that carry meaning lie close
   together there. A question of one template about another name lacks that name, so it is not found.
 * A long one shares word n-grams and has the same figures. The text of a template says nothing about
-  which of its questions it is, so n-grams that several other questions hold are left out.
+  which of its questions it is, so n-grams that several other questions hold are left out. One that
+  has no others is looked for as if it were short.
 """
 
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +28,7 @@ Words = tuple[str, ...]
 
 _WORD = re.compile(r"\w+|(?<![^\W\d_])-|-(?![^\W\d_])|[^\w\s.,;:?!'\"`-]")
 """Signs other than punctuation and hyphens count: 3 + 5 is another question than 3 * 5."""
+_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}\b)")
 _EMPTY = frozenset(
     "a an the and or but if then than that this these those there here it its they their them he "
     "she his her we our you your i me my one ones which what who whom whose when where why how is "
@@ -36,8 +39,6 @@ _EMPTY = frozenset(
 """English words that carry no meaning in a question; what is asked does not depend on them."""
 _FEWEST = 2
 """A question of fewer words lies within too many others: only the same question counts then."""
-_SHARED = 3
-"""An n-gram that more other questions hold belongs to a template."""
 
 
 class Leak(NamedTuple):
@@ -75,8 +76,12 @@ def find_leaks(
     against: Mapping[str, Sequence[Task]],
     ngram: int = 8,
     overlap: float = 0.5,
+    template: int = 3,
 ) -> dict[int, Leak]:
-    """Index of each contaminated question -> where it comes from. `against` has names of files."""
+    """Index of each contaminated question -> where it comes from. `against` has names of files.
+
+    An n-gram that more than `template` other questions hold belongs to a template.
+    """
     assert ngram > 0 and 0 < overlap <= 1, (ngram, overlap)
     asked = [
         _Asked(name, task.id, words)
@@ -93,8 +98,8 @@ def find_leaks(
         same.setdefault(each.words, each)
         if brief:
             same.setdefault(_gist(each.words), each)
-    short = _Short(list(compress(asked, is_short)))
-    passages = _Passages(list(compress(asked, map(not_, is_short))), given, ngram)
+    passages = _Passages(list(compress(asked, map(not_, is_short))), given, ngram, template)
+    short = _Short([*compress(asked, is_short), *passages.untold()])
     found: dict[int, Leak] = {}
     for index, words in enumerate(given):
         equal = same.get(words) or same.get(_gist(words))
@@ -106,7 +111,24 @@ def find_leaks(
 
 def words_of(question: str) -> Words:
     """Words and signs in order, without case and punctuation."""
-    return tuple(_WORD.findall(question.casefold()))
+    return tuple(_WORD.findall(_THOUSANDS.sub("", _plain(question))))
+
+
+def _plain(text: str) -> str:
+    """Without case, and without what only the typesetting of a text makes different."""
+    text = unicodedata.normalize("NFKC", text).casefold()
+    return text if text.isascii() else "".join(map(_plain_character, text))
+
+
+def _plain_character(character: str) -> str:
+    kind = unicodedata.category(character)
+    if kind == "Cf":  # a soft hyphen, a blank of no width
+        return ""
+    if kind == "Pd":
+        return "-"
+    if "\u3040" <= character <= "\u9fff":  # Japanese and Chinese put no blanks between words
+        return f" {character} "
+    return " " if kind[0] == "P" and not character.isascii() else character
 
 
 def _meaning(words: Words) -> list[str]:
@@ -124,7 +146,7 @@ def _gist(words: Words) -> tuple[Words, str]:
 
 
 class _Short:
-    """Short evaluation questions, each filed under its rarest word."""
+    """Evaluation questions that are found by their words, each filed under its rarest one."""
 
     def __init__(self, asked: Sequence[_Asked]) -> None:
         counts = Counter(word for each in asked for word in set(each.words))
@@ -162,7 +184,9 @@ def _close_together(wanted: Counter[str], words: list[str]) -> bool:
 class _Passages:
     """N-grams of long evaluation questions that tell which question it is."""
 
-    def __init__(self, asked: Sequence[_Asked], given: Iterable[Words], size: int) -> None:
+    def __init__(
+        self, asked: Sequence[_Asked], given: Iterable[Words], size: int, template: int
+    ) -> None:
         self.asked, self.size = asked, size
         self.telling: list[int] = []
         self.by_gram: defaultdict[Words, list[int]] = defaultdict(list)
@@ -173,10 +197,14 @@ class _Passages:
             counts.update(self._grams(words))
         for number, each in enumerate(asked):
             own = self._grams(each.words)
-            telling = [gram for gram in own if counts[gram] - 1 <= _SHARED]
+            telling = [gram for gram in own if counts[gram] - 1 <= template]
             self.telling.append(len(telling))
             for gram in telling:
                 self.by_gram[gram].append(number)
+
+    def untold(self) -> Iterable[_Asked]:
+        """Long questions without a passage of their own: formulas, templates but for figures."""
+        return compress(self.asked, map(not_, self.telling))
 
     def in_(self, words: Words, overlap: float) -> Leak | None:
         """The question that shares most of what tells it, if that is enough, and its figures."""

@@ -12,8 +12,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
-from coa.errors import CoaError
+from coa.errors import CoaError, did_you_mean
 from coa.protocol import Block, Fault, Grammar, State, system_prompt
 from coa.protocol.grammar import Kind
 from coa.protocol.prompt import PromptKind
@@ -98,7 +99,8 @@ def convert(episode: Episode, grammar: Grammar, prompt: PromptKind = "compact") 
         if isinstance(event, Use):
             writer.call(event)
         else:
-            writer.say(event, replans=_replans(events[place + 1 :]))
+            later = events[place + 1 :]
+            writer.say(event, replans=_replans(later), refused=_refused(later))
     assert episode.answer is not None, episode.task_id
     writer.finish(episode.answer)
     return trajectory
@@ -108,6 +110,16 @@ def _replans(later: Sequence[Happening]) -> bool:
     """Whether somebody plans before anything else is done."""
     parts = (_part(event) if isinstance(event, Say) else "call" for event in later)
     return next((part for part in parts if part in ("plan", "call", "suggestion")), "") == "plan"
+
+
+def _refused(later: Sequence[Happening]) -> bool:
+    """Whether the next check fails."""
+    checks = (e for e in later if isinstance(e, Say) and _part(e) == "check")
+    return any(e.facts.get("score", FAILED) <= FAILED for e in islice(checks, 1))
+
+
+_PARTS = (*_BLOCKS, "query", "finding", "verdict", "failure", "malformed", "")
+"""Of messages; the last three do not appear in a chain."""
 
 
 def _part(event: Say) -> str:
@@ -123,6 +135,8 @@ def check_record(episode: Episode) -> None:
             raise NotConvertible("an agent that the episode does not list took part", event.agent)
         if not isinstance(event, Say):
             continue
+        if (part := _part(event)) not in _PARTS:
+            raise NotConvertible("a message has an unknown part", part + did_you_mean(part, _PARTS))
         stated = event.text if event.agent == USER else event.facts.get("question")
         if stated is not None and asked not in _words(str(stated)):
             raise NotConvertible(
@@ -168,11 +182,12 @@ class _Writer:
         self.answer = grammar.of_kind("answer")[0]
         self.tools = {role.tool or role.name: role.name for role in grammar.roles}
 
-    def say(self, event: Say, replans: bool = False) -> None:
+    def say(self, event: Say, replans: bool = False, refused: bool = False) -> None:
         """A message: a block of its own where the grammar has one for it, or something to think.
 
         What the call or the answer says anyway (a query, a suggestion, a verdict) is not thought as
-        well, and neither is consent; a check that fails is an objection like any other.
+        well, and neither is consent; a check that fails is an objection like any other, and the
+        suggestion that it takes back is then thought.
         """
         part = _part(event)
         if part == "check" and not self.roles[part]:
@@ -183,9 +198,14 @@ class _Writer:
         if role and (part != "approval" or self._wants_consent(event)):
             self.turn.think(event.thought, event.erred)
             self._block(role, self._scored(role, event, replans), event.erred)
-        elif part in ("plan", "alarm", "finding", "suggestion"):
+        elif part == "suggestion":
             self.turn.think(event.thought, event.erred)
-            self.turn.think("" if part == "suggestion" else event.text, event.erred)
+            self.turn.think(f"The answer may be {event.text}." if refused else "", event.erred)
+        elif part in ("plan", "alarm", "finding"):
+            self.turn.think(event.thought, event.erred)
+            self.turn.think(event.text, event.erred)
+        elif part == "verdict" and event.agent == SYSTEM and not self.roles["check"]:
+            pass  # that the check passed says nothing in a chain that has none
         elif part in ("query", "verdict"):
             self.turn.think(event.thought)  # only the call is a mistake, not the need for it
 

@@ -25,7 +25,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from coa.distill.chain import Chain, GrammarOf, bound_grammar
+from coa.distill.chain import CHAT_MARKER, Chain, GrammarOf, bound_grammar
 from coa.distill.contamination import find_leaks
 from coa.distill.funnel import stage_record
 from coa.distill.near_duplicates import near_duplicates, told_text
@@ -39,8 +39,8 @@ from coa.trajectory import StopReason, Trajectory
 Reason = tuple[str, str]
 """Why a chain is dropped, in words that group well, and the particulars of this one."""
 
-_CHAT_MARKER = re.compile(r"<\|[\w-]+\|>|</?s>|\[/?INST\]")
-"""What chat templates put between turns: in a block it would end the model's turn for good."""
+_SIGN = re.compile(r"[^\w\s.,;:?!'\"`()\[\]{}|-]")
+"""What a query means something else without: 3 * 5 is not 3 + 5, and C is not C++."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,8 @@ class FilterSettings:
     meaning are found by those words instead."""
     contamination_overlap: float = 0.5
     """Contamination: share of an evaluation question's own n-grams that is too much."""
+    contamination_template: int = 3
+    """Contamination: an n-gram that more other questions hold is a template's, not its own."""
     min_interactions: int = 2
     """Complexity: fewest blocks besides thoughts. The paper's value is 5."""
     min_tool_calls: int = 1
@@ -85,7 +87,7 @@ class FilterSettings:
 
     def __post_init__(self) -> None:
         counts = ("min_interactions", "min_tool_calls", "max_repeated_calls", "max_answer_words")
-        for name in (*counts, "copies_of_corrected"):
+        for name in (*counts, "copies_of_corrected", "contamination_template"):
             self._expect(name, "0 or more", lambda value: value >= 0)
         for name in ("contamination_ngram", "duplicate_shingle"):
             self._expect(name, "at least 1", lambda value: value >= 1)
@@ -223,7 +225,7 @@ def _violation(chain: Chain, settings: FilterSettings) -> Reason | None:
             return "empty block", block.role
         if grammar.by_name[block.role].body == "text" and grammar.escape(block.body) != block.body:
             return "a block holds what reads as a tag", block.role
-        if marker := _CHAT_MARKER.search(block.body):
+        if marker := CHAT_MARKER.search(block.body):
             return "a block holds a marker of a chat template", f"{marker[0]} in {block.role}"
     answer = trajectory.answer or ""
     suggested = [block.body for block in chain.of_kind("suggestion")]
@@ -256,17 +258,20 @@ def _redundancy(chain: Chain, settings: FilterSettings) -> Reason | None:
 def _alike(chain: Chain, one: Block, other: Block, most: float) -> bool:
     body = chain.grammar.by_name[one.role].body
     # A changed program is a correction, however small the change. A tool that the grammar does not
-    # know by itself has a role of plain text, also when it runs programs.
+    # know by itself has a role of plain text, also when it runs programs or takes JSON.
     if body == "code" or "```" in one.body:
         return _program(one.body) == _program(other.body)
-    if body == "json":
+    if body == "json" or one.body.lstrip().startswith("{"):
         return _canonical(one.body) == _canonical(other.body)
-    if sorted(map(normalise, alternatives(one.body))) == sorted(
-        map(normalise, alternatives(other.body))
-    ):
+    if _query(one.body) == _query(other.body):
         return True
     mine, theirs = set(normalise(one.body).split()), set(normalise(other.body).split())
     return len(mine & theirs) > most * len(mine | theirs)
+
+
+def _query(body: str) -> list[tuple[str, list[str]]]:
+    """What is asked for, in any order: the words and the signs of each."""
+    return sorted((normalise(part), _SIGN.findall(part)) for part in alternatives(body))
 
 
 def _program(body: str) -> tuple[list[str], str]:
@@ -289,7 +294,11 @@ def _contaminated(
 ) -> Drop:
     questions = [candidate.trajectory.question for candidate, _ in held]
     leaks = find_leaks(
-        questions, against, settings.contamination_ngram, settings.contamination_overlap
+        questions,
+        against,
+        settings.contamination_ngram,
+        settings.contamination_overlap,
+        settings.contamination_template,
     )
     return {
         place: {"reason": leak.rule, "detail": f"{leak.evaluation} task {leak.task_id}"}

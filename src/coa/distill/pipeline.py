@@ -17,12 +17,13 @@ from pathlib import Path
 
 from coa.collect import OnDone
 from coa.distill.card import COPY, Making, dataset_card
-from coa.distill.chain import GrammarOf, bound_grammar, bound_to
+from coa.distill.chain import GrammarOf, bound_grammar
 from coa.distill.convert import NotConvertible, convert
 from coa.distill.filters import Candidate, Filtered, FilterSettings, apply_filters
 from coa.distill.funnel import plot, stage_record, table
 from coa.engines.scripted import ScriptedEngine
 from coa.protocol import Grammar
+from coa.protocol.bound import bound_to
 from coa.protocol.prompt import PromptKind
 from coa.rewards import Scorer, auto
 from coa.runs import Json, dumps, write_atomic
@@ -183,11 +184,14 @@ NO_TASK = "its task is not in the task file"
 
 def keys_of(task_ids: Sequence[str]) -> list[str]:
     """A name for each episode: its task's id, numbered when the task has several."""
-    seen: Counter[str] = Counter()
+    taken, seen = set(task_ids), Counter[str]()
     keys = []
     for task_id in task_ids:
         seen[task_id] += 1
-        keys.append(task_id if seen[task_id] == 1 else f"{task_id}#{seen[task_id]}")
+        key = task_id
+        while seen[task_id] > 1 and (key := f"{task_id}#{seen[task_id]}") in taken:
+            seen[task_id] += 1  # another task has that name
+        keys.append(key)
     return keys
 
 

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
 from coa.collect import Line, collect
 from coa.config import to_json
@@ -30,6 +31,7 @@ from coa.distill.pipeline import (
     keys_of,
     save_distilled,
 )
+from coa.distill.recorded import as_shown, recorded_tools
 from coa.engines.codec import Codec
 from coa.engines.store import BASE, is_pulled, model_folder, resolve
 from coa.errors import RecordError, UsageError
@@ -53,6 +55,8 @@ class DistillSettings:
     grammar: str = "auto"
     """A preset's name or a .toml file; auto: for each task the grammar that its set is made for."""
     prompt: PromptKind = "compact"
+    tools: Literal["called", "recorded"] = "called"
+    """What answers in the replay: the tools themselves, or the record, where they are not here."""
     filter: FilterSettings = field(default_factory=FilterSettings)
 
 
@@ -62,15 +66,23 @@ async def converter(settings: Json) -> AsyncIterator[Work]:
     sets = [Task.from_json(task) for task in settings["tasks"]]
     chosen = settings["grammar"]
     named = None if chosen == "auto" else load_grammar(chosen)
-    async with open_kit(sets, KitSettings(**settings["kit"]), named) as toolbox_of:
+    called = settings["tools"] == "called"
+    async with open_kit(
+        sets if called else [], KitSettings(**settings["kit"]), named
+    ) as toolbox_of:
 
         async def work(item: Json) -> Json:
             episode = Episode.from_json(item["episode"])
             public = Task(episode.question, id=episode.task_id, meta=episode.meta)
             grammar = named or load_grammar(kind_of(public).grammar)
             task = Task.from_json(item["task"]) if item["task"] else None
+            if settings["tools"] == "recorded":
+                episode = as_shown(episode)
+                toolbox = recorded_tools(episode)
+            else:
+                toolbox = toolbox_of(public)
             made = await convert_one(
-                item["key"], episode, grammar, toolbox_of(public), task, prompt=settings["prompt"]
+                item["key"], episode, grammar, toolbox, task, prompt=settings["prompt"]
             )
             return made.to_json()
 
@@ -97,9 +109,11 @@ def run_distillation(
     held_out = _held_out(against)
     inputs = {"episodes": _fingerprint(episodes), "tasks": _fingerprint(tasks) if tasks else ""}
     inputs |= {name: held.fingerprint() for name, held in held_out.items()}
+    if settings.grammar.endswith(".toml"):
+        inputs["grammar"] = _fingerprint(Path(settings.grammar))
     recipe = {**to_json(settings), **kit.identity()}
+    sound, unread = _read(episodes)
     with Run.open(out, "distill", recipe, inputs, settings.filter.seed) as run:
-        sound, unread = _read(episodes)
         shared = _shared(sound, settings, kit)
         size = crew_size(len(sound)) if workers is None else workers
         converted = asyncio.run(_convert(sound, gold, run.root / CONVERTED, shared, size))
@@ -154,22 +168,27 @@ def rehearse_distillation(
 ) -> Rehearsal:
     """What `run_distillation` would take, by a few episodes; nothing is written or filtered."""
     settings, kit = settings or DistillSettings(), kit or KitSettings()
-    gold, (sound, unread) = _gold(tasks), _read(episodes)
+    gold, (sound, _) = _gold(tasks), _read(episodes)
+    _held_out(against)  # a file that is missing is missing for the rehearsal, too
     journal = out / CONVERTED
-    done = sum(1 for _ in read_jsonl(journal)) if journal.is_file() else 0
-    chosen = spread_out(sound)
+    stored = read_jsonl(journal, growing=True) if journal.is_file() else ()
+    done = {str(record.get("key")) for _, record in stored}
+    keyed = zip(keys_of([episode.task_id for episode in sound]), sound, strict=True)
+    left = [(key, each) for key, each in keyed if key not in done]
+    chosen = [pair for pair in spread_out(left) if gold is None or pair[1].task_id in gold]
 
     async def work() -> tuple[float, list[Json]]:
         async with converter(_shared(sound, settings, kit)) as convert:
-            begun = time.monotonic()
-            made = [await convert(_item(each.task_id, each, gold)) for each in chosen]
+            for _ in ("opening what is opened once", "timed"):
+                begun = time.monotonic()
+                made = [await convert(_item(key, each, gold)) for key, each in chosen]
             return time.monotonic() - begun, made
 
     seconds, made = asyncio.run(work())
     good = sum(each["trajectory"] is not None and not each["replay"] for each in made)
     written = sum(len(dumps(each)) for each in made)
     size = crew_size(len(sound)) if workers is None else workers
-    counts = (len(sound) + len(unread), done, len(chosen), good, size)
+    counts = (len(sound), len(sound) - len(left), len(chosen), good, size)
     return Rehearsal("episodes", *counts, seconds, written)
 
 
@@ -180,8 +199,9 @@ def _gold(tasks: Path | None) -> dict[str, Task] | None:
 def _read(path: Path) -> tuple[list[Episode], list[Conversion]]:
     """The episodes of a file, and the lines that are none."""
     read = list(read_episodes(path))
-    if not read:
-        raise UsageError(f"{path}: holds no episode.")
+    if not any(isinstance(episode, Episode) for _, episode in read):
+        first = f" Line {read[0][0]}: {read[0][1]}" if read else ""
+        raise UsageError(f"{path}: holds no episode.{first}")
     sound = [episode for _, episode in read if isinstance(episode, Episode)]
     unread = [
         Conversion(f"line {line}", f"line {line}", reason="not an episode", detail=str(wrong))
@@ -197,6 +217,7 @@ def _shared(episodes: Sequence[Episode], settings: DistillSettings, kit: KitSett
     return {
         "grammar": settings.grammar,
         "prompt": settings.prompt,
+        "tools": settings.tools,
         "kit": asdict(kit),
         "tasks": [task.to_json() for task in one_of_each(public)],
     }
@@ -231,10 +252,20 @@ async def _convert(
                 {key: work(key, each) for key, each in zip(keys, episodes, strict=True)},
                 parse=Line,
                 key=lambda line: str(line.record["key"]),
+                redo=_is_outdated,
                 concurrency=AT_ONCE * max(1, workers),
                 on_done=on_done,
             )
     return [Conversion.from_json(line.record) for line in lines]
+
+
+def _is_outdated(line: Line) -> bool:
+    """Whether another version of this package wrote it in a form that is not read here."""
+    try:
+        Conversion.from_json(line.record)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return True
+    return False
 
 
 def _fingerprint(path: Path) -> str:

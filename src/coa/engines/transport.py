@@ -65,7 +65,10 @@ class Transport:
     ) -> None:
         self.api, self.root = _addresses(url)
         self.usage = Usage()
-        self._key = next((k for name in KEY_NAMES if (k := os.environ.get(name))), "")
+        self._key = next((k for name in KEY_NAMES if (k := os.environ.get(name, "").strip())), "")
+        if not (self._key.isascii() and self._key.isprintable()):
+            named = " or ".join(KEY_NAMES)
+            raise ModelError(f"the key in {named} has characters that no key has. Copy it again.")
         self._headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
         self._timeout = httpx.Timeout(timeout_s, connect=min(10.0, timeout_s))
         self._timeout_s, self._at_once = timeout_s, at_once

@@ -21,7 +21,8 @@ from typing import Literal, get_args
 
 from coa.engines.base import TextCodec
 from coa.errors import ConfigError, RecordError
-from coa.protocol import Grammar, Role, load_grammar, system_prompt
+from coa.protocol import system_prompt
+from coa.protocol.bound import load_bound
 from coa.protocol.prompt import PromptKind
 from coa.teachers.episode import AgentSpec, Episode, Say, Tokens
 from coa.teachers.llm_budget import Price
@@ -128,12 +129,5 @@ def opening_prompts(trajectory: Trajectory, grammar: str = "") -> dict[PromptKin
 
 @cache
 def _prompts(grammar: str, tools: tuple[str, ...]) -> dict[PromptKind, str]:
-    bound = _bound(load_grammar(grammar), tools)
+    bound = load_bound(grammar, tools)
     return {kind: system_prompt(bound, kind) for kind in PROMPTS}
-
-
-def _bound(grammar: Grammar, tools: tuple[str, ...]) -> Grammar:
-    """The grammar with these tool roles, as `Toolbox.bind` left it."""
-    roles = [grammar.by_name.get(name) or Role(name, "tool") for name in tools]
-    known = [role for role in grammar.roles if role.kind == "tool"]
-    return grammar if roles == known else grammar.with_tools(roles)

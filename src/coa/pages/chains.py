@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 
 from coa.display import colour_of
@@ -25,7 +24,8 @@ from coa.pages.view import (
     shown,
     unique,
 )
-from coa.protocol import Grammar, Role, load_grammar
+from coa.protocol import Grammar
+from coa.protocol.bound import load_bound
 from coa.protocol.parse import Parsed, parse
 from coa.runs import Json, read_records
 from coa.trajectory import Author, Segment, StopReason, Trajectory
@@ -122,7 +122,7 @@ def _chain(trajectory: Trajectory, grammar: str) -> _Chain:
     for name in ("answer", "error"):
         if getattr(trajectory, name) is not None:
             require_text(trajectory, name)
-    bound = _bound(grammar or trajectory.grammar, tuple(trajectory.tools))
+    bound = load_bound(grammar or trajectory.grammar, tuple(trajectory.tools))
     for segment in trajectory.segments:
         require_text(segment, "text")
     parsed = [
@@ -130,12 +130,6 @@ def _chain(trajectory: Trajectory, grammar: str) -> _Chain:
         for segment in trajectory.segments
     ]
     return _Chain(trajectory, bound, parsed)
-
-
-@cache
-def _bound(grammar: str, tools: tuple[str, ...]) -> Grammar:
-    loaded = load_grammar(grammar)
-    return loaded.with_tools([Role(name, "tool") for name in tools]) if tools else loaded
 
 
 def _add_copy(entry: Json) -> None:

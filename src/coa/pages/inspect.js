@@ -218,7 +218,7 @@ async function detail(at) {
   return [el("div", { class: "tools" }, button("Previous", "k", () => move(-1)), button("Next", "j", () => move(1)),
     chains ? button("What is trained", "m", () => toggle("masked"), `${shape.masked}`) : null,
     whole ? null : button("Unfold", "o", () => toggle("unfolded"), `${shape.unfolded}`)),
-  el("h2", { dir: "auto" }, entry.question),
+  el("h2", { dir: "auto", class: entry.question.length > 2 * FOLD && "long" }, entry.question),
   el("p", { class: "outcome" }, el("span", {}, "Answer"), el("b", { dir: "auto" }, entry.answer ?? "none"),
     entry.flags.map((name) => flag(name, page.flags[name]))),
   el("dl", { class: "facts" }, facts.map(pair)),

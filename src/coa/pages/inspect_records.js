@@ -5,6 +5,7 @@
 
 const FOLD = 280; // longer texts that no model wrote are folded
 const LANE = 15; // pixels between the lines of two agents
+const CROWD = 8; // more lines than these are left out where they would take the place of the text
 const SVG = "http://www.w3.org/2000/svg";
 
 const shape = { masked: false, unfolded: false }; // what is trained is shown; nothing is folded
@@ -147,14 +148,18 @@ function readEpisode(record) {
     return fold(heading, prompt, "raw");
   });
   const spent = ["agent", "model", "calls", "tokens in", "cached", "tokens out", "cost"];
-  const others = record.events.flatMap((event) => [event.agent, event.to]).filter(Boolean);
-  const names = [...new Set(["user", ...record.agents.map(([name]) => name), ...others])];
+  const events = joined(record.events);
+  const active = new Set(events.flatMap((event) => [event.agent, event.to]).filter(Boolean));
+  const known = ["user", ...record.agents.map(([name]) => name)];
+  const names = [...new Set([...known.filter((name) => active.has(name)), ...active])];
   return [el("section", { class: "team" }, el("h3", {}, "The team"), agents,
     record.spent.length ? table("spent", spent, record.spent) : null),
   el("h3", {}, "What happened"),
-  el("div", { class: "names", "aria-hidden": "true" }, names.map((name) => coloured("span", name))),
-  el("ol", { class: "events" }, together(joined(record.events)).map((each) =>
-    Array.isArray(each) ? concurrent(each, names) : happening(each, names)))];
+  el("section", { class: names.length > CROWD && "crowded" },
+    el("div", { class: "names", "aria-hidden": "true" }, names.map((name) => coloured("span", name))),
+    events.length ? null : said("Nothing was recorded.", "quiet"),
+    el("ol", { class: "events" }, together(events).map((each) =>
+      Array.isArray(each) ? concurrent(each, names) : happening(each, names))))];
 }
 
 // A query that an agent hands to the code around it, and the call that follows, are one thing.
@@ -184,7 +189,8 @@ function together(events) {
 
 function concurrent(events, names) {
   const branches = [...new Set(events.map((event) => event.branch))];
-  return el("li", { class: "together" }, el("h4", {}, `At the same time, in ${plural(branches.length, "branches")}`),
+  const title = branches.length === 1 ? "In a branch" : `At the same time, in ${number(branches.length)} branches`;
+  return el("li", { class: "together" }, el("h4", {}, title),
     branches.map((branch) => el("section", {}, el("h5", {}, `Branch ${branch}`),
       el("ol", { class: "events" }, events.filter((event) => event.branch === branch)
         .map((event) => happening(event, names))))));

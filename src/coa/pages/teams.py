@@ -6,6 +6,7 @@ import json
 import math
 from collections import Counter
 from dataclasses import dataclass, field
+from decimal import Decimal
 from pathlib import Path
 
 from coa.display import colour_of
@@ -132,7 +133,7 @@ def _entry(episode: Episode, name: str) -> Json:
     if made:
         numbers["tokens"] = sum(call.prompt_tokens + call.sampled_tokens for call in made)
     if (cost := episode.cost) is not None:
-        numbers["cost"] = round(cost, 6)
+        numbers["cost"] = float(f"{cost:.6g}")
     return {
         "id": name,
         "question": episode.question,
@@ -149,7 +150,7 @@ def _record(episode: Episode) -> Json:
     if episode.error:
         facts.append(("error", episode.error))
     if (cost := episode.cost) is not None:
-        facts.append(("cost", f"{cost:.6g}"))
+        facts.append(("cost", _money(cost)))
     return {
         "facts": facts + facts_of(episode.meta),
         "agents": [(agent.name, agent.part, agent.system) for agent in episode.agents],
@@ -176,7 +177,7 @@ def _spent(episode: Episode) -> list[tuple[str, ...]]:
                 f"{sum(call.prompt_tokens for call in calls):,}",
                 f"{sum(call.cached_tokens for call in calls):,}",
                 f"{sum(call.sampled_tokens for call in calls):,}",
-                f"{sum(known):.6g}" if len(known) == len(costs) else "not known",
+                _money(sum(known)) if len(known) == len(costs) else "not known",
             )
         )
     return rows
@@ -205,12 +206,17 @@ def _event(event: Say | Use) -> Json:
     }
 
 
+def _money(amount: float) -> str:
+    """Never with an exponent, though a call costs very little."""
+    return f"{Decimal(f'{amount:.6g}'):,f}"
+
+
 def _call(call: ModelCall | None) -> Json | None:
     if call is None:
         return None
     given = f"{call.prompt_tokens:,} tokens in"
     cached = f" ({call.cached_tokens:,} cached)" if call.cached_tokens else ""
-    cost = "" if call.cost is None else f", cost {call.cost:.6g}"
+    cost = "" if call.cost is None else f", cost {_money(call.cost)}"
     return {
         "line": f"{call.model}: {given}{cached}, {call.sampled_tokens:,} out{cost}",
         "text": call.text,
@@ -242,7 +248,7 @@ def _summarise(view: View, tally: _Tally) -> None:
         ("with a mistake", percent(tally.flags["mistake"], count)),
     ]
     if costs := [n["cost"] for n in numbers if "cost" in n]:
-        view.figures.append(("cost", f"{sum(costs):.4g}"))
+        view.figures.append(("cost", _money(sum(costs))))
     per_agent = ((name, total / each) for name, total in tally.messages.most_common())
     per_tool = ((name, total / each) for name, total in tally.tools.most_common())
     erred = [(name, total) for name, total in tally.mistakes.most_common() if total]

@@ -31,14 +31,10 @@ _WANTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
 """Settings that are not a string: what is expected, and whether a value is that."""
 
 
-@cache
 def load_grammar(reference: str) -> Grammar:
     """A preset by name, or a grammar from a .toml file."""
     if reference in PRESETS:
-        text = (
-            resources.files("coa.protocol").joinpath(f"presets/{reference}.toml").read_text("utf-8")
-        )
-        return grammar_from_toml(text, where=reference)
+        return _preset(reference)
     if not reference.endswith(".toml"):
         hint = did_you_mean(reference, PRESETS)
         raise GrammarError(
@@ -53,6 +49,12 @@ def load_grammar(reference: str) -> Grammar:
     except UnicodeDecodeError:
         raise GrammarError(f"{reference}: not a text file in UTF-8.") from None
     return grammar_from_toml(text, where=reference)
+
+
+@cache  # a file is read every time: it may have been edited
+def _preset(name: str) -> Grammar:
+    text = resources.files("coa.protocol").joinpath(f"presets/{name}.toml").read_text("utf-8")
+    return grammar_from_toml(text, where=name)
 
 
 def grammar_from_toml(text: str, where: str = "grammar") -> Grammar:

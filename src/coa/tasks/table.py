@@ -41,11 +41,13 @@ def read_csv(path: Path) -> TaskSet:
                 raise RecordError(f"{path}:{reader.line_num}: the question is empty.")
             gold = (row[answer] or "").split("|") if answer is not None else []
             answers = tuple(part.strip() for part in gold if part.strip())
-            rest = {k: v for k, v in row.items() if k and k not in (question, answer) and v}
+            taken = (question, answer, columns.get("id"))
+            rest = {k: v for k, v in row.items() if k and k not in taken and v}
             # Any other column that sounds like an answer is for scorers only.
             hidden = {k: v for k, v in rest.items() if k.strip().lower() in ANSWER}
             meta = {k: v for k, v in rest.items() if k not in hidden}
-            tasks.append(Task(question=text, answers=answers, meta=meta, gold=hidden))
+            named = (row[columns["id"]] or "").strip() if "id" in columns else ""
+            tasks.append(Task(text, answers, named, meta, hidden))
     if not tasks:
         raise RecordError(f"{path}: holds no task.")
     return TaskSet(tuple(tasks), name=path.stem)

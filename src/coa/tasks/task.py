@@ -60,6 +60,8 @@ class Task:
 
     @classmethod
     def from_json(cls, record: Json) -> Task:
+        if "events" in record or "segments" in record:
+            raise RecordError("this is an episode or a trajectory, expected a task.")
         schema = record.get("schema", SCHEMA)
         if schema != SCHEMA:
             raise RecordError(

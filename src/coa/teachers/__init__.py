@@ -64,7 +64,7 @@ def read_options(reference: str, given: Sequence[str]) -> dict[str, Any]:
         raise ConfigError(f"teacher {reference!r} takes no settings, found {given[0]!r}.")
     else:
         return {}
-    named = {text.partition("=")[0].strip() for text in given}
+    named = {text.partition("=")[0].partition(".")[0].strip() for text in given}
     return {name: value for name, value in settings.items() if name in named}
 
 

@@ -8,7 +8,8 @@ and with or without a prompt cache; a record of another framework may state it i
 it pass or objected to sound work); no agent ever sees it.
 
 Agents that work at the same time are in branches. The events of a branch are in order; those of
-several branches may be mixed, as they happened.
+several branches may be mixed, as they happened. An event of no branch ends the branches before it:
+a branch that comes later sees all of them, also where it has the name of one.
 
 Wall-clock figures (`Episode.seconds`) are kept out of the record, as those of trajectories are.
 """
@@ -170,8 +171,10 @@ class Episode:
         """
         system = next((each.system for each in self.agents if each.name == agent), "")
         seen = [Message("system", system)]
-        for event in events:
-            if not branch or event.branch in ("", branch):
+        alone = (place for place in reversed(range(len(events))) if not events[place].branch)
+        ended = next(alone, -1)
+        for place, event in enumerate(events):
+            if not branch or place <= ended or event.branch == branch:
                 seen += _seen_by(agent, event)
         return seen
 

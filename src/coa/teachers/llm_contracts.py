@@ -2,7 +2,8 @@
 
 A reply is labelled lines (`THOUGHT: ...`, `INPUT: ...`), not JSON: a small model forgets a quote or
 a brace long before it forgets a word at the start of a line, a program needs no escaping, and a
-reply that was cut still shows what is missing. How replies are read is in `llm_replies`.
+reply that was cut still shows what is missing. How replies are read is in `llm_labels`
+and `llm_replies`.
 
 The contracts stand after the agents' prompts, which are the same for the rule-based experts.
 """
@@ -55,6 +56,7 @@ def judge_contract(rated: bool, coding: bool) -> str:
     if rated:
         lines = "\n".join(f"{name}: good, average or poor" for name in CRITERIA)
         return f"""Reply in exactly this form, one rating for each, nothing else:
+THOUGHT: one short sentence
 {lines}
 REASON: one sentence
 Three times good approves the work. The worst rating counts otherwise: poor makes the planner plan \

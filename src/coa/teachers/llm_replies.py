@@ -1,4 +1,4 @@
-"""How agents' replies are read: labels in any case and marked up, and text with only one reading.
+"""How agents' replies are read: by their labels (`llm_labels`), or as text with only one reading.
 
 Everything else is `Malformed`, with a sentence for the agent that wrote it. What was read has the
 form that conversion needs: a reflection holds its ratings, a check its score.
@@ -12,25 +12,41 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from coa.protocol.scores import parse_ratings, parse_score
-from coa.teachers.llm_contracts import CRITERIA, ECHOES, either
+from coa.teachers.llm_contracts import CRITERIA, either
+from coa.teachers.llm_labels import (
+    Malformed,
+    fields,
+    filled,
+    is_line,
+    line,
+    said,
+    sections,
+    unfenced,
+)
 from coa.teachers.wording import ratings as rated_text
 from coa.tools.base import Tool
 
 MAX_STEPS = 8
-MAX_LINE = 300
-"""Characters of a reply without labels that still can be nothing but a query or an answer."""
 Todo = Literal["", "read", "call", "plan"]
 """What a critic wants: nothing, read again, make another call, plan again."""
 
-_ALOUD = re.compile(r"^.*</think(?:ing)?>", re.S | re.I)
-_PLACEHOLDER = re.compile(r"<[^<>\n]{1,60}>|\.{3}")
-_STEP = re.compile(r"^[ \t>*_#-]*(\d{1,2})[ \t*_]*[.):][ \t*_]*(\S.*?)[ \t*_]*$", re.M)
+_MARKS = r"[ \t>*_#-]*(?:step[ \t]+)?"
+_STEP = re.compile(
+    rf"^{_MARKS}(\d{{1,2}})[ \t*_]*[.):][ \t*_]*(\S.*(?:\n(?=[ \t])(?!{_MARKS}\d).*\S.*)*)$",
+    re.M | re.I,
+)
+"""With the indented lines that go on with it."""
 _AFTER = re.compile(
-    r"[ \t]*[(\[][ \t]*(?:after|needs|depends on)[ \t:]*(?:steps?[ \t]*)?([^)\]]*)[)\]][ \t.]*$",
+    r"[ \t]*[(\[\uff08][ \t]*(?:after|needs|depends on)[ \t:\uff1a]*(?:steps?[ \t]*)?"
+    r"([^)\]\uff09]*)[)\]\uff09][ \t.]*$",
     re.I,
 )
-_NAMED = re.compile(r"^[*_`]*([A-Za-z][A-Za-z ]{0,20}?)[*_`]*[ \t]*:[*_`]*[ \t]*(\S.*)$")
+_NAMED = re.compile(
+    r"^[*_`\[(]*([A-Za-z][A-Za-z ]{0,20}?)(?: agent)?[*_`]*(?:[ \t]*[:\uff1a]|[\])]|[ \t]+-+)"
+    r"[*_`:]*[ \t]*(\S.*)$"
+)
 _FENCE = re.compile(r"^[ \t]*```([^\n`]*)\n.*?^[ \t]*```[ \t]*$", re.S | re.M)
+_NONE = re.compile(r"\W*(?:none|nothing|no|n/?a)?\W*", re.I)
 _UNDECIDED = re.compile(
     r"\b(?:good|average|fair|poor)\b(?:,| or| and|/|\|)+ *(?:good|average|fair|poor)\b", re.I
 )
@@ -40,10 +56,6 @@ _WANTS: Mapping[Todo, str] = {
     "call": r"\b(?:search|call|write|run|try)\b",
     "plan": r"\bplan\b|\bre-?plan\b",
 }
-
-
-class Malformed(Exception):
-    """A reply that cannot be read; the message tells its agent what to write."""
 
 
 class Step(NamedTuple):
@@ -88,6 +100,7 @@ class Judgement(NamedTuple):
     reason: str
     ratings: Mapping[str, str]
     """Empty where the team does not rate."""
+    thought: str = ""
 
     @property
     def text(self) -> str:
@@ -109,7 +122,8 @@ class Check(NamedTuple):
 
     @property
     def text(self) -> str:
-        return f"{self.reason} Score: {self.score}".strip()
+        """Without the score, which chains get where they have a place for it."""
+        return self.reason or f"Score: {self.score}"
 
 
 # -- how replies are read --------------------------------------------------------------------
@@ -117,11 +131,14 @@ class Check(NamedTuple):
 
 def read_plan(reply: str, workers: Sequence[str], first: bool = False) -> Planned:
     """`first`: a plan that begins the work, so that somebody has to do something."""
-    reply = _said(reply)
-    parts = _sections(reply, ("THOUGHT", "IMPOSSIBLE", "PLAN", "STEPS"))
-    if reason := parts.get("IMPOSSIBLE"):
-        return Planned("", (), reason)
-    lines = [(int(number), text) for number, text in _STEP.findall(reply)]
+    reply = said(reply)
+    parts = sections(reply, ("THOUGHT", "IMPOSSIBLE", "PLAN", "STEPS"))
+    told = parts.get("PLAN") or parts.get("STEPS") or reply  # a thought may be a list as well
+    lines = [(int(number), text) for number, text in _STEP.findall(told)]
+    if not _NONE.fullmatch(reason := parts.get("IMPOSSIBLE", "")):
+        if lines:
+            raise Malformed("Write either steps or IMPOSSIBLE:, not both.")
+        return Planned("", (), line(reason))
     if not lines:
         raise Malformed("There is no plan. Write numbered steps, one a line: 1. ... (after none)")
     if [number for number, _ in lines] != list(range(1, len(lines) + 1)):
@@ -132,10 +149,11 @@ def read_plan(reply: str, workers: Sequence[str], first: bool = False) -> Planne
     if first and all(step.agent == "verifier" for step in steps):
         raise Malformed(f"Nobody does anything. At least one step is for: {either(workers)}.")
     thought = _STEP.split(parts.get("THOUGHT", ""))[0]
-    return Planned(_line(thought), steps)
+    return Planned(line(thought), steps)
 
 
 def _step(number: int, text: str, workers: Sequence[str]) -> Step:
+    text = line(text).rstrip("*_ ")
     after = frozenset(range(1, number))
     if found := _AFTER.search(text):
         text = text[: found.start()]
@@ -153,25 +171,25 @@ def _step(number: int, text: str, workers: Sequence[str]) -> Step:
             agent, text = name, found[2]
         elif name in ("planner", "reader", "reflector", "critic", "searcher", "coder", "user"):
             raise Malformed(f"Step {number} is for the {name}. Steps are for: {either(agents)}.")
-    return Step(agent, _filled(_line(text), f"step {number}"), after)
+    return Step(agent, filled(text, f"step {number}"), after)
 
 
 def read_call(reply: str, tools: Sequence[Tool], made: Collection[str] = ()) -> Called:
     """`made`: arguments of calls that were made before, and would bring the same again."""
-    reply = _said(reply)
-    parts = _sections(reply, ("THOUGHT", "TOOL", "INPUT"), last="INPUT")
+    reply = said(reply)
+    parts = sections(reply, ("THOUGHT", "TOOL", "INPUT"), last="INPUT")
     tool = _tool_of(parts, tools)
-    thought = _line(parts.get("THOUGHT", ""))
+    thought = line(parts.get("THOUGHT", ""))
     if tool.body == "code":
         argument = _program(reply, parts)
         thought = thought.partition("```")[0].strip()
     elif "INPUT" in parts:
         argument = _argument(parts["INPUT"], tool)
-    elif not parts and _is_line(reply):
+    elif not parts and is_line(reply):
         argument, thought = _argument(reply, tool), ""
     else:
         raise Malformed("There is no call. Write a line that begins with INPUT:")
-    argument = _filled(argument, "INPUT")
+    argument = filled(argument, "INPUT")
     if argument in made:
         raise Malformed("This call was made before and brings the same again. Write another one.")
     return Called(thought, tool.name, argument)
@@ -193,9 +211,10 @@ def _program(reply: str, parts: Mapping[str, str]) -> str:
 
     What comes after is often the output that a model imagines.
     """
-    if fences := list(_FENCE.finditer(reply)):
+    given = parts.get("INPUT", reply)
+    if fences := list(_FENCE.finditer(given)):
         fed = len(fences) > 1 and fences[1][1].strip() == "sh"
-        return reply[fences[0].start() : fences[1 if fed else 0].end()].strip()
+        return given[fences[0].start() : fences[1 if fed else 0].end()].strip()
     bare = parts.get("INPUT", "").strip()
     if not bare or "```" in bare:
         raise Malformed("There is no whole program. Write it after INPUT: in a closed ```py fence.")
@@ -203,51 +222,58 @@ def _program(reply: str, parts: Mapping[str, str]) -> str:
 
 
 def _argument(text: str, tool: Tool) -> str:
-    text = text.strip()
-    if fence := re.fullmatch(r"```\w*\n(.*?)\n?```", text, re.S):
-        text = fence[1].strip()
+    text = unfenced(text.strip())
     if call := re.fullmatch(rf"{re.escape(tool.name)}\s*\((.*)\)", text, re.S):
         text = call[1].strip()
     if tool.body == "json":
         return text
-    text = _line(text.split("\n")[0])  # what follows is often a result that a model imagines
-    for mark in ('"', "'", "`", "**"):
-        inner = text.removeprefix(mark).removesuffix(mark)
-        if len(inner) == len(text) - 2 * len(mark) and mark not in inner:
+    named = re.fullmatch(r"\w+\s*=\s*([\"'])(.*)\1", text, re.S)
+    if named and named[1] not in named[2]:
+        text = named[2]
+    elif len(given := list(fields(text).values())) == 1 and isinstance(given[0], str):
+        text = given[0]
+    text = line(text.split("\n")[0])  # what follows is often a result that a model imagines
+    for left, right in ('""', "''", "``", "\u201c\u201d", ("**", "**")):
+        inner = text.removeprefix(left).removesuffix(right)
+        if len(inner) == len(text) - len(left + right) and left not in inner:
             text = inner.strip()
     return text
 
 
 def read_report(reply: str) -> Report:
-    reply = _said(reply)
-    parts = _sections(reply, ("REPORT", "MISSING", "THOUGHT"))
-    if ("REPORT" in parts) == ("MISSING" in parts) and parts.keys() - {"THOUGHT"}:
+    reply = said(reply)
+    parts = sections(reply, ("REPORT", "MISSING", "THOUGHT"))
+    if "REPORT" in parts and _NONE.fullmatch(parts.get("MISSING", "")):
+        parts.pop("MISSING", None)
+    if "REPORT" in parts and "MISSING" in parts:
         raise Malformed("Write either REPORT: or MISSING:, not both.")
     if "MISSING" in parts:
-        return Report(f"Not found: {_filled(_line(parts['MISSING']), 'MISSING')}", False)
+        return Report(f"Not found: {filled(line(parts['MISSING']), 'MISSING')}", False)
     text = parts.get("REPORT", "" if parts else reply)
-    return Report(_filled(_line(text), "REPORT"))
+    return Report(filled(line(text), "REPORT"))
 
 
 def read_report_or_call(
     reply: str, tools: Sequence[Tool], made: Collection[str] = ()
 ) -> Report | Called:
     """What an agent writes that may call a tool before it reports."""
-    said = _said(reply)
-    labels = _sections(said, ("THOUGHT", "TOOL", "INPUT", "REPORT", "MISSING")).keys()
+    labels = sections(said(reply), ("THOUGHT", "TOOL", "INPUT", "REPORT", "MISSING")).keys()
     calls, reports = labels & {"TOOL", "INPUT"}, labels & {"REPORT", "MISSING"}
     if calls and reports:
         raise Malformed("Write either a report or a call with INPUT:, not both.")
-    return read_call(reply, tools, made) if calls and tools else read_report(reply)
+    if calls and not tools:
+        raise Malformed("You have no tool. Write a line that begins with REPORT: or MISSING:")
+    return read_call(reply, tools, made) if calls else read_report(reply)
 
 
 def read_judgement(reply: str, rated: bool) -> Judgement:
-    reply = _said(reply)
-    parts = _sections(reply, ("VERDICT", "REASON", *CRITERIA))
-    reason = _line(parts.get("REASON", ""))
+    reply = said(reply)
+    parts = sections(reply, ("THOUGHT", "VERDICT", "REASON", *CRITERIA))
+    reason, thought = line(parts.get("REASON", "")), line(parts.pop("THOUGHT", ""))
     if rated:
         lines = [f"{name}: {parts[name]}" for name in CRITERIA if name in parts]
-        return _rated("\n".join(lines) if len(lines) == len(CRITERIA) else reply, reason)
+        stated = "\n".join(lines) if len(lines) == len(CRITERIA) else reply
+        return _rated(stated, reason)._replace(thought=thought)
     verdict = parts.get("VERDICT", "" if parts else reply).split("\n")[0].lower()
     wants: list[Todo] = [todo for todo, words in _WANTS.items() if re.search(words, verdict)]
     denied = re.search(r"\b(?:not|cannot|can't|don't|never)\b|\bdisapprov", verdict)
@@ -255,7 +281,7 @@ def read_judgement(reply: str, rated: bool) -> Judgement:
         raise Malformed("Write VERDICT: and one of the words that you were given, nothing else.")
     if wants[0] and not reason:
         raise Malformed("Write a line that begins with REASON: and says what is wrong.")
-    return Judgement(wants[0], _filled(reason or "The work is sound.", "REASON"), {})
+    return Judgement(wants[0], filled(reason or "The work is sound.", "REASON"), {})
 
 
 def _rated(text: str, reason: str) -> Judgement:
@@ -267,74 +293,32 @@ def _rated(text: str, reason: str) -> Judgement:
     todo: Todo = "plan" if "poor" in worst else "read" if "average" in worst else ""
     if todo and not reason:
         raise Malformed("Write a line that begins with REASON: and says what is wrong.")
-    judged = Judgement(todo, _filled(reason or "The work is sound.", "REASON"), found)
+    judged = Judgement(todo, filled(reason or "The work is sound.", "REASON"), found)
     if parse_ratings(judged.text, CRITERIA) != found:
         raise Malformed("The reason states other ratings. Give each rating once.")
     return judged
 
 
 def read_suggestion(reply: str) -> Suggestion:
-    reply = _said(reply)
-    parts = _sections(reply, ("THOUGHT", "ANSWER", "REASON", "SCORE"))
-    if "ANSWER" not in parts and (parts or not _is_line(reply)):
+    reply = said(reply)
+    parts = sections(reply, ("THOUGHT", "ANSWER", "REASON", "SCORE"))
+    if "ANSWER" not in parts and (parts or not is_line(reply)):
         raise Malformed("Write a line that begins with ANSWER: and holds the answer alone.")
-    answer = parts.get("ANSWER", reply).strip().strip("*`").strip()
-    return Suggestion(_line(parts.get("THOUGHT", "")), _filled(answer, "ANSWER"))
+    answer = parts.get("ANSWER", reply).strip()
+    inside = unfenced(answer)
+    if inside == answer and re.search(r"\n[ \t]*\n", answer):  # often a kind word to the user
+        raise Malformed("Something follows the answer. Write the answer alone after ANSWER:")
+    answer = filled(inside.strip("*` \t\n"), "ANSWER")
+    return Suggestion(line(parts.get("THOUGHT", "")), answer)
 
 
 def read_check(reply: str) -> Check:
-    reply = _said(reply)
-    parts = _sections(reply, ("REASON", "SCORE", "THOUGHT", "ANSWER"))
-    score = parse_score(f"Score: {_line(parts['SCORE'])}" if "SCORE" in parts else reply)
+    reply = said(reply)
+    parts = sections(reply, ("REASON", "SCORE", "THOUGHT", "ANSWER"))
+    score = parse_score(f"Score: {line(parts['SCORE'])}" if "SCORE" in parts else reply)
     if score is None:
         raise Malformed("Write a line that begins with SCORE: and holds a number from 1 to 4.")
-    check = Check(_line(parts.get("THOUGHT", "")), _line(parts.get("REASON", "")), score)
-    if parse_score(check.text) != score:
+    check = Check(line(parts.get("THOUGHT", "")), line(parts.get("REASON", "")), score)
+    if parse_score(check.reason) not in (None, score):
         raise Malformed("The reason states another score. Give the score once.")
     return check
-
-
-def _said(reply: str) -> str:
-    """A reply without what a model thinks aloud before it."""
-    text = _ALOUD.sub("", reply).strip()
-    if not text:
-        raise Malformed("Your reply is empty. Write it in the form that you were given.")
-    if text.lower().startswith("<think"):
-        raise Malformed("Your reply ends while you think. Think less, and reply.")
-    return text
-
-
-def _sections(reply: str, labels: Sequence[str], last: str = "") -> dict[str, str]:
-    """What stands after each label, up to the next; after `last` everything is its own."""
-    names = "|".join(re.escape(label).replace(r"\ ", r"[ _]+") for label in labels)
-    pattern = re.compile(rf"^[ \t>*#_`-]*({names})[ \t*_`]*:[ \t]*(?:\*\*|__)?", re.M | re.I)
-    found = list(pattern.finditer(reply))
-    parts: dict[str, str] = {}
-    for at, match in enumerate(found):
-        label = " ".join(re.split(r"[ _]+", match[1])).upper()
-        label = next(each for each in labels if each.upper() == label)
-        end = found[at + 1].start() if at + 1 < len(found) and label != last else len(reply)
-        text = reply[match.end() : end].strip()
-        if parts.get(label, text) != text and label != "THOUGHT":
-            raise Malformed(f"{label}: stands there twice. Write it once.")
-        parts.setdefault(label, text)
-        if label == last:
-            break
-    return parts
-
-
-def _line(text: str) -> str:
-    return " ".join(text.split())
-
-
-def _is_line(text: str) -> bool:
-    return "\n" not in text.strip() and len(text) <= MAX_LINE
-
-
-def _filled(text: str, where: str) -> str:
-    if not text.strip():
-        raise Malformed(f"{where} is empty. Fill it in.")
-    first = text.removeprefix("```py").strip().split("\n")[0].casefold()
-    if first in ECHOES or _PLACEHOLDER.fullmatch(text.strip()):
-        raise Malformed(f"{where} holds only a placeholder. Fill it in.")
-    return text

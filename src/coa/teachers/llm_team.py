@@ -21,10 +21,10 @@ from typing import Any, TypeVar
 from coa.teachers.desk import Desk
 from coa.teachers.episode import SYSTEM, USER, Message, ModelCall, Say, Use
 from coa.teachers.llm_budget import Allowance
+from coa.teachers.llm_labels import Malformed
 from coa.teachers.llm_replies import (
     Called,
     Judgement,
-    Malformed,
     Planned,
     Report,
     Step,
@@ -58,7 +58,10 @@ class Talk:
         for _ in range(self.settings.attempts):
             call, cut = await self._call(desk, agent)
             try:
-                return read(call.text), call
+                found = read(call.text)
+                if cut and not _ends_early(call.text, read, found):
+                    raise Malformed("Write a shorter one.")
+                return found, call
             except Malformed as wrong:
                 complaint = str(wrong)
             if cut:
@@ -78,7 +81,7 @@ class Talk:
         )
         self._asked[same] += 1
         allowance = self.allowances[desk.branch]
-        most = self.mind.price(request.prompt_tokens, self.settings.max_tokens)
+        most = self.mind.price(request.prompt_tokens, self.settings.longest)
         if allowance.lacks(most):
             raise EpisodeOver(f"over the task's budget of {self.settings.task_limit}")
         started = time.monotonic()
@@ -118,12 +121,20 @@ def say(
     desk.add(Say(agent, to, text, thought, facts, False, desk.branch, call))
 
 
+def _ends_early(text: str, read: Callable[[str], T], found: T) -> bool:
+    """Whether what was read does not reach into the last line, so that a cut there is no loss."""
+    try:
+        return read(text.rstrip().rpartition("\n")[0]) == found
+    except Malformed:
+        return False
+
+
 class LLMTeam:
     """Works on the question of one episode until it has an answer or an error."""
 
     def __init__(self, roster: Roster, talk: Talk) -> None:
         self.roster, self.talk, self.settings = roster, talk, talk.settings
-        self.plan = ""
+        self.plan = self.refused = ""
         self.reports: list[str] = []
 
     async def work(self, desk: Desk) -> None:
@@ -136,7 +147,8 @@ class LLMTeam:
                     return
                 if attempt < self.settings.replans:
                     reports = "\n".join(self.reports)
-                    desk.tell("planner", f"Reports so far:\n{reports}\nWrite only what changes.")
+                    told = f"The answer was: {self.refused}\nReports so far:\n{reports}"
+                    desk.tell("planner", f"{told}\nWrite only what changes.")
                     planned = await self._plan(desk)
             raise EpisodeOver(f"no answer passed the check in {self.settings.replans + 1} tries")
         except EpisodeOver as over:
@@ -151,7 +163,8 @@ class LLMTeam:
             raise EpisodeOver("the planner could not plan")
         to = to or planned.steps[0].agent
         steps = [[step.agent, step.text, sorted(step.after)] for step in planned.steps]
-        say(desk, "planner", to, planned.text, call, planned.thought, part="plan", steps=steps)
+        text = planned.text if first or len(steps) > 1 else planned.steps[0].text
+        say(desk, "planner", to, text, call, planned.thought, part="plan", steps=steps)
         return planned
 
     # -- the steps -----------------------------------------------------------------------------
@@ -284,7 +297,7 @@ class LLMTeam:
         if not judged.todo and self.roster.rated:
             facts |= {} if again else {"rated": True}
             text = judged.reason if again else text
-        say(desk, self.roster.critic, to, text, call, **facts)
+        say(desk, self.roster.critic, to, text, call, judged.thought, **facts)
 
     async def _change(self, desk: Desk, worker: str, wanted: str) -> None:
         """The planner says what changes in a step that does not work."""
@@ -311,6 +324,8 @@ class LLMTeam:
             facts = {**facts, "part": "verdict"}
             desk.add(Say(SYSTEM, USER, answer, "The check passed.", facts))
             desk.episode.answer = answer
+        else:
+            self.refused = answer
         return stands
 
     def _tell(self, desk: Desk, agent: str, text: str) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -22,13 +23,15 @@ from typing import IO, Any, Protocol
 
 from coa.engines.store import resolve
 from coa.errors import CoaError, ConfigError, ModelError, UsageError
-from coa.runs import Appender, Json, lock, read_jsonl
+from coa.runs import Appender, Json, lock, read_records
 from coa.teachers.episode import Message, ModelCall
 from coa.teachers.llm_budget import NOTHING, Amount, Limit, Purse, find_price
 
 BYTES_PER_TOKEN, TOKENS_PER_MESSAGE = 4, 4
 REFUSALS = (400, 413, 422)
 """What servers answer to a conversation that is too long, or that they do not want to continue."""
+_UNPAID = re.compile(r"\b(?:credits?|billing|balance|quota|payment)\b", re.I)
+"""Said by a server that wants money: that concerns all conversations, whatever its status."""
 
 
 class EpisodeOver(Exception):
@@ -45,7 +48,9 @@ class LLMSettings:
     max_tokens: int = 1024
     """The longest reply."""
     extra: dict[str, Any] = field(default_factory=dict)
-    """Further fields of every request; null leaves one out, as `seed` for a server without it."""
+    """Further fields of every request; `max_completion_tokens` is sent instead of `max_tokens`."""
+    without: list[str] = field(default_factory=list)
+    """Fields that are not sent, as `seed` or `temperature` to a server that refuses them."""
     prices: str = ""
     """A price table in TOML; empty: costs are not known."""
     budget_tokens: int | None = None
@@ -70,10 +75,18 @@ class LLMSettings:
         for name in ("max_tokens", "rounds", "attempts", "slots"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)!r}, expected 1 or more.")
+        if not isinstance(longest := self.extra.get("max_completion_tokens", 1), int | None):
+            raise ConfigError(f"max_completion_tokens is {longest!r}, expected an integer.")
         if min(self.replans, self.retries, self.temperature) < 0:
             raise ConfigError("replans, retries and temperature cannot be less than 0.")
         if (self.budget_money or self.task_money) and not self.prices:
             raise ConfigError("a budget of money needs a table of prices (prices=FILE.toml).")
+
+    @property
+    def longest(self) -> int:
+        """Tokens that a reply may have."""
+        longest = self.extra.get("max_completion_tokens")
+        return self.max_tokens if longest is None else int(longest)
 
     @property
     def run_limit(self) -> Limit:
@@ -157,8 +170,11 @@ class Journal:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._lock = lock(path.with_name(f"{path.name}.lock"), lambda pid: _busy(path, pid))
             self._file = Appender(path)
-            for _, record in read_jsonl(path):
-                self._note(record)
+            try:
+                read_records(path, self._note)
+            except BaseException:
+                self.close()
+                raise
 
     def find(self, key: str) -> Paid | None:
         return self._paid.get(key)
@@ -249,7 +265,10 @@ class ServedMind:
             "seed": request.seed + request.ordinal,
             **self.settings.extra,
         }
-        return {name: value for name, value in body.items() if value is not None}
+        if "max_completion_tokens" in self.settings.extra:  # servers refuse to be given both
+            del body["max_tokens"]
+        left_out = self.settings.without
+        return {k: v for k, v in body.items() if v is not None and k not in left_out}
 
     async def answer(self, request: Request) -> Paid:
         """The reply to a request: from the journal, or else from the server."""
@@ -265,7 +284,7 @@ class ServedMind:
                 raise
 
     async def _ask(self, key: str, body: Json, request: Request) -> Paid:
-        most = self.price(request.prompt_tokens, self.settings.max_tokens)
+        most = self.price(request.prompt_tokens, self.settings.longest)
         await self._purse.reserve(most)
         if self._stopped is not None:  # what ends the run for one ends it for all
             self._purse.settle(most, NOTHING)
@@ -281,14 +300,15 @@ class ServedMind:
         paid: Paid | None = None
         try:
             address = f"{self._transport.api}/chat/completions"
-            response = await self._transport.post(address, body)
+            response = _storable(await self._transport.post(address, body))
             paid = self._read(response, request)
             self._journal.keep(key, request, paid, response)
             return paid
         except Refused as refusal:
-            if refusal.status in REFUSALS and not self._journal.empty:
+            ours = self._journal.empty or _UNPAID.search(str(refusal))
+            if refusal.status in REFUSALS and not ours:
                 raise EpisodeOver(str(refusal)) from refusal
-            raise  # it has never answered: there is something wrong with all requests
+            raise  # something is wrong with all requests, not with this one
         finally:
             self._purse.settle(most, amount_of(paid.call) if paid else NOTHING)
 
@@ -323,9 +343,14 @@ class ServedMind:
 
 def _key(body: Json, request: Request) -> str:
     """Of everything that an answer depends on, and of who asks for it."""
-    asker = [request.task_id, request.agent, request.branch, request.ordinal]
+    asker = [request.task_id, request.seed, request.agent, request.branch, request.ordinal]
     text = json.dumps([body, asker], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _storable(response: Any) -> Any:
+    """A response as it can be written: half a letter in it must not cost the whole answer."""
+    return json.loads(json.dumps(response, ensure_ascii=False).encode("utf-8", "replace"))
 
 
 def _text_of(response: Any) -> tuple[str, str]:
@@ -339,8 +364,7 @@ def _text_of(response: Any) -> tuple[str, str]:
         texts = [part.get("text") for part in content if isinstance(part, Mapping)]
         content = "".join(text for text in texts if isinstance(text, str))
     text = content if isinstance(content, str) else ""
-    clean = text.encode("utf-8", "replace").decode()  # half a letter cannot be stored
-    return clean, str(choice.get("finish_reason") or "")
+    return text, str(choice.get("finish_reason") or "")
 
 
 def _count(usage: Mapping[str, Any], name: str) -> int:

@@ -17,19 +17,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from coa.collect import Line, collect
 from coa.crew import Crew, Work, crew_size
-from coa.errors import UsageError, boundary
+from coa.errors import RecordError, UsageError, boundary
 from coa.progress import counted
 from coa.rehearsal import Rehearsal, spread_out
-from coa.runs import Appender, Json, claim, dumps, lock_output, read_jsonl
+from coa.runs import Appender, Json, claim, dumps, lock_output, read_records
 from coa.tasks.task import Task, TaskSet
 from coa.teachers import load_teacher, opened
 from coa.teachers.desk import COUNTED, CRITICS, MISTAKES
+from coa.teachers.episode import READABLE, Episode
 from coa.teachers.llm_budget import BudgetSpent
 from coa.tools.kits import KitSettings, one_of_each, open_kit
 
 if TYPE_CHECKING:
     from coa.teachers.llm_estimate import Estimate
 
+_FIELDS = {"task_id", "events", "answer", "meta"}
+"""Of an episode on disk: what is read here of those that are only passed on."""
 AT_ONCE = 8
 """Tasks in work at a time, in each process."""
 
@@ -79,10 +82,23 @@ async def recorder(settings: Json) -> AsyncIterator[Work]:
             task, begun = Task.from_json(item), time.monotonic()
             with boundary(UsageError, f"the teacher, on task {task.id},"):
                 episode = await teacher.record(task, toolbox_of(task), settings["seed"])
+            _check_returned(episode, task)
+            episode.meta = {**task.meta, **episode.meta}  # the set decides about tools and grammar
             seconds = {"total": time.monotonic() - begun, **episode.seconds}
             return {"record": episode.to_json(), "seconds": seconds}
 
         yield record
+
+
+def _check_returned(episode: object, task: Task) -> None:
+    """Raise unless a teacher, perhaps a stranger's, has returned the record of its task."""
+    if not isinstance(episode, Episode):
+        found = f"a {type(episode).__name__}"
+    elif episode.task_id != task.id:
+        found = f"the episode of task {episode.task_id!r}"
+    else:
+        return
+    raise UsageError(f"the teacher, on task {task.id}, returned {found}, expected its Episode.")
 
 
 def run_recording(
@@ -151,7 +167,8 @@ def rehearse_recording(
 ) -> Rehearsal | Estimate:
     """What `run_recording` would take, by recording a few tasks and writing nothing."""
     job = _job(tasks, out, teacher, options, seed, kit, workers)
-    held = {record["task_id"] for _, record in read_jsonl(out)} if out.is_file() else set()
+    stored = read_records(out, _stored, growing=True) if out.is_file() else []
+    held = {line.record["task_id"] for line in stored}
     left = [task for task in job.tasks if task.id not in held]
     asked = load_teacher(teacher, **dict(options or {}))
     if hasattr(asked, "estimate"):  # trying would cost money
@@ -161,6 +178,8 @@ def rehearse_recording(
 
     async def work() -> tuple[float, list[Json]]:
         async with recorder({**job.settings, "out": ""}) as record:
+            for task in one_of_each(chosen):  # opens what is opened once, which is not timed
+                await record(task.to_json())
             begun = time.monotonic()
             done = [await record(task.to_json()) for task in chosen]
             return time.monotonic() - begun, [each["record"] for each in done]
@@ -189,11 +208,18 @@ async def _record(tasks: Sequence[Task], out: Path, settings: Json, workers: int
             return await collect(
                 out,
                 {task.id: work(task) for task in tasks},
-                parse=Line,
+                parse=_stored,
                 key=lambda line: str(line.record["task_id"]),
                 concurrency=AT_ONCE * max(1, workers),
                 on_done=on_done,
             )
+
+
+def _stored(record: Json) -> Line:
+    """A line of an episodes file; it is not read in full, since it is only passed on."""
+    if record.get("schema") not in READABLE or not _FIELDS.issubset(record):
+        raise RecordError("this is no episode. Write somewhere else.")
+    return Line(record)
 
 
 def _summed(path: Path, records: Sequence[Json]) -> Recorded:

@@ -58,7 +58,7 @@ def export(
     `grammar` chooses among several, the most frequent one by default. `codec` is of the model that
     will be trained: prompts then have its chat format (ChatML otherwise) and cuts lie between its
     tokens. `make_row` is needed by the tokenised format, which is made of training rows:
-    `coa.train.export.row_maker(codec)`. `tasks` with gold become verl's rows for reinforcement
+    `coa.train.rows.row_maker(codec)`. `tasks` with gold become verl's rows for reinforcement
     learning.
     """
     if to not in FORMATS:

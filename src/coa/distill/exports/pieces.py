@@ -9,18 +9,16 @@ them to the one turn again.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from coa.distill.chain import CHAT_MARKER
 from coa.engines.codec import Codec
 from coa.errors import ModelError
 from coa.trajectory import Author, Segment, Trajectory
 
 Encode = Callable[[str], tuple[list[int], list[tuple[int, int]]]]
 
-MARKER = re.compile(r"<[|\uff5c][^<>\s]*[|\uff5c]>|<(?:start|end)_of_\w+>")
-"""What chat formats mark turns with: <|im_start|>, <start_of_turn> and the like."""
 _SYSTEM, _USER = "coa:system", "coa:user"
 
 
@@ -73,6 +71,7 @@ def _mistakes(segment: Segment, encode: Encode | None) -> list[tuple[int, int]]:
         return []
     text, spans = segment.text, segment.errs
     if encode is None:
+        spans = [(max(0, start), end) for start, end in spans if start < end]
         spans = [(start - (text[start - 1 : start] == " "), end) for start, end in spans]
     else:
         ends = [end for _, end in encode(text)[1]]
@@ -140,8 +139,12 @@ def frame_of(codec: Codec) -> Frame:
 
 
 def check_markers(codec: Codec) -> None:
-    """Raise when the chat template writes a marker that the tokenizer would split into pieces."""
-    for marker in MARKER.findall(frame_of(codec).prompt("", "")):
+    """Raise when the chat template writes a marker that the tokenizer would split into pieces.
+
+    [INST] is ordinary text for the models that were trained with it.
+    """
+    written = CHAT_MARKER.findall(frame_of(codec).prompt("", ""))
+    for marker in (each for each in written if each.startswith("<")):
         count = len(codec.tokenizer.encode(marker, add_special_tokens=False).ids)
         if count > 1:
             raise ModelError(

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from coa.distill.exports.pieces import MARKER, pieces
+from coa.distill.chain import CHAT_MARKER
+from coa.distill.exports.pieces import pieces
 from coa.errors import RecordError
 from coa.protocol import load_grammar
 from coa.trajectory import Author, StopReason, Trajectory
@@ -49,7 +50,7 @@ def sift(
     """
     kept = []
     for trajectory in trajectories:
-        reason = _objection(trajectory, grammar) or (_markup(trajectory) if plain else "")
+        reason = _objection(trajectory, grammar) or _oddity(trajectory, plain)
         if reason:
             left.add(reason)
         else:
@@ -71,9 +72,10 @@ def _objection(trajectory: Trajectory, grammar: str) -> str:
     return ""
 
 
-def _markup(trajectory: Trajectory) -> str:
+def _oddity(trajectory: Trajectory, plain: bool) -> str:
+    """What its text holds that a tokenizer could not read, or would read as its own."""
     texts = (trajectory.question, *(segment.text for segment in trajectory.segments))
-    if any(MARKER.search(text) for text in texts):
+    if plain and any(CHAT_MARKER.search(text) for text in texts):
         return (
             "with a chat marker such as <|im_end|> in their text, which a trainer's tokenizer "
             "would take for its own; only trl-tokens can hold them"

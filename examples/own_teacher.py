@@ -1,0 +1,33 @@
+"""A team of your own: `coa record --teacher own_teacher:Team --tasks questions.csv --out ...`."""
+
+import re
+import tempfile
+from pathlib import Path
+
+from coa import Task, Toolbox, ToolCall, load_trajectories
+from coa.distill.stage import run_distillation
+from coa.teachers.episode import AgentSpec, Episode, Say, Use
+from coa.teachers.stage import run_recording
+
+
+class Team:
+    async def record(self, task: Task, toolbox: Toolbox, seed: int = 0) -> Episode:
+        agents = [AgentSpec("scout", "searcher", "Search."), AgentSpec("clerk", "reader", "Read.")]
+        seen = await toolbox.call(ToolCall("wiki_search", task.question))  # your agents work here
+        found = re.search(r"is (\w+)\.", seen.text)
+        events = [
+            Say("scout", "scout", "1. search for it", facts={"part": "plan"}),
+            Use("scout", "wiki_search", task.question, seen.text, seen.failure),
+            Say("clerk", "user", found[1] if found else "", "I read it.", {"part": "verdict"}),
+        ]
+        answer, meta = found[1] if found else None, dict(task.meta)
+        return Episode(task.id, task.question, "my-team", agents, events, answer, meta=meta)
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as name:
+        tasks, episodes = Path(name, "questions.csv"), Path(name, "episodes.jsonl")
+        tasks.write_text("question,answer,level\nWhat is the capital of Peru?,Lima,1\n")
+        run_recording(tasks, episodes, "own_teacher:Team")
+        run_distillation(episodes, Path(name, "dataset"), tasks)
+        print(load_trajectories(Path(name, "dataset", "trajectories.jsonl"))[0].text)
