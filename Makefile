@@ -13,7 +13,7 @@ PYTHON_DOC ?= python3.11-doc
 PYTHON_DOCS := .cache/python-docs
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-slow test-servers test-vllm test-peers python-docs check bench clean
+.PHONY: help setup run test test-slow test-servers test-vllm test-peers test-parity python-docs check bench clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,6 +47,10 @@ test-peers: setup  ## our exports in the hands of TRL, verl and LLaMA-Factory, i
 	@TORCH="$(TORCH)" sh dev/peers.sh $(PEERS_ENV)
 	@.venv/bin/coa model pull
 	@COA_TEST_PEERS=$(PEERS_ENV) $(VENV_PYTHON) -m pytest -m slow tests/test_export_peers.py
+
+test-parity: setup  ## our losses against those that TRL and verl compute, in their own environment
+	@TORCH="$(TORCH)" sh dev/peers.sh $(PEERS_ENV)
+	@COA_TEST_PEERS=$(PEERS_ENV) $(VENV_PYTHON) -m pytest -m 'slow or not slow' tests/test_parity.py
 
 python-docs:  ## unpack Debian's documentation of Python, for a slow test; without apt it is skipped
 	@test -d $(PYTHON_DOCS)/usr || { rm -rf $(PYTHON_DOCS) && mkdir -p $(PYTHON_DOCS)/.part && \

@@ -166,6 +166,13 @@ class _Training:
         made = batches(self._rows, self._settings.batch_size, self._settings.seed, epoch)
         return made[index]
 
+    def _not_finite(self, done: int, found: str) -> TrainingError:
+        self._optimizer.zero_grad(set_to_none=True)
+        return TrainingError(
+            f"Update {done + 1}: {found}; expected finite numbers. The last checkpoint is good; "
+            "lower sft.lr and run it again."
+        )
+
     def _update(self, batch: list[Row], done: int) -> dict[str, float | int]:
         lr = self._settings.lr * schedule(done, self._updates, self._settings.warmup)
         for group in self._optimizer.param_groups:
@@ -173,16 +180,15 @@ class _Training:
         total = sum(sum(row.weights[1:]) for row in batch)
         loss = 0.0
         for part in _micro_batches(batch, self._settings.micro_tokens):
-            part_loss = sft_loss(self._policy, part, total)
+            try:
+                part_loss = sft_loss(self._policy, part, total)
+            except TrainingError as wrong:  # a logprob that is no number
+                raise self._not_finite(done, str(wrong).rstrip(".")) from None
             part_loss.backward()
             loss += float(part_loss.detach())
         norm = torch.nn.utils.clip_grad_norm_(self._policy.parameters, self._settings.grad_clip)
         if not math.isfinite(loss) or not math.isfinite(float(norm)):
-            self._optimizer.zero_grad(set_to_none=True)
-            raise TrainingError(
-                f"Update {done + 1}: loss {loss}, gradient norm {float(norm)}; expected finite "
-                "numbers. The last checkpoint is good; lower sft.lr and run it again."
-            )
+            raise self._not_finite(done, f"loss {loss}, gradient norm {float(norm)}")
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         self._policy.refresh()

@@ -1,0 +1,1 @@
+"""What the losses of other trainers say, and what they were asked."""
