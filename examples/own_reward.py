@@ -1,4 +1,4 @@
-"""A reward of your own: `coa eval --reward own_reward:short_and_right --model REF ...` here."""
+"""Rewards of your own: `coa eval --reward "own_reward:short_and_right*format" ...` here."""
 
 from coa import Task, Trajectory, exact
 
@@ -9,6 +9,11 @@ def short_and_right(task: Task, trajectory: Trajectory) -> float | None:
     if right is None:
         return None
     return right / max(1, trajectory.usage.tool_calls)
+
+
+async def unhurried(task: Task, trajectory: Trajectory) -> float:
+    """A coroutine may wait for something, a server of yours for instance, while others go on."""
+    return float(trajectory.usage.turns > 0)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from coa.errors import ConfigError, RecordError, UsageError
 from coa.evaluate.metrics import Z95, bootstrap, estimate, paired, sign_test, wilson
 from coa.evaluate.run import attempt_all, compare, save_summary, summarise
 from coa.evaluate.stage import EvalSettings, choose_grammar, choose_prompt, run_eval
-from coa.rewards import exact
+from coa.rewards import Scored, exact
 from coa.runtime import Budget, Decoding
 from coa.tasks import Task, TaskSet, make_tasks
 from coa.trajectory import StopReason, Trajectory, Usage, load_trajectories
@@ -115,7 +115,7 @@ async def test_every_task_counts_whatever_became_of_it(tmp_path: Path) -> None:
         tmp_path,
         budget=Budget(seconds=1.0, turns=4),
     )
-    summary, records = summarise(tasks, trajectories, exact)
+    summary, records = summarise(tasks, trajectories, by_exact(tasks, trajectories))
     assert [record["score"] for record in records] == [1.0] + [0.0] * 8
     assert summary["n"] == summary["by_family"]["f"]["n"] == 9
     assert summary["accuracy"] == round(1 / 9, 4)
@@ -134,6 +134,11 @@ async def test_every_task_counts_whatever_became_of_it(tmp_path: Path) -> None:
     assert summary["tokens_per_solved"] == round(tokens, 1)
 
 
+def by_exact(tasks: Sequence[Task], trajectories: Sequence[Trajectory]) -> list[Scored]:
+    by_id = {task.id: task for task in tasks}
+    return [Scored(exact(by_id[each.task_id], each)) for each in trajectories]
+
+
 def attempt(task: Task, sample: int, answer: str | None, tokens: int) -> Trajectory:
     stop = StopReason.ANSWERED if answer else StopReason.TURNS
     usage = Usage(prompt_tokens=tokens, sampled_tokens=tokens, tool_calls=sample)
@@ -150,23 +155,24 @@ def test_with_several_samples_a_task_counts_its_mean() -> None:
         attempt(two, 0, "a", 30),
         attempt(two, 1, None, 40),
     ]
-    summary, records = summarise([one, two], made, exact)
+    summary, records = summarise([one, two], made, by_exact([one, two], made))
     assert (summary["n"], summary["k"], summary["accuracy"]) == (2, 2, 0.75)
     assert summary["tokens_per_task"] == 2 * (10 + 20 + 30 + 40) / 4
     assert summary["tokens_per_solved"] == round(200 / 3, 1)
     assert summary["tool_calls_per_task"] == 0.5
     assert summary["by_hops"]["2"]["accuracy"] == 0.5
     assert [(r["sample"], r["score"]) for r in records] == [(0, 1), (1, 1), (0, 1), (1, 0)]
-    with_none, _ = summarise([one, two, none], made, exact)
+    with_none, _ = summarise([one, two, none], made, by_exact([one, two], made))
     assert (with_none["n"], with_none["accuracy"]) == (3, 0.5)
-    unsolved, _ = summarise([two], [attempt(two, 0, None, 5)], exact)
+    failed = [attempt(two, 0, None, 5)]
+    unsolved, _ = summarise([two], failed, by_exact([two], failed))
     assert unsolved["tokens_per_solved"] is None
 
 
 def test_a_task_without_gold_cannot_be_evaluated() -> None:
     task = Task("q?", id="t-1")
     with pytest.raises(RecordError, match="task t-1: the reward cannot judge it"):
-        summarise([task], [attempt(task, 0, "a", 1)], exact)
+        summarise([task], [attempt(task, 0, "a", 1)], [Scored(None)])
 
 
 async def test_samples_differ_in_their_key_and_stand_in_order(tmp_path: Path) -> None:

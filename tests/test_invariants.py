@@ -28,7 +28,7 @@ from coa.protocol import (
     parse,
     system_prompt,
 )
-from coa.rewards import exact
+from coa.rewards import Scored, exact
 from coa.runtime import run
 from coa.tasks import Task, make_tasks
 from coa.teachers.episode import AgentSpec, Episode, Say, Use
@@ -203,7 +203,9 @@ def test_rollouts_do_not_depend_on_arrival_or_on_gold(tmp_path: Path) -> None:
                 concurrency=concurrency,
             )
         )
-        save_summary(folder, *summarise(tasks, trajectories, exact))
+        by_id = {task.id: task for task in tasks}
+        scored = [Scored(exact(by_id[t.task_id], t)) for t in trajectories]
+        save_summary(folder, *summarise(tasks, trajectories, scored))
         timings = (folder / "timings.jsonl").read_text().splitlines()
         arrivals.append([line.partition('"total"')[0] for line in timings])
         names = ("trajectories.jsonl", "scores.jsonl", "summary.json")

@@ -131,8 +131,9 @@ def evaluate(
     temperature: float = 0.0,
     constrain: ConstrainFlag = False,
     reward: Annotated[
-        str, typer.Option(help="exact, f1, gym or module:attribute; auto suits the tasks.")
+        str, typer.Option(help="An expression, as judge*format; auto suits the tasks.")
     ] = "auto",
+    judge: Annotated[str, typer.Option(help="openai:NAME@URL, for the reward 'judge'.")] = "",
     corpus: CorpusOption = "",
     tool_cache: CacheOption = "",
     tool_mode: ModeOption = "live",
@@ -161,6 +162,7 @@ def evaluate(
         temperature=temperature,
         constrain=constrain,
         reward=reward,
+        judge=judge,
         corpus=corpus,
         tool_cache=tool_cache,
         tool_mode=tool_mode,

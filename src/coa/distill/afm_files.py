@@ -35,7 +35,11 @@ RARE = 0.02
 _OBSERVATION = re.compile(r"<(observation|information)>.*?</\1>", re.S)
 _ASKED = re.compile(r"^(?:Question|Task):[ \t]*\n?", re.M)
 _TARGETS = ("target", "ground_truth", "answers", "answer", "golden_answers")
-_TESTS = ("stdin", "expected_output", "functional", "tests")
+_TESTS = (
+    *("stdin", "expected_output", "functional", "function", "calls", "tests"),
+    *("inputs", "outputs", "fn_name", "compare", "tolerance"),
+)
+"""What `coa.rewards.suites` reads."""
 _SHOWN = (
     *("index", "split", "difficulty", "level", "platform", "contest_date", "contest_id"),
     *("question_title", "starter_code", "root_url"),
@@ -305,6 +309,8 @@ def _gold(truth: Any) -> tuple[tuple[str, ...], Json]:
         held = _known_object(truth)
         return _gold(held) if held else ((truth,) if truth.strip() else (), {})
     if isinstance(truth, dict):
+        if isinstance(truth.get("tests"), dict):
+            return (), {"tests": truth["tests"]}
         if tests := {key: value for key, value in truth.items() if key in _TESTS and value}:
             return (), {"tests": tests}
         return _gold(next((truth[key] for key in _TARGETS if truth.get(key) is not None), None))

@@ -25,7 +25,7 @@ from coa.engines.scripted import ScriptedEngine
 from coa.protocol import Grammar
 from coa.protocol.bound import bound_to
 from coa.protocol.prompt import PromptKind
-from coa.rewards import Scorer, auto
+from coa.rewards import Reward, RewardSettings, open_reward
 from coa.runs import Json, dumps, write_atomic
 from coa.runtime import Budget, run
 from coa.tasks.task import Task
@@ -94,10 +94,10 @@ async def convert_one(
     episode: Episode,
     grammar: Grammar,
     toolbox: Toolbox,
+    reward: Reward,
     task: Task | None = None,
     *,
     prompt: PromptKind = "compact",
-    scorer: Scorer = auto,
 ) -> Conversion:
     """Convert, judge and replay one episode. Without `task` the answer cannot be judged."""
     public = Task(episode.question, id=episode.task_id, meta=episode.meta)
@@ -106,10 +106,10 @@ async def convert_one(
     try:
         if task is not None and episode.answer is not None:
             given = Trajectory(task.id, task.question, grammar.name, answer=episode.answer)
-            score = scorer(task, given)
+            score = (await reward.score(task, given)).score
         trajectory = convert(episode, bound, prompt)
         if task is not None:
-            score = scorer(task, trajectory)
+            score = (await reward.score(task, trajectory)).score
         replay = await _replay(trajectory, public, bound, toolbox)
     except NotConvertible as cause:
         found = {"reason": cause.reason, "detail": cause.detail}
@@ -148,7 +148,7 @@ async def distill(
     tasks: Mapping[str, Task] | None = None,
     *,
     prompt: PromptKind = "compact",
-    scorer: Scorer = auto,
+    reward: RewardSettings | str = "auto",
     filters: FilterSettings | None = None,
     against: Mapping[str, Sequence[Task]] | None = None,
     on_done: OnDone | None = None,
@@ -165,16 +165,15 @@ async def distill(
                 made = Conversion(key, episode.task_id, reason=NO_TASK)
             else:
                 box = toolbox_of(public)
-                made = await convert_one(
-                    key, episode, grammar, box, task, prompt=prompt, scorer=scorer
-                )
+                made = await convert_one(key, episode, grammar, box, opened, task, prompt=prompt)
         done.append(key)
         if on_done:
             on_done(len(done), len(episodes))
         return made
 
     keys = keys_of([episode.task_id for episode in episodes])
-    made = await asyncio.gather(*map(one, keys, episodes))
+    async with open_reward(reward, tasks=(tasks or {}).values()) as opened:
+        made = await asyncio.gather(*map(one, keys, episodes))
     judged = tasks is not None
     return conclude(made, filters or FilterSettings(), against, judged=judged, grammar=grammar)
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from coa.collect import Line, collect
-from coa.config import to_json
+from coa.config import load_recipe, to_json
 from coa.crew import Crew, Work, crew_size
 from coa.distill.card import Making
 from coa.distill.filters import FilterSettings
@@ -39,6 +39,7 @@ from coa.progress import counted
 from coa.protocol import load_grammar
 from coa.protocol.prompt import PromptKind
 from coa.rehearsal import Rehearsal, spread_out
+from coa.rewards import RewardSettings, open_reward
 from coa.runs import Json, Run, dumps, read_jsonl
 from coa.tasks.sets import kind_of
 from coa.tasks.task import Task, TaskSet
@@ -58,6 +59,8 @@ class DistillSettings:
     tools: Literal["called", "recorded"] = "called"
     """What answers in the replay: the tools themselves, or the record, where they are not here."""
     filter: FilterSettings = field(default_factory=FilterSettings)
+    reward: RewardSettings = field(default_factory=RewardSettings)
+    """What is right; see docs/rewards.md."""
 
 
 @asynccontextmanager
@@ -67,9 +70,11 @@ async def converter(settings: Json) -> AsyncIterator[Work]:
     chosen = settings["grammar"]
     named = None if chosen == "auto" else load_grammar(chosen)
     called = settings["tools"] == "called"
-    async with open_kit(
-        sets if called else [], KitSettings(**settings["kit"]), named
-    ) as toolbox_of:
+    rewards = load_recipe(None, [], RewardSettings, settings["reward"])
+    async with (
+        open_kit(sets if called else [], KitSettings(**settings["kit"]), named) as toolbox_of,
+        open_reward(rewards) as reward,
+    ):
 
         async def work(item: Json) -> Json:
             episode = Episode.from_json(item["episode"])
@@ -82,7 +87,7 @@ async def converter(settings: Json) -> AsyncIterator[Work]:
             else:
                 toolbox = toolbox_of(public)
             made = await convert_one(
-                item["key"], episode, grammar, toolbox, task, prompt=settings["prompt"]
+                item["key"], episode, grammar, toolbox, reward, task, prompt=settings["prompt"]
             )
             return made.to_json()
 
@@ -111,7 +116,7 @@ def run_distillation(
     inputs |= {name: held.fingerprint() for name, held in held_out.items()}
     if settings.grammar.endswith(".toml"):
         inputs["grammar"] = _fingerprint(Path(settings.grammar))
-    recipe = {**to_json(settings), **kit.identity()}
+    recipe = {**_chosen(settings), **kit.identity()}
     sound, unread = _read(episodes)
     with Run.open(out, "distill", recipe, inputs, settings.filter.seed) as run:
         shared = _shared(sound, settings, kit)
@@ -125,6 +130,14 @@ def run_distillation(
         reasons = ", ".join(distilled.funnel["rejected"])
         raise UsageError(f"no episode was kept: {reasons}. See {out}/rejected.jsonl.")
     return distilled
+
+
+def _chosen(settings: DistillSettings) -> Json:
+    """What the dataset depends on; a reward that nobody chose is left out, as in older records."""
+    recipe = to_json(settings) | {"reward": settings.reward.identity()}
+    if settings.reward.expression == "auto":
+        del recipe["reward"]
+    return recipe
 
 
 def _held_out(against: Sequence[Path]) -> dict[str, TaskSet]:
@@ -147,7 +160,7 @@ def _making(
     making = Making(
         command=command,
         seed=settings.filter.seed,
-        settings=to_json(settings),
+        settings=_chosen(settings),
         against=tuple(against),
     )
     if not is_pulled():  # the base model's tokenizer is not here: lengths are in characters
@@ -217,6 +230,7 @@ def _shared(episodes: Sequence[Episode], settings: DistillSettings, kit: KitSett
     return {
         "grammar": settings.grammar,
         "prompt": settings.prompt,
+        "reward": to_json(settings.reward),
         "tools": settings.tools,
         "kit": asdict(kit),
         "tasks": [task.to_json() for task in one_of_each(public)],

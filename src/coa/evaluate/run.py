@@ -15,10 +15,10 @@ from pathlib import Path
 
 from coa.collect import OnDone, collect
 from coa.engines.base import Engine
-from coa.errors import ConfigError, RecordError, UsageError, boundary
+from coa.errors import RecordError, UsageError
 from coa.evaluate.metrics import Estimate, estimate, paired
 from coa.protocol import Grammar
-from coa.rewards import Scorer, f1
+from coa.rewards import Scored, f1, mean_parts
 from coa.runs import Appender, Json, dumps, read_jsonl, write_atomic
 from coa.runtime import Budget, Decoding, run
 from coa.tasks.task import Task
@@ -72,29 +72,26 @@ def _to_repeat(trajectory: Trajectory) -> bool:
 
 
 def summarise(
-    tasks: Sequence[Task], trajectories: Sequence[Trajectory], scorer: Scorer
+    tasks: Sequence[Task], trajectories: Sequence[Trajectory], scored: Sequence[Scored]
 ) -> tuple[Json, list[Json]]:
-    """The evaluation object and one score record per trajectory.
+    """The evaluation object and one score record per trajectory, given what the reward said.
 
     Every task counts. With several samples a task's accuracy is the mean over them.
     """
+    _check_judged(trajectories, scored)
     by_id = {task.id: task for task in tasks}
     scores: dict[str, list[float]] = {task.id: [] for task in tasks}
     records: list[Json] = []
     f1_sum = 0.0
-    for trajectory in trajectories:
-        task = by_id[trajectory.task_id]
-        with boundary(ConfigError, f"the reward, on task {task.id},"):
-            score = scorer(task, trajectory)
-        if score is None:
-            raise RecordError(
-                f"task {task.id}: the reward cannot judge it (no gold answer?). "
-                "Evaluation needs gold answers for every task."
-            )
-        scores[task.id].append(float(score))
+    for trajectory, found in zip(trajectories, scored, strict=True):
+        task, score = by_id[trajectory.task_id], found.score
+        assert score is not None, task.id
+        scores[task.id].append(score)
         f1_sum += f1(task, trajectory) or 0.0
         record: Json = {"task_id": task.id, "sample": trajectory.sample, "score": score}
         record |= {"answer": trajectory.answer, "stop": trajectory.stop}
+        if len(found.parts) > 1 or found.reason:  # otherwise they say nothing new
+            record["parts"] = found.to_json()["parts"]
         records.append(record)
     means = {task_id: sum(values) / max(1, len(values)) for task_id, values in scores.items()}
     overall = estimate(list(means.values()))
@@ -120,11 +117,25 @@ def summarise(
         "malformed": stops[StopReason.MALFORMED.value],
         "environment": sum(bool(t.stop and t.stop.environment) for t in trajectories),
     }
+    if len(parts := mean_parts(scored)) > 1:
+        summary["parts"] = parts
     for field in ("family", "hops", "phrasing_heldout"):
         groups = _grouped(tasks, means, field)
         if groups:
             summary[f"by_{field}"] = groups
     return summary, records
+
+
+def _check_judged(trajectories: Sequence[Trajectory], scored: Sequence[Scored]) -> None:
+    """What nobody could judge is no 0, and leaving it out would change the denominator."""
+    unknown = [t for t, found in zip(trajectories, scored, strict=True) if found.score is None]
+    if unknown:
+        why = next(found.reason for found in scored if found.score is None)
+        raise RecordError(
+            f"task {unknown[0].task_id}: the reward cannot judge it ({why or 'no gold answer?'}), "
+            f"and so it is with {len(unknown)} of {len(scored)} rollouts. "
+            "They are kept: put it right and give the same command again."
+        )
 
 
 def _grouped(tasks: Iterable[Task], means: dict[str, float], field: str) -> Json:

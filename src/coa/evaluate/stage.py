@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,15 @@ from coa.errors import ConfigError, ModelError, UsageError
 from coa.evaluate.run import attempt_all, save_summary, summarise
 from coa.progress import Mode, counted
 from coa.protocol import Grammar, PromptKind, load_grammar
-from coa.rewards import SCORERS, choose_reward, load_scorer
+from coa.rewards import (
+    JudgeSettings,
+    ProgramSettings,
+    RewardSettings,
+    Scored,
+    choose_reward,
+    lacking,
+    open_reward,
+)
 from coa.runs import Json, Run
 from coa.runtime import Budget, Decoding
 from coa.tasks.sets import grammar_for
@@ -25,6 +33,8 @@ from coa.tasks.task import Task, TaskSet
 from coa.tools.kits import KitSettings, open_kit
 from coa.tools.search import PASSAGES
 from coa.trajectory import Trajectory
+
+VERDICTS = "verdicts.db"
 
 
 @dataclass(frozen=True)
@@ -44,7 +54,9 @@ class EvalSettings:
     constrain: bool = False
     """Sample only what the grammar allows."""
     reward: str = "auto"
-    """auto: what suits the tasks; exact, f1, gym, or module:attribute."""
+    """auto: what suits the tasks; or an expression, see docs/rewards.md."""
+    judge: str = ""
+    """openai:NAME@URL, for a reward that asks a judge."""
     passages: int = PASSAGES
     corpus: str = ""
     """A corpus directory; empty: the Atlas of each task's world."""
@@ -91,6 +103,13 @@ class EvalSettings:
             expire_days=self.tool_expire,
             code_session=self.code_session,
             unsafe_code=self.unsafe_code,
+        )
+
+    def rewards(self, expression: str, directory: Path) -> RewardSettings:
+        """The reward; verdicts are kept in the run, so that continuing it pays nothing twice."""
+        judge = JudgeSettings(self.judge, cache=str(directory / VERDICTS))
+        return RewardSettings(
+            expression, judge=judge, tests=ProgramSettings(unsafe=self.unsafe_code)
         )
 
     def budget(self) -> Budget:
@@ -150,19 +169,38 @@ def run_eval(
     grammar = choose_grammar(settings.grammar, model, tasks)
     prompt = choose_prompt(settings.prompt, model)
     reward = choose_reward(settings.reward, tasks)
-    scorer = load_scorer(reward)
-    _check_gold(tasks, settings, reward)
+    rewards = settings.rewards(reward, directory)
+    _check_gold(tasks, settings, rewards)
     recipe = _recipe(settings) | {"model": model, "grammar": grammar.name}
     recipe |= {"prompt": prompt, "reward": reward}
     inputs = {"tasks": tasks.fingerprint(), "grammar": grammar.fingerprint()}
     inputs |= _weights(model, engine) | settings.kit().identity()
+    if len(rewards.identity(tasks)) > 1:  # more than the expression, which the recipe has
+        recipe["rewards"] = rewards.identity(tasks)
     with Run.open(directory, "eval", recipe, inputs, settings.seed) as run:
-        work = _attempt(settings, tasks, engine, model, grammar, prompt, directory, quiet)
-        summary, records = summarise(tasks, asyncio.run(work), scorer)
+        trajectories, scored = asyncio.run(
+            _judged(
+                tasks,
+                rewards,
+                lambda: _attempt(settings, tasks, engine, model, grammar, prompt, directory, quiet),
+            )
+        )
+        summary, records = summarise(tasks, trajectories, scored)
         summary = {"model": model, "tasks": settings.tasks, "reward": reward, **summary}
         save_summary(directory, summary, records)
         run.timing({"event": "finished"})
         return summary
+
+
+async def _judged(
+    tasks: TaskSet, rewards: RewardSettings, attempt: Callable[[], Awaitable[list[Trajectory]]]
+) -> tuple[list[Trajectory], list[Scored]]:
+    """All rollouts with their scores; the reward is opened first, for the same reason as tools."""
+    by_id = {task.id: task for task in tasks}
+    async with open_reward(rewards, tasks=tasks) as reward:
+        trajectories = await attempt()
+        pairs = ((by_id[trajectory.task_id], trajectory) for trajectory in trajectories)
+        return trajectories, await reward.score_all(pairs)
 
 
 async def _attempt(
@@ -212,21 +250,23 @@ def _recipe(settings: EvalSettings) -> Json:
     """What results depend on; the rest is speed, and a fingerprint stands for the tasks."""
     recipe = to_json(settings)
     tools = ("corpus", "tool_cache", "tool_mode", "tool_expire", "code_session", "unsafe_code")
-    for name in ("tasks", "concurrency", "memory_gb", *tools):  # the kit has an identity
+    # Kit and reward have identities of their own.
+    for name in ("tasks", "concurrency", "memory_gb", "judge", *tools):
         del recipe[name]
     if not settings.constrain:  # as in records from before there was a choice
         del recipe["constrain"]
     return recipe
 
 
-def _check_gold(tasks: TaskSet, settings: EvalSettings, reward: str) -> None:
+def _check_gold(tasks: TaskSet, settings: EvalSettings, rewards: RewardSettings) -> None:
     """Say that a task cannot be judged before hours of rollouts, not after."""
-    blank = next((task for task in tasks if not task.answers), None)
-    if blank is not None and reward in SCORERS:
-        raise UsageError(
-            f"{settings.tasks}: task {blank.id} has no gold answer, so {reward!r} cannot "
-            "judge it. Evaluation needs gold answers for every task."
-        )
+    for reward in rewards.needs():
+        for task in tasks:
+            if missing := lacking(reward, task):
+                raise UsageError(
+                    f"{settings.tasks}: task {task.id} has no {missing}, so {reward!r} cannot "
+                    "judge it. Evaluation needs gold answers for every task."
+                )
 
 
 def _weights(model: str, engine: Engine | None) -> dict[str, str]:

@@ -1,8 +1,7 @@
-"""Scores: one checker's number in [0, 1], or None when it cannot judge.
+"""Answers compared as text: exact match and token F1, after the same normalisation.
 
-A scorer is any function of a task (with its gold) and a trajectory; own ones plug in by
-`module:attribute`. An answer may list alternatives joined by `|`: every one of them must be right,
-so that listing guesses never pays.
+An answer may list alternatives joined by `|`: every one of them must be right, so that listing
+guesses never pays.
 """
 
 from __future__ import annotations
@@ -10,16 +9,10 @@ from __future__ import annotations
 import re
 import string
 from collections import Counter
-from collections.abc import Callable, Iterable
 
-from coa.config import load_object
-from coa.errors import ConfigError, did_you_mean
 from coa.protocol import alternatives
-from coa.tasks.sets import kind_of
 from coa.tasks.task import Task
 from coa.trajectory import Trajectory
-
-Scorer = Callable[[Task, Trajectory], float | None]
 
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _DIGIT_COMMA = re.compile(r"(?<=\d),(?=\d{3}\b)")
@@ -75,39 +68,3 @@ def f1(task: Task, trajectory: Trajectory) -> float | None:
     if not task.answers:
         return None
     return token_f1(trajectory.answer or "", task.answers)
-
-
-def gym(task: Task, trajectory: Trajectory) -> float | None:
-    """What the verifier of the task's own generator says; other tasks it cannot judge."""
-    from coa.tasks.gym import score
-
-    return score(task, trajectory.answer)
-
-
-def auto(task: Task, trajectory: Trajectory) -> float | None:
-    """What the task's own set is judged by, so that sets can be mixed."""
-    return SCORERS[kind_of(task).reward](task, trajectory)
-
-
-SCORERS: dict[str, Scorer] = {"exact": exact, "f1": f1, "gym": gym, "auto": auto}
-
-
-def choose_reward(reward: str, tasks: Iterable[Task]) -> str:
-    """The reward that was asked for; `auto` is the one that all tasks share, where they do."""
-    if reward != "auto":
-        return reward
-    found = {kind_of(task).reward for task in tasks}
-    return found.pop() if len(found) == 1 else "auto"
-
-
-def load_scorer(reference: str) -> Scorer:
-    """A scorer by name, or `module:attribute` for one's own."""
-    if reference in SCORERS:
-        return SCORERS[reference]
-    if ":" not in reference:
-        hint = did_you_mean(reference, SCORERS)
-        raise ConfigError(f"{reference!r} is not a reward.{hint} Own ones: module:attribute.")
-    scorer = load_object(reference)
-    if not callable(scorer):
-        raise ConfigError(f"reward {reference!r} is a {type(scorer).__name__}, not a function.")
-    return scorer  # type: ignore[no-any-return]

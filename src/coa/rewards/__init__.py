@@ -1,0 +1,52 @@
+"""Rewards: what a trajectory is worth, from 0 to 1, or None when nobody can judge.
+
+`open_reward` opens what a recipe asks for, by an expression over the names below and one's own
+(`module:attribute`); `docs/rewards.md` has the rules. The plain functions need no opening.
+"""
+
+from __future__ import annotations
+
+from coa.rewards.answers import exact, exact_match, f1, normalise, token_f1
+from coa.rewards.form import FormatSettings, check_format
+from coa.rewards.judge import JudgeSettings
+from coa.rewards.mathematics import MathSettings
+from coa.rewards.opened import REWARDS, Reward, RewardSettings, mean_parts, open_reward
+from coa.rewards.programs import ProgramSettings
+from coa.rewards.scored import Part, Scored, Scorer
+from coa.rewards.simple import (
+    SCORERS,
+    auto,
+    choose_reward,
+    gym,
+    lacking,
+    load_scorer,
+    reward_for,
+)
+
+__all__ = [
+    "REWARDS",
+    "SCORERS",
+    "FormatSettings",
+    "JudgeSettings",
+    "MathSettings",
+    "Part",
+    "ProgramSettings",
+    "Reward",
+    "RewardSettings",
+    "Scored",
+    "Scorer",
+    "auto",
+    "check_format",
+    "choose_reward",
+    "exact",
+    "exact_match",
+    "f1",
+    "gym",
+    "lacking",
+    "load_scorer",
+    "mean_parts",
+    "normalise",
+    "open_reward",
+    "reward_for",
+    "token_f1",
+]

@@ -1,0 +1,175 @@
+"""math: whether an answer is the same number, expression, set or interval as a gold answer.
+
+math-verify compares, in a process of its own (see `math_process`). Here texts are made ready for
+it, and its verdict is read: an answer that cannot be read, or that takes too long, is wrong. But a
+gold that is not even equal to itself judges nobody: the score is None, and a warning says so once.
+`|` joins no alternatives here: it may stand for an absolute value.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from coa.errors import ConfigError, ToolError
+from coa.rewards.answers import normalise
+from coa.rewards.math_process import MathProcesses
+from coa.rewards.scored import Checker, Part
+from coa.tasks.task import Task
+from coa.trajectory import Trajectory
+
+LONGEST_ANSWER = 2000
+"""Characters."""
+_DELIMITERS = ("$", "\\boxed", "\\(", "\\[")
+_TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mbox)\s*\{([^{}]*)\}\s*")
+_WORDS = re.compile(r"(?=.*[^\W\d_]{4})[^\W\d_]+(?:[ -][^\W\d_]+)*")
+"""Four letters or more are a word; fewer may be a product, as in `abc`."""
+_SENTENCE = re.compile(r"(?:[A-Za-z]{2,}\s+){2,}")
+_LAST_CLAIM = re.compile(r".*(?:\b(?:is|are|be|equals?)\b|[:=])\s*(.+)", re.S)
+
+
+@dataclass(frozen=True)
+class MathSettings:
+    """Limits for comparing one answer; see docs/rewards.md."""
+
+    cpu_seconds: float = 5.0
+    memory_mb: int = 2048
+    processes: int = 0
+    """At most so many; 0: one a core, up to four."""
+
+    def __post_init__(self) -> None:
+        if not self.cpu_seconds > 0 or self.memory_mb < 256 or self.processes < 0:
+            raise ConfigError(
+                f"reward.math: cpu_seconds {self.cpu_seconds!r}, memory_mb {self.memory_mb!r}, "
+                f"processes {self.processes!r}: expected more than 0, at least 256, 0 or more."
+            )
+
+
+@asynccontextmanager
+async def open_math(settings: MathSettings) -> AsyncIterator[Checker]:
+    """The checker, with its processes."""
+    processes = MathProcesses(settings.cpu_seconds, settings.memory_mb, settings.processes)
+    try:
+        await processes.start()
+        yield MathChecker(processes)
+    finally:
+        await processes.close()
+
+
+class MathChecker:
+    """Judges by comparing with every gold answer; any of them is right."""
+
+    def __init__(self, processes: MathProcesses) -> None:
+        self._processes = processes
+        self._sound: dict[str, bool] = {}
+        """Gold -> whether it is equal to itself."""
+
+    async def __call__(self, task: Task, trajectory: Trajectory) -> Part:
+        golds = [gold.strip() for gold in task.answers if gold.strip()]
+        if not golds:
+            return Part(None, "the task has no gold answer")
+        answer = (trajectory.answer or "").strip()
+        if not answer:
+            return Part(0.0, "no answer")
+        if len(answer) > LONGEST_ANSWER:
+            return Part(0.0, f"longer than {LONGEST_ANSWER} characters")
+        if any(same_text(gold, answer) for gold in golds):
+            return Part(1.0)
+        said = normalise(_plain(answer))
+        if said and any(said == normalise(words_in(gold) or "") for gold in golds):
+            return Part(1.0)
+        try:
+            return await self._compare(task, golds, answer)
+        except ToolError as error:
+            return Part(None, str(error))
+
+    async def _compare(self, task: Task, golds: list[str], answer: str) -> Part:
+        formulas = [gold for gold in golds if words_in(gold) is None]
+        found: bool | str = False
+        if readable := [_marked(gold) for gold in formulas if self._sound.get(gold, True)]:
+            found = await self._processes.ask(readable, forms(answer))
+        if found is True:
+            return Part(1.0)
+        unsound = [gold for gold in formulas if not await self._is_sound(task, gold)]
+        if unsound and len(unsound) == len(golds):
+            return Part(None, f"the gold answer {unsound[0]!r} cannot be read")
+        return Part(0.0, f"stopped by {found}" if isinstance(found, str) else "")
+
+    async def _is_sound(self, task: Task, gold: str) -> bool:
+        if gold not in self._sound:
+            marked = _marked(gold)
+            self._sound[gold] = await self._processes.ask([marked], [marked]) is True
+            if not self._sound[gold]:
+                print(
+                    f"coa: warning: task {task.id}: the gold answer {gold!r} cannot be read as "
+                    "mathematics; it judges nobody. Write it as LaTeX, or use another reward.",
+                    file=sys.stderr,
+                )
+        return self._sound[gold]
+
+
+def forms(answer: str) -> list[str]:
+    """The ways to read an answer: as it stands, and what a sentence claims at its end.
+
+    A number is never picked out of a formula: `2x` is not 2, and `5, 6` is not 6.
+    """
+    read = [_marked(answer)]
+    text = _bare(answer)
+    if _SENTENCE.search(text) and not any(mark in text for mark in _DELIMITERS):
+        claim = _LAST_CLAIM.fullmatch(text)
+        if claim:
+            read.append(_marked(claim[1]))
+    return read
+
+
+def same_text(gold: str, answer: str) -> bool:
+    return "".join(_bare(gold).split()) == "".join(_bare(answer).split())
+
+
+def words_in(gold: str) -> str | None:
+    """The words of a gold answer that is no formula, such as a name; None for a formula.
+
+    Read as a formula `even` would be a product of letters, and equal to `neve`.
+    """
+    bare = _bare(gold)
+    wrapped = _TEXT.fullmatch(bare)
+    if wrapped:
+        return wrapped[1]
+    return bare if _WORDS.fullmatch(bare) else None
+
+
+def _plain(answer: str) -> str:
+    wrapped = _TEXT.fullmatch(_bare(answer))
+    return wrapped[1] if wrapped else answer
+
+
+def _bare(text: str) -> str:
+    """Without the dollars and the box around it, those of money, and a full stop at the end."""
+    text = text.strip()
+    if len(text) > 1 and text[-1] == "." and not text.endswith("\\."):
+        text = text[:-1].rstrip()
+    if len(text) > 1 and text[0] == text[-1] == "$" and "$" not in text[1:-1]:
+        text = text[1:-1].strip()
+    if text.startswith("\\boxed{") and _closing(text, len("\\boxed{")) == len(text) - 1:
+        text = text.removeprefix("\\boxed{")[:-1].strip()
+    return text.replace("\\$", "")
+
+
+def _closing(text: str, at: int) -> int:
+    """Where the brace is closed that was opened before `at`; -1 where it is not."""
+    depth = 1
+    for place in range(at, len(text)):
+        if text[place - 1] != "\\":
+            depth += (text[place] == "{") - (text[place] == "}")
+        if not depth:
+            return place
+    return -1
+
+
+def _marked(text: str) -> str:
+    """As math-verify finds a formula: between dollars."""
+    bare = _bare(text)
+    return bare if any(mark in bare for mark in _DELIMITERS) else f"${bare}$"

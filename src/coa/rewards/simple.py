@@ -1,0 +1,83 @@
+"""Rewards that need nothing to be opened: plain functions of a task and a trajectory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from coa.config import load_object
+from coa.errors import ConfigError, did_you_mean
+from coa.rewards.answers import exact, f1
+from coa.rewards.scored import Scorer
+from coa.tasks.sets import kind_of
+from coa.tasks.task import Task
+from coa.trajectory import Trajectory
+
+OPENED = ("format", "judge", "math", "tests")
+"""Rewards that have settings, or hold a process or a connection: see `open_reward`."""
+_MATHEMATICS = frozenset(
+    "aime24 aime25 amc23 gsm8k math math500 math_dapo olympiadbench".split()  # by AFM's names
+)
+
+
+def gym(task: Task, trajectory: Trajectory) -> float | None:
+    """What the verifier of the task's own generator says; other tasks it cannot judge."""
+    from coa.tasks.gym import score
+
+    return score(task, trajectory.answer)
+
+
+def auto(task: Task, trajectory: Trajectory) -> float | None:
+    """What the task's own set is judged by, so that sets can be mixed.
+
+    Without being opened it cannot run tests, and takes the answers of other sets as text.
+    """
+    return SCORERS[kind_of(task).reward](task, trajectory)
+
+
+SCORERS: dict[str, Scorer] = {"exact": exact, "f1": f1, "gym": gym, "auto": auto}
+
+
+def reward_for(task: Task) -> str:
+    """The reward that fits a task: what it names itself, tests if it has some, or its set's."""
+    if named := task.meta.get("reward"):
+        return str(named)
+    if "tests" in task.gold:
+        return "tests"
+    if str(task.meta.get("data_source", "")).lower() in _MATHEMATICS:
+        return "math"
+    return kind_of(task).reward
+
+
+def lacking(reward: str, task: Task) -> str:
+    """What a task does not have and the reward judges by; nothing where it has it, or nobody knows.
+
+    To be asked before hours of rollouts, not after them.
+    """
+    name = reward_for(task) if reward == "auto" else reward
+    if name == "tests":
+        return "" if "tests" in task.gold else "tests"
+    by_answers = name in ("exact", "f1", "gym", "judge", "math")
+    return "gold answer" if by_answers and not task.answers else ""
+
+
+def choose_reward(reward: str, tasks: Iterable[Task]) -> str:
+    """The reward that was asked for; `auto` is the one that all tasks share, where they do."""
+    if reward != "auto":
+        return reward
+    found = {reward_for(task) for task in tasks}
+    return found.pop() if len(found) == 1 else "auto"
+
+
+def load_scorer(reference: str) -> Scorer:
+    """A scorer by name, or `module:attribute` for one's own."""
+    if reference in SCORERS:
+        return SCORERS[reference]
+    if reference in OPENED:
+        raise ConfigError(f"reward {reference!r} has to be opened first: use open_reward.")
+    if ":" not in reference:
+        hint = did_you_mean(reference, [*SCORERS, *OPENED])
+        raise ConfigError(f"{reference!r} is not a reward.{hint} Own ones: module:attribute.")
+    scorer = load_object(reference)
+    if not callable(scorer):
+        raise ConfigError(f"reward {reference!r} is a {type(scorer).__name__}, not a function.")
+    return scorer  # type: ignore[no-any-return]

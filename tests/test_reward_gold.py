@@ -1,0 +1,53 @@
+"""Gold answers score 1.0 on every task set, in every accepted wording; wrong ones do not."""
+
+from __future__ import annotations
+
+import pytest
+
+from coa.rewards import choose_reward, open_reward
+from coa.tasks import SETS, Task, TaskSet, make_tasks
+from coa.tasks.atlas import SPLITS as ATLAS_SPLITS
+from coa.tasks.gym import SPLITS as GYM_SPLITS
+from coa.tasks.gym_generators import GENERATORS
+from coa.tasks.sets import GYM
+from coa.trajectory import Trajectory
+
+SPLITS = [(name, split) for name in SETS if name != GYM for split in ATLAS_SPLITS]
+
+
+def answered(task: Task, answer: str | None) -> tuple[Task, Trajectory]:
+    return task, Trajectory(task.id, task.question, "mhqa", answer=answer)
+
+
+async def check(tasks: TaskSet, reward: str) -> None:
+    assert choose_reward("auto", tasks) == reward
+    given = [answered(task, answer) for task in tasks for answer in task.answers]
+    assert len(given) >= len(tasks)
+    async with open_reward("auto", tasks=tasks) as opened:
+        found = await opened.score_all(given)
+        wrong = [
+            (task, trajectory.answer)
+            for (task, trajectory), each in zip(given, found, strict=True)
+            if each.score != 1.0
+        ]
+        assert not wrong, wrong[:3]
+        blank = await opened.score_all(answered(task, None) for task in tasks)
+        assert {each.score for each in blank} == {0.0}
+        other = await opened.score_all(answered(task, "no such thing") for task in tasks)
+        assert all(each.score is not None and each.score < 1.0 for each in other)
+
+
+@pytest.mark.parametrize(("name", "split"), SPLITS)
+@pytest.mark.parametrize("world", [0, 7])
+async def test_gold_scores_1_on_the_atlas(name: str, split: str, world: int) -> None:
+    await check(make_tasks(name, split, 150, seed=11, world_seed=world), "exact")
+
+
+@pytest.mark.parametrize("split", GYM_SPLITS)
+async def test_gold_scores_1_on_every_generator_of_the_gym(split: str) -> None:
+    pytest.importorskip("reasoning_gym")
+    wanted = {name for name, each in GENERATORS.items()}
+    wanted = {n for n in wanted if GENERATORS[n].held_out == (split == "heldout_generator")}
+    tasks = make_tasks(GYM, split, 5 * len(wanted), seed=11)
+    assert {task.meta["family"] for task in tasks} == wanted
+    await check(tasks, "gym")

@@ -1,0 +1,309 @@
+"""The math reward: what is the same, whose fault it is when nobody can say, and what is ended."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coa.distill.afm_files import import_rl, read_rows
+from coa.errors import MissingExtra
+from coa.rewards import MathSettings, Part, Reward, RewardSettings, choose_reward, open_reward
+from coa.rewards import math_process as processes
+from coa.rewards.mathematics import LONGEST_ANSWER, MathChecker, forms, same_text, words_in
+from coa.tasks.task import Task
+from coa.trajectory import Trajectory
+
+pytest.importorskip("math_verify")
+BENCHMARKS = os.environ.get("COA_TEST_BENCHMARKS", "")
+SHORT = RewardSettings("math", math=MathSettings(cpu_seconds=1.0, processes=1))
+
+
+@pytest.fixture
+async def reward() -> AsyncIterator[Reward]:
+    async with open_reward(SHORT) as opened:
+        yield opened
+
+
+async def judged(reward: Reward, answer: str | None, *golds: str) -> Part:
+    task = Task("How many?", golds)
+    return (await reward.score(task, Trajectory(task.id, "q?", "code", answer=answer))).parts[
+        "math"
+    ]
+
+
+RIGHT = [
+    ("27.0", "27"),
+    ("27", "27.0"),
+    ("025", "25"),
+    ("1000", "1,000"),
+    ("11,111", "11111"),
+    ("\\frac{14}{3}", "14/3"),
+    ("$\\frac{1}{2 n+2}$", "1/(2n+2)"),
+    ("\\frac12", "0.5"),
+    ("\\sqrt{2}", "1.41421356"),
+    ("\\frac{14}{3}", "The answer is 14/3."),
+    ("14", "So the total number of ways is: 14"),
+    ("(3, \\frac{\\pi}{2})", "\\left( 3, \\pi/2 \\right)"),
+    ("[3,4)", "$[3, 4)$"),
+    ("\\{1,2\\}", "\\{2, 1\\}"),
+    ("1,2", "2 and 1"),
+    ("$-1$ or $3$", "3, -1"),
+    ("x=5", "5"),
+    ("90^\\circ", "90"),
+    ("p - q", "-q + p"),
+    ("$2n-2$", "2(n-1)"),
+    ("$f(x)=2 x$", "f(x)=2x"),
+    ("10", "10 \\text{ cm}"),
+    ("\\$5", "5"),
+    ("5", "$5$."),
+    ("4", "\\boxed{4}"),
+    ("3", "Adding them, we get $1 + 2 = 3$."),
+    ("\\text{Evelyn}", "Evelyn"),
+    ("\\text{Evelyn}", "\\boxed{\\text{Evelyn}}"),
+    ("even", "Even."),
+    ("\\text{(C)}", "C"),
+    ("2^{1009}", "2^{1009}"),
+    ("\\begin{pmatrix}1\\\\2\\end{pmatrix}", "\\begin{pmatrix} 1 \\\\ 2 \\end{pmatrix}"),
+    ("|x|", "|x|"),
+]
+WRONG = [
+    ("27.0", "28"),
+    ("2", "2x"),
+    ("2", "2^{1009}"),
+    ("6", "5, 6"),
+    ("6", "I think that it is 5 or 6"),
+    ("(3,4)", "(4,3)"),
+    ("[3,4)", "(3,4]"),
+    ("(3,4)", "[3,4]"),
+    ("\\{1,2\\}", "\\{1,2,3\\}"),
+    ("1/3", "0.33"),
+    ("p - q", "q - p"),
+    ("even", "neve"),
+    ("\\text{?}", "!"),
+    ("\\text{even}", "odd"),
+    ("A", "B"),
+    ("5", "five"),
+    ("5", "???"),
+    ("5", ""),
+    ("5", None),
+    ("0", "\\frac{1}{0}"),
+]
+
+
+async def test_what_is_the_same(reward: Reward) -> None:
+    for gold, answer in RIGHT:
+        assert (await judged(reward, answer, gold)).score == 1.0, (gold, answer)
+        assert (await judged(reward, gold, gold)).score == 1.0, gold
+
+
+async def test_what_is_not_the_same(reward: Reward) -> None:
+    for gold, answer in WRONG:
+        assert (await judged(reward, answer, gold)).score == 0.0, (gold, answer)
+
+
+async def test_any_gold_answer_is_right(reward: Reward) -> None:
+    assert (await judged(reward, "0.25", "1/3", "1/4")).score == 1.0
+    assert (await judged(reward, "Lima", "17", "Lima")).score == 1.0
+    assert (await judged(reward, "0.2", "1/3", "1/4")).score == 0.0
+
+
+async def test_a_gold_that_cannot_be_read_judges_nobody_and_is_told_once(
+    reward: Reward, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gold = "$t(0,4]$"
+    for answer in ("7", "8"):
+        assert await judged(reward, answer, gold) == Part(
+            None, "the gold answer '$t(0,4]$' cannot be read"
+        )
+    assert capsys.readouterr().err.count("cannot be read as mathematics; it judges nobody.") == 1
+    assert (await judged(reward, " t(0, 4]", gold)).score == 1.0, "the same text is the same"
+    assert (await judged(reward, "7", gold, "8")).score == 0.0, "the other gold can judge"
+    assert (await judged(reward, "7")).score is None
+    assert (await judged(reward, "7", "  ")).score is None
+
+
+FOREVER = ("9^{9^{9^{9}}}", "(10^{10})!", "\\sum_{n=1}^{10^{12}} n^n", "{" * 1900)
+
+
+async def test_what_takes_forever_is_ended_and_wrong_and_the_next_one_is_judged(
+    reward: Reward,
+) -> None:
+    for answer in FOREVER:
+        assert await judged(reward, answer, "42") == Part(0.0, "stopped by SIGPROF"), answer
+        assert (await judged(reward, "84/2", "42")).score == 1.0
+
+
+@pytest.mark.slow
+async def test_a_gold_that_takes_forever_judges_nobody(reward: Reward) -> None:
+    gold = FOREVER[-1]
+    assert (await judged(reward, "42", gold)).score is None
+    assert (await judged(reward, "43", gold)).score is None
+
+
+async def test_deep_and_hostile_text_is_wrong_and_runs_nothing(
+    reward: Reward, tmp_path: Path
+) -> None:
+    touch = f"__import__('os').system('touch {tmp_path}/made')"
+    for answer in (
+        "(" * 900 + "1" + ")" * 900,
+        "\\sqrt{" * 300 + "2" + "}" * 300,
+        "1+" * 900 + "1",
+        touch,
+        f"\\text{{{touch}}}",
+        f"\\{{{touch}\\}}",
+        f"x={touch}",
+        "\ud800",
+        "\x00",
+    ):
+        assert (await judged(reward, answer, "42")).score == 0.0, answer[:40]
+    assert not list(tmp_path.iterdir())
+    long = "1" * (LONGEST_ANSWER + 1)
+    assert await judged(reward, long, "42") == Part(0.0, "longer than 2000 characters")
+
+
+async def test_many_are_judged_at_once_each_by_its_own_gold() -> None:
+    settings = RewardSettings("math", math=MathSettings(processes=2))
+    pairs = []
+    for n in range(60):
+        task = Task(f"{n}?", (str(n),))
+        given = f"{2 * n}/2" if n % 3 else f"{n}+1"
+        pairs.append((task, Trajectory(task.id, "q?", "code", answer=given)))
+    async with open_reward(settings) as reward:
+        found = await reward.score_all(pairs)
+    assert [each.score for each in found] == [float(n % 3 > 0) for n in range(60)]
+
+
+async def test_who_gives_up_leaves_no_reply_to_the_next(reward: Reward) -> None:
+    asked = asyncio.create_task(judged(reward, "(10^{10})!", "42"))
+    await asyncio.sleep(0.2)
+    asked.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asked
+    assert (await judged(reward, "43", "42")).score == 0.0
+    assert (await judged(reward, "84/2", "42")).score == 1.0
+
+
+@pytest.mark.slow
+async def test_a_process_that_gives_no_sign_is_killed_and_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(processes, "_CLOCK", 3.0)  # seconds, for one of CPU time
+    workers = processes.MathProcesses(1.0, 2048, 1)
+    try:
+        await workers.start()
+        (process,) = workers._all
+        os.killpg(process.pid, signal.SIGSTOP)
+        assert await workers.ask(["$1$"], ["$1$"]) is True
+        assert process.returncode == -signal.SIGKILL
+    finally:
+        await workers.close()
+    assert not workers._all
+
+
+async def test_a_process_that_died_in_between_is_replaced(reward: Reward) -> None:
+    assert (await judged(reward, "84/2", "42")).score == 1.0
+    workers = reward._checkers["math"]._processes  # type: ignore[attr-defined]
+    (process,) = workers._all
+    os.killpg(process.pid, signal.SIGKILL)
+    await process.wait()
+    assert (await judged(reward, "84/2", "42")).score == 1.0
+
+
+async def test_when_nobody_can_compare_it_is_none_and_never_a_zero() -> None:
+    class Lost(processes.MathProcesses):
+        async def _ask(self, question: bytes) -> dict[str, object] | None:
+            return next(replies)
+
+    checker = MathChecker(Lost(1.0, 2048))
+    task, given = Task("How many?", ("42",)), Trajectory("t", "q?", "code", answer="41")
+    replies: Iterator[dict[str, object] | None] = iter([None, {"ended": "SIGKILL"}])
+    found = await checker(task, given)
+    assert found == Part(None, "the process that compares was lost twice")
+    replies = iter([{"ended": "SIGKILL"}, {"right": False}, {"right": True}])
+    assert await checker(task, given) == Part(0.0), "wrong, by a gold that is equal to itself"
+
+
+ORPHAN = """
+import asyncio
+from coa.rewards.math_process import MathProcesses
+async def main():
+    workers = MathProcesses(1.0, 2048, 1)
+    await workers.start()
+    print(next(iter(workers._all)).pid, flush=True)
+    await workers.ask(["$1$"], ["$(10^{10})!$"])
+asyncio.run(main())
+"""
+
+
+@pytest.mark.slow
+def test_nothing_is_left_when_the_user_of_it_is_killed() -> None:
+    with subprocess.Popen([sys.executable, "-c", ORPHAN], stdout=subprocess.PIPE) as owner:
+        assert owner.stdout is not None
+        group = int(owner.stdout.readline())
+        time.sleep(0.3)
+        owner.kill()
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"process group {group} is still there")
+
+
+async def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "find_spec", lambda name: None)
+    with pytest.raises(MissingExtra, match=r"The reward 'math' needs packages.*\[tools\]"):
+        async with open_reward("math"):
+            raise AssertionError
+
+
+def test_how_texts_are_made_ready() -> None:
+    assert forms("2x") == ["$2x$"]
+    assert forms("the answer is 5.") == ["$the answer is 5$", "$5$"]
+    assert forms("it is $5$") == ["it is $5$"]
+    assert same_text("$ x + 1 $", "x+1") and not same_text("x+1", "x-1")
+    assert words_in("\\text{6:00 PM}") == "6:00 PM" and words_in("abc") is None
+    assert words_in("New York") == "New York" and words_in("\\sin x") is None
+
+
+@given(st.text(max_size=60))
+def test_any_text_can_be_made_ready(text: str) -> None:
+    assert 1 <= len(forms(text)) <= 2
+    assert same_text(text, text)
+    words_in(text)
+
+
+@pytest.mark.skipif(not BENCHMARKS, reason="COA_TEST_BENCHMARKS names no folder")
+@pytest.mark.parametrize("name", ["math500", "aime24", "aime25", "amc23", "OlympiadBench"])
+async def test_the_gold_answers_of_the_benchmarks_score_1_and_those_of_others_0(name: str) -> None:
+    tasks = import_rl(read_rows(Path(BENCHMARKS) / f"{name}.parquet")).items
+    assert choose_reward("auto", tasks) == "math"
+
+    def answered(task: Task, answer: str) -> tuple[Task, Trajectory]:
+        return task, Trajectory(task.id, task.question, "code", answer=answer)
+
+    async with open_reward("auto", tasks=tasks) as reward:
+        own = await reward.score_all(answered(task, task.answers[0]) for task in tasks)
+        assert all(each.score == 1.0 for each in own)
+        others = [answered(a, b.answers[0]) for a, b in itertools.pairwise(tasks)]
+        found = await reward.score_all(others)
+    alike = [
+        pair
+        for pair, each in zip(others, found, strict=True)
+        if each.score == 1.0 and not same_text(pair[0].answers[0], pair[1].answer or "")
+    ]
+    assert len(alike) <= 1, alike  # '5' and 'x=5' stand side by side in MATH500
+    assert sum(each.score is None for each in found) <= 2  # two golds of OlympiadBench are broken
