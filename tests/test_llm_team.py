@@ -36,6 +36,10 @@ from coa.trajectory import Trajectory
 from scripts import TOOLBOX_OF
 
 SETS = list(KINDS)
+SPARING = [
+    pytest.param(name, marks=pytest.mark.slow) if name == "atlas-code" else name for name in SETS
+]
+"""The set with the longest episodes only in the slow tests."""
 ROOMY = Budget(turns=64, tokens=1 << 20, turn_tokens=1 << 20, context=1 << 22)
 CAREFUL = Experts(0.0, 0.0, 0.0)
 
@@ -191,7 +195,7 @@ def answer_or_check(body: Json, answer: str, score: int = 4) -> str:
 NONSENSE = ["", "Sure! I can help.\n\nLet me think for a moment.", "\u4f60\u597d\n\n?"]
 
 
-@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("name", SPARING)
 async def test_replies_that_cannot_be_read_are_kept_and_asked_for_again(
     name: str, tmp_path: Path
 ) -> None:
@@ -254,7 +258,7 @@ async def test_a_reply_that_was_cut_is_read_only_where_the_cut_took_nothing(tmp_
 # -- objections ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["atlas-mhqa", "atlas-web", "atlas-code"])
+@pytest.mark.parametrize("name", [name for name in SPARING if name != "gym-code"])
 async def test_a_search_that_missed_is_made_again_in_other_words(name: str, tmp_path: Path) -> None:
     """The reader finds nothing and the critic objects; in a rated team the planner plans again."""
 
@@ -279,7 +283,7 @@ async def test_a_search_that_missed_is_made_again_in_other_words(name: str, tmp_
         assert "something else entirely" in made.text
 
 
-@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("name", SPARING)
 async def test_work_that_the_critic_objects_to_is_done_again(name: str, tmp_path: Path) -> None:
     def spoil(body: Json, said: str, count: int) -> str:
         agent = who(body)
@@ -295,7 +299,7 @@ async def test_work_that_the_critic_objects_to_is_done_again(name: str, tmp_path
     assert all("It is not so.</reflection>" in made.text for made in played.chains)
 
 
-@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("name", SPARING)
 async def test_two_objections_in_a_row_become_one_reflection_and_a_thought(
     name: str, tmp_path: Path
 ) -> None:
@@ -315,7 +319,7 @@ async def test_two_objections_in_a_row_become_one_reflection_and_a_thought(
     assert all("It is wrong 2 times." in made.text for made in played.chains)
 
 
-@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("name", SPARING)
 async def test_an_answer_that_fails_its_check_goes_back_to_the_planner(
     name: str, tmp_path: Path
 ) -> None:

@@ -124,7 +124,7 @@ def read_records(path: Path, parse: Callable[[Json], T], growing: bool = False) 
         try:
             records.append(parse(record))
         except (AttributeError, KeyError, TypeError, ValueError) as exc:
-            reason = f"no field {exc}" if isinstance(exc, KeyError) else str(exc)
+            reason = f"no field {exc}" if isinstance(exc, KeyError) else " ".join(str(exc).split())
             raise RecordError(f"{path}:{number}: {reason}") from exc
     return records
 

@@ -298,4 +298,4 @@ def read_episodes(path: Path) -> Iterator[tuple[int, Episode | RecordError]]:
         except KeyError as missing:
             yield number, RecordError(f"the episode has no field {missing}.")
         except (AttributeError, TypeError, ValueError) as wrong:
-            yield number, RecordError(str(wrong))
+            yield number, RecordError(" ".join(str(wrong).split()))
