@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from coa.errors import RecordError
-from coa.runs import Appender, Json, dumps, read_records, write_atomic
+from coa.runs import Appender, Json, read_records, write_jsonl
 
 
 class Record(Protocol):
@@ -80,5 +80,5 @@ async def collect(
             except ExceptionGroup as failed:
                 raise failed.exceptions[0] from None  # the first one cancelled the others
     ordered = [have[name] for name in work]
-    write_atomic(path, (dumps(record.to_json()) + "\n" for record in ordered))
+    write_jsonl(path, (record.to_json() for record in ordered))
     return ordered

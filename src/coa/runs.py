@@ -49,13 +49,14 @@ def dumps(record: Mapping[str, Any]) -> str:
     return line
 
 
-def write_atomic(path: Path, text: str | Iterable[str]) -> None:
-    """Write a whole file so that a reader sees the old content or the new, never a part."""
+@contextmanager
+def whole_file(path: Path) -> Iterator[IO[bytes]]:
+    """A file to write beside `path`, which takes its place at the end, or never when that fails."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with _named(path), os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.writelines([text] if isinstance(text, str) else text)
+        with _named(path), os.fdopen(descriptor, "wb") as file:
+            yield file
             file.flush()
             os.fsync(file.fileno())
         Path(name).chmod(0o644)
@@ -63,6 +64,17 @@ def write_atomic(path: Path, text: str | Iterable[str]) -> None:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def write_atomic(path: Path, text: str | Iterable[str]) -> None:
+    """Write a whole file so that a reader sees the old content or the new, never a part."""
+    with whole_file(path) as file:
+        file.writelines(part.encode() for part in ([text] if isinstance(text, str) else text))
+
+
+def write_jsonl(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
+    """Write a whole file of records, one a line."""
+    write_atomic(path, (dumps(record) + "\n" for record in records))
 
 
 @contextmanager
@@ -251,8 +263,7 @@ class Run:
             held.close()
         if path.is_file():
             Appender(path).close()
-            kept = [dumps(record) + "\n" for _, record in read_jsonl(path) if keep(record)]
-            write_atomic(path, "".join(kept))
+            write_jsonl(path, [record for _, record in read_jsonl(path) if keep(record)])
 
     def _append(self, name: str, record: Mapping[str, Any]) -> None:
         if name not in self._files:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from coa.errors import RecordError
-from coa.runs import Json, dumps, read_records, write_atomic
+from coa.runs import Json, read_records, write_jsonl
 
 SCHEMA = 1
 
@@ -247,7 +247,7 @@ class Trajectory:
 
 
 def save_trajectories(path: Path, trajectories: Iterable[Trajectory]) -> None:
-    write_atomic(path, "".join(dumps(t.to_json()) + "\n" for t in trajectories))
+    write_jsonl(path, (trajectory.to_json() for trajectory in trajectories))
 
 
 def load_trajectories(path: Path) -> list[Trajectory]:

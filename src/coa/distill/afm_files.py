@@ -18,12 +18,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar, get_args
 
-from coa.distill.exports.files import need_pyarrow, save_jsonl
+from coa.distill.exports.files import need_pyarrow
 from coa.distill.exports.rows import QUESTION
 from coa.errors import CoaError, RecordError, UsageError
 from coa.protocol import PRESETS, Block, Grammar, check, load_grammar, parse, system_prompt
 from coa.protocol.prompt import PromptKind
-from coa.runs import Json, dumps, read_jsonl
+from coa.runs import Json, dumps, read_jsonl, write_jsonl
 from coa.tasks.task import Task, TaskSet
 from coa.trajectory import Author, Segment, StopReason, Trajectory, Usage, save_trajectories
 
@@ -365,7 +365,7 @@ def _report(imported: Imported[Any], out: Path) -> Json:
     files = [str(out)]
     if imported.rejected:
         rejected = out.with_name(f"{out.stem}.rejected.jsonl")
-        save_jsonl(rejected, imported.rejected)
+        write_jsonl(rejected, imported.rejected)
         files.append(str(rejected))
     left = dict(imported.reasons.most_common())
     return {"rows": len(imported.items), "left_out": left, "files": files}

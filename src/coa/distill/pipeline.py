@@ -26,7 +26,7 @@ from coa.protocol import Grammar
 from coa.protocol.bound import bound_to
 from coa.protocol.prompt import PromptKind
 from coa.rewards import Reward, RewardSettings, open_reward
-from coa.runs import Json, dumps, write_atomic
+from coa.runs import Json, write_atomic, write_jsonl
 from coa.runtime import Budget, run
 from coa.tasks.task import Task
 from coa.teachers.episode import Episode
@@ -102,18 +102,20 @@ async def convert_one(
     """Convert, judge and replay one episode. Without `task` the answer cannot be judged."""
     public = Task(episode.question, id=episode.task_id, meta=episode.meta)
     bound = toolbox.bind(grammar)
-    score: float | None = None
+
+    async def judged(trajectory: Trajectory) -> float | None:
+        return None if task is None else (await reward.score(task, trajectory)).score
+
     try:
-        if task is not None and episode.answer is not None:
-            given = Trajectory(task.id, task.question, grammar.name, answer=episode.answer)
-            score = (await reward.score(task, given)).score
         trajectory = convert(episode, bound, prompt)
-        if task is not None:
-            score = (await reward.score(task, trajectory)).score
-        replay = await _replay(trajectory, public, bound, toolbox)
-    except NotConvertible as cause:
-        found = {"reason": cause.reason, "detail": cause.detail}
-        return Conversion(key, episode.task_id, None, score, **found)
+    except NotConvertible as cause:  # whether its answer is right is counted all the same
+        given = Trajectory(public.id, public.question, grammar.name, answer=episode.answer)
+        score = None if episode.answer is None else await judged(given)
+        return Conversion(
+            key, episode.task_id, None, score, reason=cause.reason, detail=cause.detail
+        )
+    score = await judged(trajectory)
+    replay = await _replay(trajectory, public, bound, toolbox)
     return Conversion(key, episode.task_id, trajectory, score, replay)
 
 
@@ -251,7 +253,7 @@ def save_distilled(
     stages, bound = distilled.funnel["stages"], grammars_of(grammar)
     making = replace(making or Making(), plot="funnel.svg", unjudged=distilled.unjudged)
     save_trajectories(directory / "trajectories.jsonl", distilled.kept)
-    write_atomic(directory / "rejected.jsonl", "".join(dumps(r) + "\n" for r in distilled.rejected))
+    write_jsonl(directory / "rejected.jsonl", distilled.rejected)
     write_atomic(directory / "funnel.json", json.dumps(distilled.funnel, indent=2) + "\n")
     write_atomic(directory / making.plot, plot(stages))
     card = dataset_card(distilled.kept, stages, making, grammar_of=bound)

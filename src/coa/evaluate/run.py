@@ -19,7 +19,7 @@ from coa.errors import RecordError, UsageError
 from coa.evaluate.metrics import Estimate, estimate, paired
 from coa.protocol import Grammar
 from coa.rewards import Scored, f1, mean_parts
-from coa.runs import Appender, Json, dumps, read_jsonl, write_atomic
+from coa.runs import Appender, Json, read_jsonl, write_atomic, write_jsonl
 from coa.runtime import Budget, Decoding, run
 from coa.tasks.task import Task
 from coa.tools.base import Toolbox
@@ -155,7 +155,7 @@ def _brief(value: Estimate) -> Json:
 
 
 def save_summary(directory: Path, summary: Json, records: Sequence[Json]) -> None:
-    write_atomic(directory / "scores.jsonl", "".join(dumps(r) + "\n" for r in records))
+    write_jsonl(directory / "scores.jsonl", records)
     write_atomic(directory / "summary.json", json.dumps(summary, indent=2) + "\n")
 
 

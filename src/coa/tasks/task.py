@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from coa.errors import RecordError, did_you_mean
-from coa.runs import Json, dumps, read_records, write_atomic
+from coa.runs import Json, read_records, write_jsonl
 
 SCHEMA = 1
 _FIELDS = ("schema", "id", "question", "answers", "answer", "meta", "gold")
@@ -129,7 +129,7 @@ class TaskSet(Sequence[Task]):
         return digest.hexdigest()[:16]
 
     def save(self, path: Path) -> None:
-        write_atomic(path, "".join(dumps(task.to_json()) + "\n" for task in self.tasks))
+        write_jsonl(path, (task.to_json() for task in self.tasks))
 
     @classmethod
     def load(cls, path: Path) -> TaskSet:

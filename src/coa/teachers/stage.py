@@ -22,7 +22,7 @@ from coa.progress import counted
 from coa.rehearsal import Rehearsal, spread_out
 from coa.runs import Appender, Json, claim, dumps, lock_output, read_records
 from coa.tasks.task import Task, TaskSet
-from coa.teachers import load_teacher, opened
+from coa.teachers import Teacher, load_teacher, opened
 from coa.teachers.desk import COUNTED, CRITICS, MISTAKES
 from coa.teachers.episode import READABLE, Episode
 from coa.teachers.llm_budget import BudgetSpent
@@ -123,6 +123,7 @@ def run_recording(
 
 
 class _Job(NamedTuple):
+    teacher: Teacher
     tasks: list[Task]
     settings: Json
     """Of `recorder`."""
@@ -152,7 +153,7 @@ def _job(
         workers = 1
     if workers is None:  # a teacher of one's own may not be made for several processes
         workers = crew_size(len(public)) if teacher == "experts" else 1
-    return _Job(public, settings, claimed, workers)
+    return _Job(loaded, public, settings, claimed, workers)
 
 
 def rehearse_recording(
@@ -170,9 +171,8 @@ def rehearse_recording(
     stored = read_records(out, _stored, growing=True) if out.is_file() else []
     held = {line.record["task_id"] for line in stored}
     left = [task for task in job.tasks if task.id not in held]
-    asked = load_teacher(teacher, **dict(options or {}))
-    if hasattr(asked, "estimate"):  # trying would cost money
-        estimate: Estimate = asyncio.run(asked.estimate(left))
+    if hasattr(job.teacher, "estimate"):  # trying would cost money
+        estimate: Estimate = asyncio.run(job.teacher.estimate(left))
         return estimate
     chosen = spread_out(left)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
-from coa.distill.exports.files import need_pyarrow, save_json, save_jsonl, save_parquet
+from coa.distill.exports.files import need_pyarrow, save_json, save_parquet
 from coa.distill.exports.pieces import CHATML, check_markers, frame_of
 from coa.distill.exports.rows import (
     NotExportable,
@@ -28,7 +28,7 @@ from coa.distill.exports.verl import Truth, rl_rows, rl_schema, sft_schema
 from coa.engines.codec import Codec
 from coa.errors import CoaError, GrammarError, UsageError, did_you_mean
 from coa.protocol import Grammar, load_grammar, system_prompt
-from coa.runs import Json, write_atomic
+from coa.runs import Json, write_atomic, write_jsonl
 from coa.tasks.sets import grammar_for
 from coa.tasks.task import Task, TaskSet
 from coa.trajectory import Trajectory
@@ -148,12 +148,12 @@ def _save(
         save_json(out / "dataset_info.json", listing(name, f"{to}.json", to))
         return [f"{to}.json", "dataset_info.json"]
     if to == "trl-tokens":
-        save_jsonl(out / "train.jsonl", rows)
+        write_jsonl(out / "train.jsonl", rows)
         return ["train.jsonl"]
     if to == "verl":
         save_parquet(out / "sft.parquet", rows, sft_schema(need_pyarrow("A parquet file")))
     else:
-        save_jsonl(out / "train.jsonl", rows)
+        write_jsonl(out / "train.jsonl", rows)
     write_atomic(out / TEMPLATE, (frame_of(codec) if codec else CHATML).template())
     return ["sft.parquet" if to == "verl" else "train.jsonl", TEMPLATE]
 
