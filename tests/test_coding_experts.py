@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from coa.distill.pipeline import distill
 from coa.errors import ConfigError
-from coa.evaluate.metrics import wilson
+from coa.estimates import wilson
 from coa.protocol import load_grammar
 from coa.runs import dumps
 from coa.tasks.gym import generators_of, make_tasks, score

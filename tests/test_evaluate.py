@@ -13,12 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from coa.attempts import attempt_all, choose_grammar, choose_prompt
 from coa.corpus.reading import read
 from coa.engines.scripted import ScriptedEngine
 from coa.errors import ConfigError, RecordError, UsageError
-from coa.evaluate.metrics import Z95, bootstrap, estimate, paired, sign_test, wilson
-from coa.evaluate.run import attempt_all, compare, save_summary, summarise
-from coa.evaluate.stage import EvalSettings, choose_grammar, choose_prompt, run_eval
+from coa.estimates import Z95, bootstrap, estimate, paired, sign_test, wilson
+from coa.evaluate.run import compare, save_summary, summarise
+from coa.evaluate.stage import EvalSettings, run_eval
 from coa.rewards import Scored, exact
 from coa.runtime import Budget, Decoding
 from coa.tasks import Task, TaskSet, make_tasks

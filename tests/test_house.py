@@ -16,8 +16,28 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "coa"
 
 LAYERS = (
-    *("errors", "machine", "runs", "config", "progress", "collect", "crew", "rehearsal"),
-    *("trajectory", "protocol", "corpus", "tasks", "engines", "tools", "runtime", "display"),
+    *(
+        "errors",
+        "machine",
+        "estimates",
+        "runs",
+        "config",
+        "progress",
+        "collect",
+        "crew",
+        "rehearsal",
+    ),
+    *(
+        "trajectory",
+        "protocol",
+        "corpus",
+        "tasks",
+        "engines",
+        "tools",
+        "runtime",
+        "attempts",
+        "display",
+    ),
     *("rewards", "teachers", "distill", "train", "evaluate", "pages", "serve", "scale"),
     *("asking", "doctor", "speedrun", "cli_options", "cli_things", "cli_datasets", "cli"),
 )

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from coa.attempts import attempt_all
 from coa.distill.pipeline import distill
 from coa.engines.base import Completion, OnText, Sampling
 from coa.engines.scripted import ByteCodec, ScriptedEngine
 from coa.errors import TrainingError
-from coa.evaluate.run import attempt_all, save_summary, summarise
+from coa.evaluate.run import save_summary, summarise
 from coa.protocol import (
     PRESETS,
     FaultKind,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from coa.attempts import choose_grammar, choose_prompt
 from coa.display import LABEL, ChainPrinter, closing_line, console
 from coa.engines import Engine, load_engine
 from coa.engines.store import resolve_default
-from coa.evaluate.stage import choose_grammar, choose_prompt
 from coa.protocol import Grammar
 from coa.runs import Appender
 from coa.runtime import Budget, Decoding, open_trajectory, rollout

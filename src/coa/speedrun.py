@@ -22,7 +22,7 @@ from coa.engines import load_engine, slots_for
 from coa.engines.base import Engine
 from coa.engines.codec import Codec
 from coa.engines.store import BASE, is_pulled, model_folder, pull, resolve
-from coa.evaluate.metrics import estimate
+from coa.estimates import estimate
 from coa.evaluate.run import compare
 from coa.evaluate.stage import EvalSettings, run_eval
 from coa.progress import counted, duration

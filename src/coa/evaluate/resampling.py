@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Mapping, Sequence
 
-from coa.evaluate.metrics import Estimate
+from coa.estimates import Estimate
 
 RESAMPLES = 10_000
 

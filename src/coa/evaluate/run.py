@@ -1,74 +1,22 @@
-"""Evaluation: tasks x k rollouts through the one loop, scored with a fixed denominator.
+"""Evaluation: what attempts are worth, with a fixed denominator, and which of two is better.
 
-Trajectories are appended as they finish, so a killed evaluation continues where it was; when all
-are there they are put in the order of the tasks, so the files do not depend on who finished first.
-Controls use the same loop with tools that withhold what they know or return another page.
+The rollouts are `coa.attempts`; controls use the same loop with tools that withhold what they know
+or return another page.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from coa.collect import OnDone, collect
-from coa.engines.base import Engine
 from coa.errors import RecordError, UsageError
-from coa.evaluate.metrics import Estimate, estimate, paired
-from coa.protocol import Grammar
+from coa.estimates import Estimate, estimate, paired
 from coa.rewards import Scored, f1, mean_parts
-from coa.runs import Appender, Json, read_jsonl, write_atomic, write_jsonl
-from coa.runtime import Budget, Decoding, run
+from coa.runs import Json, read_jsonl, write_atomic, write_jsonl
 from coa.tasks.task import Task
-from coa.tools.base import Toolbox
 from coa.trajectory import StopReason, Trajectory
-
-
-async def attempt_all(
-    tasks: Sequence[Task],
-    engine: Engine,
-    grammar: Grammar,
-    toolbox_of: Callable[[Task], Toolbox],
-    directory: Path,
-    *,
-    k: int = 1,
-    budget: Budget | None = None,
-    decoding: Decoding | None = None,
-    concurrency: int = 32,
-    on_done: OnDone | None = None,
-) -> list[Trajectory]:
-    """Roll out every task k times into `directory/trajectories.jsonl`, resuming what is there."""
-    decoding = decoding or Decoding()
-
-    def attempt(task: Task, sample: int) -> Callable[[], Awaitable[Trajectory]]:
-        public, chosen = task.public(), replace(decoding, sample=sample)
-        return lambda: run(
-            public, engine, grammar, toolbox_of(public), budget=budget, decoding=chosen
-        )
-
-    with Appender(directory / "timings.jsonl") as timings:
-
-        def note_seconds(trajectory: Trajectory) -> None:
-            seconds = {name: round(value, 3) for name, value in trajectory.seconds.items()}
-            timings.write({"task_id": trajectory.task_id, "sample": trajectory.sample, **seconds})
-
-        return await collect(
-            directory / "trajectories.jsonl",
-            {(task.id, i): attempt(task, i) for task in tasks for i in range(k)},
-            parse=Trajectory.from_json,
-            key=lambda trajectory: (trajectory.task_id, trajectory.sample),
-            redo=_to_repeat,
-            concurrency=concurrency,
-            on_record=note_seconds,
-            on_done=on_done,
-        )
-
-
-def _to_repeat(trajectory: Trajectory) -> bool:
-    """An interrupted rollout is not a result; every other ending is."""
-    return trajectory.stop in (None, StopReason.CANCELLED)
 
 
 def summarise(

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from coa.attempts import attempt_all, choose_grammar, choose_prompt
 from coa.config import to_json
 from coa.engines import load_engine, rollouts_at_once, slots_for
 from coa.engines.base import Engine
-from coa.engines.store import identity, resolve_default, trained_on
+from coa.engines.store import identity, resolve_default
 from coa.errors import ConfigError, ModelError, UsageError
-from coa.evaluate.run import attempt_all, save_summary, summarise
+from coa.evaluate.run import save_summary, summarise
 from coa.progress import Mode, counted
-from coa.protocol import Grammar, PromptKind, load_grammar
+from coa.protocol import Grammar, PromptKind
 from coa.rewards import (
     JudgeSettings,
     ProgramSettings,
@@ -28,8 +28,7 @@ from coa.rewards import (
 )
 from coa.runs import Json, Run
 from coa.runtime import Budget, Decoding
-from coa.tasks.sets import grammar_for
-from coa.tasks.task import Task, TaskSet
+from coa.tasks.task import TaskSet
 from coa.tools.kits import KitSettings, open_kit
 from coa.tools.search import PASSAGES
 from coa.trajectory import Trajectory
@@ -121,40 +120,6 @@ class EvalSettings:
             malformed=self.malformed,
             seconds=24 * 3600.0,
         )
-
-
-def choose_grammar(grammar: str, model: str, tasks: Sequence[Task] = ()) -> Grammar:
-    """The grammar that was asked for; `auto` is the one that the model's adapter was trained on,
-    and without an adapter the one that the tasks are made for."""
-    known = "+" in model or grammar != "auto"
-    return load_grammar(
-        _fitting("grammar", grammar, model, "mhqa" if known else grammar_for(tasks))
-    )
-
-
-def choose_prompt(prompt: str, model: str) -> PromptKind:
-    """The prompt that was asked for; `auto` is the one that the model's adapter was trained on, and
-    the full one for a model without an adapter, which was never trained on the protocol."""
-    scripted = "compact" if model.startswith("scripted:") else "full"
-    prompt = _fitting("prompt", prompt, model, scripted)
-    if prompt not in ("full", "compact"):
-        raise ConfigError(f"prompt {prompt!r}: expected full, compact or auto.")
-    return "full" if prompt == "full" else "compact"
-
-
-def _fitting(what: str, asked: str, model: str, otherwise: str) -> str:
-    """What was asked for, or for `auto` what the adapter remembers of its training."""
-    known = (trained_on(model) if "+" in model else {}).get(what)
-    if asked != "auto":
-        if known and asked not in ([known] if isinstance(known, str) else known):
-            note = f"{model} was trained on {what} {known}, not {asked}: expect malformed turns"
-            print(note, file=sys.stderr)
-        return asked
-    remembered = known or otherwise
-    if not isinstance(remembered, str):
-        choices = ", ".join(remembered)
-        raise ConfigError(f"{model} was trained on several: {choices}. Choose one with --{what}.")
-    return remembered
 
 
 def run_eval(

@@ -25,6 +25,7 @@ from coa.engines.base import TextCodec
 from coa.engines.codec import Codec
 from coa.engines.store import BASE, model_folder, resolve
 from coa.errors import UsageError
+from coa.estimates import Estimate, wilson
 from coa.evaluate.cost_cases import MEASURES, Case, Files, read_cases
 from coa.evaluate.cost_counts import (
     CACHINGS,
@@ -34,7 +35,6 @@ from coa.evaluate.cost_counts import (
     Counter,
     LengthOf,
 )
-from coa.evaluate.metrics import Estimate, wilson
 from coa.evaluate.resampling import RESAMPLES, Resamples
 from coa.protocol.prompt import PromptKind
 from coa.runs import Json, write_atomic
