@@ -1,13 +1,23 @@
-"""Run a small SFT in a process of its own, so that a test can kill it."""
+"""Run a small SFT in a process of its own, so that a test can kill it or start several."""
 
 from __future__ import annotations
 
+import json
+import os
 import sys
 from pathlib import Path
 
 from coa.train.rows import Row
 from coa.train.settings import SftSettings
-from coa.train.sft import run_sft
+
+WORKER = str(Path(__file__).resolve())
+
+
+def surroundings() -> dict[str, str]:
+    """The environment in which the worker finds this source, one thread and no network."""
+    paths = [str(Path(WORKER).parents[1] / "src"), os.environ.get("PYTHONPATH", "")]
+    kept = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    return kept | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 
 
 def tiny_rows(count: int = 8) -> list[Row]:
@@ -33,10 +43,24 @@ def tiny_settings(model: Path, **changes: object) -> SftSettings:
     return SftSettings(**(settings | changes))  # type: ignore[arg-type]
 
 
+def main(model: str, directory: str, changes: str = "{}") -> None:
+    from coa.errors import CoaError
+    from coa.train.processes import Processes
+    from coa.train.sft import run_sft
+
+    place = Processes.open()
+    print(f"process {place.index} of {place.count}", file=sys.stderr, flush=True)
+
+    try:
+        run_sft(
+            tiny_settings(Path(model), **json.loads(changes)),
+            tiny_rows(),
+            Path(directory),
+            on_update=lambda at: print(at.update, flush=True),
+        )
+    except CoaError as error:  # as the command line shows it
+        raise SystemExit(f"coa: {error}") from None
+
+
 if __name__ == "__main__":
-    run_sft(
-        tiny_settings(Path(sys.argv[1])),
-        tiny_rows(),
-        Path(sys.argv[2]),
-        on_update=lambda at: print(at.update, flush=True),
-    )
+    main(*sys.argv[1:])

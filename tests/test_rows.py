@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from coa.engines.scripted import ByteCodec
 from coa.errors import RecordError, TrainingError
-from coa.train.rows import Row, batches, build_row, fingerprint, opening
+from coa.train.rows import Row, TooLong, batches, build_row, fingerprint, opening, token_spans
 from coa.trajectory import Author, Segment, Trajectory
 
 CODEC = ByteCodec()
@@ -111,10 +113,84 @@ def test_nothing_to_train_names_the_task() -> None:
         build_row(
             trajectory(Segment(Author.MODEL, "x", errs=[(0, 1)])), [1], CODEC.encode_with_offsets
         )
-    with pytest.raises(TrainingError, match="within max_length 3"):
-        build_row(
-            trajectory(Segment(Author.MODEL, "abcd")), [1], CODEC.encode_with_offsets, max_length=3
-        )
+
+
+def test_a_trajectory_longer_than_the_context_says_how_long_it_is_and_what_would_do() -> None:
+    made = trajectory(
+        Segment(Author.MODEL, "oops", errs=[(0, 4)]),
+        Segment(Author.ENV, "[o]"),
+        Segment(Author.MODEL, "abcd"),
+        Segment(Author.ENV, "[o]"),
+    )
+    with pytest.raises(TooLong) as found:
+        build_row(made, [1], CODEC.encode_with_offsets, max_length=10)
+    assert str(found.value) == (
+        "Task 't-1': no trainable token within max_length 10: its trajectory has 15 tokens, and "
+        "its first turn to train ends after 12. Raise max_length to at least 12, or leave the task "
+        "out."
+    )
+    row = build_row(made, [1], CODEC.encode_with_offsets, max_length=12)
+    assert (row.trained, row.cut, row.segments) == (4, True, (1, 4, 3, 4))
+
+
+AUTHORS = st.sampled_from([Author.MODEL, Author.ENV])
+
+
+@st.composite
+def segments(draw: st.DrawFn) -> Segment:
+    author, text = draw(AUTHORS), draw(st.text(max_size=12))
+    errs = []
+    if author is Author.MODEL and draw(st.booleans()):
+        start = draw(st.integers(0, len(text)))
+        errs = [(start, draw(st.integers(start, len(text))))]
+    ids = CODEC.encode(text) if draw(st.booleans()) else None
+    logprobs = [-0.5] * len(ids) if ids is not None and author is Author.MODEL else None
+    return Segment(author, text, ids=ids, logprobs=logprobs, errs=errs)
+
+
+@given(st.lists(segments(), max_size=8), st.integers(1, 60))
+def test_a_row_is_a_whole_number_of_segments_and_its_weights_follow_their_authors(
+    parts: list[Segment], limit: int
+) -> None:
+    made, encode = trajectory(*parts), CODEC.encode_with_offsets
+    marked = {id(p): {i for s, e in p.errs for i in range(s, e)} for p in parts}
+    lengths = [len(CODEC.encode(p.text)) for p in parts]
+    expected = [
+        1.0 if p.author is Author.MODEL and at not in marked[id(p)] else 0.0
+        for p in parts
+        for at, character in enumerate(p.text)
+        for _ in CODEC.encode(character)
+    ]
+    fit = next((n for n in range(len(parts)) if 1 + sum(lengths[: n + 1]) > limit), len(parts))
+    end = sum(lengths[:fit])
+    try:
+        row = build_row(made, [1], encode, max_length=limit, decode=CODEC.decode)
+    except TooLong:
+        assert fit < len(parts) and not any(expected[:end]) and any(expected)
+        return
+    except TrainingError:
+        assert not any(expected)
+        return
+    assert row.ids == [1, *(i for p in parts[:fit] for i in CODEC.encode(p.text))]
+    assert row.weights == [0.0, *expected[:end]]
+    assert row.segments == (1, *lengths[:fit])
+    assert row.cut == (fit < len(parts))
+
+
+@given(st.lists(st.sampled_from([*b"ab <>", *"\u6771\u00e9".encode(), 257]), max_size=30))
+def test_every_sampled_id_belongs_to_a_character(ids: list[int]) -> None:
+    spans, text = token_spans(ids, CODEC.decode), CODEC.decode(ids)
+    assert len(spans) == len(ids)
+    assert [end for _, end in spans] == sorted(end for _, end in spans)
+    assert not spans or spans[-1][1] == len(text)
+    if text.isascii():  # one id, one character
+        assert [text[s:e] for (s, e), i in zip(spans, ids, strict=True) if i < 256] == [*text]
+
+
+def test_logprobs_that_do_not_fit_their_ids_are_refused() -> None:
+    segment = Segment(Author.MODEL, "ab", ids=[*b"ab"], logprobs=[-1.0])
+    with pytest.raises(RecordError, match=r"task 't-1': a segment has 2 ids and 1 logprobs"):
+        build_row(trajectory(segment), [1], fail_to_encode)
 
 
 def test_truncation_falls_between_segments() -> None:

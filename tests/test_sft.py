@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from sft_worker import tiny_rows, tiny_settings
+from sft_worker import WORKER, surroundings, tiny_rows, tiny_settings
 from tiny_model import make_tiny_model
 
 torch = pytest.importorskip("torch")
@@ -93,11 +93,11 @@ def test_a_killed_run_continues_to_the_same_bits(
     model: Path, finished: Path, tmp_path: Path
 ) -> None:
     target = random.randint(5, 30)
-    worker = [sys.executable, str(Path(__file__).with_name("sft_worker.py"))]
-    paths = os.pathsep.join([str(Path(sft.__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
-    environment = os.environ | {"PYTHONPATH": paths, "HF_HUB_OFFLINE": "1"}
     process = subprocess.Popen(
-        [*worker, str(model), str(tmp_path)], stdout=subprocess.PIPE, text=True, env=environment
+        [sys.executable, WORKER, str(model), str(tmp_path)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=surroundings(),
     )
     assert process.stdout is not None
     for line in process.stdout:
@@ -130,6 +130,34 @@ def test_a_split_batch_gives_the_same_update(model: Path, finished: Path, tmp_pa
     run_sft(tiny_settings(model, micro_tokens=20), tiny_rows(), tmp_path)
     for one, other in zip(metrics(tmp_path)[:4], metrics(finished)[:4], strict=True):
         assert one["loss"] == pytest.approx(other["loss"], abs=1e-3)
+
+
+def test_the_learning_rate_follows_the_schedule(model: Path, tmp_path: Path) -> None:
+    for schedule, last in (("constant", 1.0), ("linear", 0.25), ("cosine", 0.1464466)):
+        settings = tiny_settings(model, epochs=2, batch_size=4, warmup=0.0, schedule=schedule)
+        run_sft(settings, tiny_rows(), tmp_path / schedule)
+        rates = [line["lr"] / settings.lr for line in metrics(tmp_path / schedule)]
+        assert rates[0] == 1.0 and rates[-1] == pytest.approx(last)
+
+
+def test_packs_learn_and_count_as_units_of_a_batch(model: Path, tmp_path: Path) -> None:
+    changes: dict[str, object] = {"layout": "pack", "pack_tokens": 128, "batch_size": 1}
+    result = run_sft(tiny_settings(model, epochs=30, **changes), tiny_rows(), tmp_path)
+    lines = metrics(tmp_path)
+    assert result.updates == 30 * 2  # 132 tokens are two packs
+    assert max(line["tokens"] for line in lines) <= 128
+    assert sum(line["tokens"] for line in lines[:2]) == 132
+    assert lines[0]["loss"] > 4 and result.loss < 1
+
+
+def test_all_weights_can_be_trained(model: Path, tmp_path: Path) -> None:
+    settings = tiny_settings(model, full=True, lr=3e-3, epochs=15, checkpoint_every=1000)
+    result = run_sft(settings, tiny_rows(), tmp_path)
+    assert metrics(tmp_path)[0]["loss"] > 4 and result.loss < 1
+    again = Policy(f"hf:{result.adapter}", full=True, max_length=128)
+    rows = tiny_rows()
+    total = sum(sum(row.weights[1:]) for row in rows)
+    assert float(sft_loss(again, rows, total).detach()) < 1.5
 
 
 def test_another_run_in_the_same_folder_is_refused(model: Path, finished: Path) -> None:
@@ -211,6 +239,9 @@ def test_the_engine_takes_over_a_policy(model: Path, finished: Path) -> None:
 def test_settings_and_rows_are_checked(model: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"sft\.rank: found 0"):
         tiny_settings(model, rank=0)
+    for name, value in (("warmup", 1.5), ("err_weight", -0.1), ("micro_tokens", 0)):
+        with pytest.raises(ConfigError, match=rf"sft\.{name}: found {value}, expected"):
+            tiny_settings(model, **{name: value})
     with pytest.raises(TrainingError, match="no rows"):
         run_sft(tiny_settings(model), [], tmp_path)
     with pytest.raises(TrainingError, match="'t0': its row has no trainable token"):

@@ -42,7 +42,7 @@ class MergedTensors:
             file = safe_open(path, framework="pt")
             self._files.update(dict.fromkeys(file.keys(), file))
         self._adapter, self._dtype = adapter, dtype
-        self._unused = set(adapter.pairs) if adapter else set()
+        self._unused = {*adapter.pairs, *adapter.whole} if adapter else set()
 
     def __contains__(self, name: str) -> bool:
         return name in self._files
@@ -50,6 +50,10 @@ class MergedTensors:
     def __call__(self, name: str) -> Tensor:
         if name not in self._files:
             raise ModelError(f"The model's weights have no tensor {name!r}.")
+        if self._adapter is not None and name in self._adapter.whole:
+            self._unused.discard(name)
+            replaced: Tensor = self._adapter.whole[name]
+            return replaced.to(self._dtype)
         tensor: Tensor = self._files[name].get_tensor(name).float()
         module = name.removesuffix(".weight")
         if self._adapter is not None and module in self._adapter.pairs:
@@ -127,6 +131,7 @@ class LlamaForward:
         assert slots <= EXACT_ROWS or not exact, slots
         config = read_config(folder)
         self.shape = Shape.read(config)
+        self._tied = config.get("tie_word_embeddings") is True
         self._folder, self._dtype, self._exact = folder, dtype, exact
         self.slots = slots
         kernels = load_kernels()
@@ -147,7 +152,8 @@ class LlamaForward:
         take = MergedTensors(self._folder, adapter, self._dtype)
         embed, norm = take("model.embed_tokens.weight"), take("model.norm.weight")
         layers = [self._read_layer(take, i) for i in range(self.shape.layers)]
-        head = take.optional("lm_head.weight")
+        # A tied head has no weights of its own, even where a file holds a copy of them.
+        head = None if self._tied else take.optional("lm_head.weight")
         take.check_all_used()  # an adapter that is refused has changed nothing
         self._embed, self._layers, self._norm = embed, layers, norm
         self._head = make_linear(embed if head is None else head)

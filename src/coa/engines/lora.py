@@ -1,7 +1,7 @@
-"""LoRA adapters as values: what an engine merges and what a policy trains.
+"""What training changed, as a value: LoRA factors that an engine merges, or whole weights.
 
-An adapter only means something on the weights it was trained on, so its folder has a
-`manifest.json` with the hash of that base, and reading it for another base is refused.
+It only means something on the weights it was trained on, so its folder has a `manifest.json` with
+the hash of that base, and reading it for another base is refused.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from coa.engines.weights import weight_files
 from coa.errors import ModelError
 
 MANIFEST, WEIGHTS = "manifest.json", "adapter_model.safetensors"
@@ -21,11 +22,14 @@ _PREFIX = "base_model.model."
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """Low-rank updates by module name: weight += scale * up @ down."""
+    """Low-rank updates by module name: weight += scale * up @ down; or tensors that replace."""
 
     scale: float
     pairs: dict[str, tuple[Any, Any]]
     """Module name (as in the base's state dict, without `.weight`) to (down, up) tensors."""
+    whole: dict[str, Any] = field(default_factory=dict)
+    """Tensor name (as in the base's state dict) to what replaces it, where all weights were
+    trained; empty for LoRA."""
 
 
 def adapter_hash(folder: Path) -> str:
@@ -55,11 +59,14 @@ def check_base(folder: Path, base: str) -> None:
 
 
 def read_adapter(folder: Path, base: str) -> Adapter:
-    """Read a peft LoRA folder for the base with hash `base`."""
+    """Read a peft LoRA folder, or one of whole weights, for the base with hash `base`."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     config_path = folder / "adapter_config.json"
+    if is_whole(folder):
+        check_base(folder, base)
+        return Adapter(1.0, {}, read_tensors(folder))
     if not config_path.is_file():
         raise ModelError(f"{folder}: not an adapter folder (it has no adapter_config.json).")
     check_base(folder, base)
@@ -76,10 +83,38 @@ def read_adapter(folder: Path, base: str) -> Adapter:
     return Adapter(config["lora_alpha"] / root, pair_up(tensors))
 
 
+def is_whole(folder: Path) -> bool:
+    """Whether a folder holds a whole model that was trained here, not LoRA factors."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(manifest, dict) and manifest.get("full") is True
+
+
+def read_tensors(folder: Path) -> dict[str, Any]:
+    """All tensors of a model folder by name."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    tensors: dict[str, Any] = {}
+    for path in weight_files(folder):
+        try:
+            tensors |= load_file(path)
+        except (OSError, SafetensorError) as exc:
+            raise ModelError(f"{path}: cannot read the weights ({exc}).") from exc
+    return tensors
+
+
 def write_adapter(adapter: Adapter, folder: Path) -> None:
     """Write an adapter's factors as a folder that peft, and so a server, can read."""
     from safetensors.torch import save_file
 
+    if adapter.whole:
+        raise ModelError(
+            "All weights were trained, and a running server takes LoRA factors only. Train with "
+            "full = false, or start the server on the saved model folder."
+        )
     tensors = {}
     for module, (down, up) in adapter.pairs.items():
         tensors[f"{_PREFIX}{module}.lora_A.weight"] = down.contiguous()

@@ -47,6 +47,10 @@ class PlainForward:
             with torch.no_grad():
                 assert adapter is not None
                 weight += adapter.scale * (up.float() @ down.float())
+        if adapter is not None and adapter.whole:
+            unknown = model.load_state_dict(adapter.whole, strict=False).unexpected_keys
+            if unknown:
+                raise ModelError(f"The trained weights have {unknown[0]!r}, which the model lacks.")
         self._model = model.to(self._dtype)
         self._caches = [None] * self.slots
 

@@ -205,9 +205,10 @@ def trained_on(ref: str) -> dict[str, Any]:
 
     A value is a string, or a list when it was trained on several. {} where nothing says it.
     """
-    adapter = resolve(ref).adapter
+    source = resolve(ref)
+    folder = source.adapter or source.path  # a whole model trained here has a manifest, too
     try:
-        manifest = json.loads((adapter / MANIFEST).read_text("utf-8")) if adapter else {}
+        manifest = json.loads((folder / MANIFEST).read_text("utf-8")) if folder else {}
     except (OSError, ValueError):
         return {}  # loading the adapter reports what is wrong with its manifest
     return {key: manifest[key] for key in ("grammar", "prompt") if key in manifest}

@@ -11,65 +11,98 @@ import re
 import shutil
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 
 from coa.engines.weights import sync_folder
+from coa.errors import TrainingError
+from coa.runs import Json
 from coa.train.policy import Policy
 
 KEPT = 2
 _NAME = re.compile(r"update-(\d{7})")
 
 
+class Saved(Protocol):
+    """Something with state beside the policy's: an optimiser, a value head."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: dict[str, Any]) -> Any: ...
+
+
 class Checkpoints:
     """The checkpoints of one run."""
 
-    def __init__(self, folder: Path, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
-        self._folder, self._policy, self._optimizer = folder, policy, optimizer
+    def __init__(self, folder: Path, policy: Policy, **saved: Saved) -> None:
+        self._folder, self._policy, self._saved = folder, policy, saved
 
-    def save(self, update: int, loss: float) -> Path:
-        target = self._folder / f"update-{update:07d}"
+    def save(self, update: int, record: Json, also_keep: Collection[int] = ()) -> Path:
+        """Write the state after `update`, with what the caller wants to know again."""
+        target = self._path(update)
         if target.exists():
             return target
         part = self._folder / f".part-{update:07d}"
         shutil.rmtree(part, ignore_errors=True)
-        self._policy.write(part / "adapter", update=update)
-        torch.save(
-            {"optimizer": self._optimizer.state_dict(), "rng": torch.get_rng_state()},
-            part / "optimizer.pt",
-        )
-        record = {"update": update, "loss": loss}
-        (part / "position.json").write_text(json.dumps(record) + "\n", encoding="utf-8")
-        sync_folder(part)
+        try:
+            self._write(part, update, record)
+        except Exception as failed:  # safetensors and torch have errors of their own for a disk
+            shutil.rmtree(part, ignore_errors=True)
+            whole = self._whole()
+            last = f"{whole[-1].name} is the last whole one" if whole else "there is no other"
+            raise TrainingError(
+                f"{target}: the checkpoint could not be written ({_reason(failed)}); {last}. "
+                "Make room and give the same command again."
+            ) from failed
         part.rename(target)
         sync_folder(self._folder)
+        kept = {self._path(one) for one in also_keep}
         for old in self._whole()[:-KEPT]:
-            shutil.rmtree(old)
+            if old not in kept:
+                shutil.rmtree(old)
         return target
+
+    def _write(self, part: Path, update: int, record: Json) -> None:
+        self._policy.write(part / "adapter", update=update)
+        state: dict[str, Any] = {name: each.state_dict() for name, each in self._saved.items()}
+        with (part / "optimizer.pt").open("wb") as file:  # given a path, torch hides why it failed
+            torch.save(state | {"rng": torch.get_rng_state()}, file)
+        text = json.dumps({"update": update, **record})
+        (part / "position.json").write_text(text + "\n", encoding="utf-8")
+        sync_folder(part)
+
+    def _path(self, update: int) -> Path:
+        return self._folder / f"update-{update:07d}"
 
     def _whole(self) -> list[Path]:
         if not self._folder.is_dir():
             return []
         return sorted(p for p in self._folder.iterdir() if _NAME.fullmatch(p.name))
 
-    def restore(self) -> tuple[int, float]:
-        """Load the newest checkpoint; (0, nan) when there is none."""
+    def restore(self) -> Json | None:
+        """Load the newest checkpoint and return its record; None when there is none."""
         if self._folder.is_dir():
             for part in self._folder.glob(".part-*"):
                 shutil.rmtree(part, ignore_errors=True)
         whole = self._whole()
         if not whole:
-            return 0, float("nan")
+            return None
         newest = whole[-1]
-        record = json.loads((newest / "position.json").read_text(encoding="utf-8"))
+        record: Json = json.loads((newest / "position.json").read_text(encoding="utf-8"))
         self._policy.restore(newest / "adapter")
         state = torch.load(newest / "optimizer.pt", weights_only=True)
-        self._optimizer.load_state_dict(state["optimizer"])
+        for name, each in self._saved.items():
+            each.load_state_dict(state[name])
         torch.set_rng_state(state["rng"])
-        return int(record["update"]), float(record["loss"])
+        return record
+
+
+def _reason(error: BaseException) -> str:
+    error = error.__context__ if isinstance(error.__context__, OSError) else error
+    return getattr(error, "strerror", None) or " ".join(str(error).split()) or type(error).__name__
 
 
 @contextmanager

@@ -106,7 +106,10 @@ def _by_group(x: Tensor, key_heads: int) -> Tensor:
 
 
 class TokenLogprobs(torch.autograd.Function):
-    """float32 log-probability of targets [n] given hidden [n, width] and a frozen output layer."""
+    """float32 log-probability of targets [n] given hidden [n, width] and an output layer.
+
+    A frozen layer gets no gradient, which would be as large as itself.
+    """
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, head: Tensor, targets: Tensor, heat: float) -> Tensor:
@@ -120,13 +123,13 @@ class TokenLogprobs(torch.autograd.Function):
                 wide /= heat
             totals[part] = wide.logsumexp(dim=-1)
             picked[part] = wide.gather(1, targets[part, None])[:, 0]
-        ctx.save_for_backward(logits, head, targets, totals)
+        ctx.save_for_backward(logits, hidden, head, targets, totals)
         ctx.heat = heat
         return picked - totals
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        logits, head, targets, totals = ctx.saved_tensors
+        logits, hidden, head, targets, totals = ctx.saved_tensors
         slope = grads[0] / ctx.heat
         out = torch.empty_like(logits)
         for at in range(0, len(logits), POSITIONS):
@@ -137,4 +140,5 @@ class TokenLogprobs(torch.autograd.Function):
             wide.sub_(totals[part, None]).exp_().mul_(-slope[part, None])
             wide.scatter_add_(1, targets[part, None], slope[part, None])
             out[part] = wide
-        return out @ head, None, None, None
+        d_head = out.t() @ hidden if ctx.needs_input_grad[1] else None
+        return out @ head, d_head, None, None

@@ -1,15 +1,17 @@
-"""The same function as the peft model, computed faster on a CPU.
+"""The same function as the transformers model, computed faster on a CPU.
 
-Rows are concatenated, so nothing is padded and only attention knows where a row ends. Adapters are
-merged into the frozen weights once per update, which makes the forward one product per module and
-is also exactly what the engine serves; gradients of the low-rank factors are taken in a backward of
-our own, where frozen weights get none. q/k/v and gate/up, which share their input, are fused.
+Rows are concatenated, so nothing is padded and only attention knows where a row ends. q/k/v and
+gate/up, which share their input, are fused: one product per group, with a backward of our own.
+
+LoRA factors are merged into the frozen weights once per update, which makes the forward one product
+per module and is also exactly what the engine serves; frozen weights get no gradient. Where all
+weights are trained, the masters are float32 and each group keeps a copy in the type it computes in.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -19,12 +21,21 @@ from coa.engines.shape import Shape, rotary
 from coa.train.kernels import CausalAttention, TokenLogprobs
 
 
-class Group:
-    """Linear modules that share their input: frozen weights and LoRA factors, merged on demand."""
+class Group(Protocol):
+    """Linear modules that share their input, as one product."""
+
+    def merge(self) -> None:
+        """Take over the parameters' present values."""
+
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+
+class LowRankGroup:
+    """Frozen weights and LoRA factors, merged on demand."""
 
     def __init__(self, modules: list[Any], adapter: str, dtype: torch.dtype) -> None:
         base = [module.base_layer for module in modules]
-        self._frozen = torch.cat([layer.weight.detach().float() for layer in base])
+        self._frozen = [layer.weight.detach() for layer in base]  # the model's own, no copy
         biases = [layer.bias.detach() for layer in base if layer.bias is not None]
         self.bias = torch.cat(biases).to(dtype) if len(biases) == len(base) else None
         self.downs = [module.lora_A[adapter].weight for module in modules]
@@ -36,20 +47,19 @@ class Group:
 
     def merge(self) -> None:
         with torch.no_grad():
-            parts = [up @ down for up, down in zip(self.ups, self.downs, strict=True)]
-            self.weight = torch.add(self._frozen, torch.cat(parts), alpha=self.scale).to(
-                self._dtype
-            )
+            factors = zip(self._frozen, self.ups, self.downs, strict=True)
+            merged = [torch.add(w.float(), up @ down, alpha=self.scale) for w, up, down in factors]
+            self.weight = torch.cat([weight.to(self._dtype) for weight in merged])
 
     def __call__(self, x: Tensor) -> Tensor:
         factors = [t for pair in zip(self.downs, self.ups, strict=True) for t in pair]
-        out: Tensor = _GroupProduct.apply(x, self, *factors)  # type: ignore[no-untyped-call]
+        out: Tensor = _LowRankProduct.apply(x, self, *factors)  # type: ignore[no-untyped-call]
         return out
 
 
-class _GroupProduct(torch.autograd.Function):
+class _LowRankProduct(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Group, *factors: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, group: LowRankGroup, *factors: Tensor) -> Tensor:
         ctx.save_for_backward(x)
         ctx.group, ctx.weight = group, group.weight
         return F.linear(x, group.weight, group.bias)
@@ -72,19 +82,64 @@ class _GroupProduct(torch.autograd.Function):
         return (dx, None, *factors)
 
 
-class LeanLlama:
-    """Hidden states of a Llama-family peft model; gradients reach the same LoRA parameters."""
+class WholeGroup:
+    """float32 masters, and one copy of them side by side in the type of the computation."""
 
-    def __init__(self, model: Any, config: dict[str, Any], adapter: str, length: int) -> None:
-        inner = model.get_base_model().model
-        self._shape = Shape.read(config)
-        weight = inner.embed_tokens.weight
-        self._embed, self._dtype = weight.detach(), weight.dtype
-        self._norm = inner.norm.weight.detach()
-        self._cos, self._sin = rotary(self._shape, length, self._dtype)
-        self._layers = [_LeanLayer(layer, adapter, self._dtype) for layer in inner.layers]
-        head = model.get_base_model().lm_head.weight
-        self._head = head.detach()
+    def __init__(self, modules: list[Any], dtype: torch.dtype) -> None:
+        self.weights = [module.weight for module in modules]
+        biases = [module.bias for module in modules if module.bias is not None]
+        self.biases = biases if len(biases) == len(modules) else []
+        self.sizes = [weight.shape[0] for weight in self.weights]
+        self._dtype = dtype
+        self.merge()
+
+    def merge(self) -> None:
+        self.weight = _side_by_side(self.weights, self._dtype)
+        self.bias = _side_by_side(self.biases, self._dtype) if self.biases else None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        out: Tensor = _WholeProduct.apply(x, self, *self.weights, *self.biases)  # type: ignore[no-untyped-call]
+        return out
+
+
+def _side_by_side(masters: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    held = [master.detach().to(dtype) for master in masters]
+    return held[0] if len(held) == 1 else torch.cat(held)  # one float32 master needs no copy
+
+
+class _WholeProduct(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: WholeGroup, *masters: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.group, ctx.weight = group, group.weight
+        return F.linear(x, group.weight, group.bias)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (x,), grad, group = ctx.saved_tensors, grads[0], ctx.group
+        d_weights = (grad.t() @ x).float().split(group.sizes)
+        d_biases = grad.sum(0, dtype=torch.float32).split(group.sizes) if group.biases else ()
+        return (grad @ ctx.weight, None, *d_weights, *d_biases)
+
+
+class LeanLlama:
+    """Hidden states of a Llama-family model; gradients reach the parameters of that model."""
+
+    def __init__(
+        self,
+        causal: Any,
+        config: dict[str, Any],
+        adapter: str | None,
+        dtype: torch.dtype,
+        length: int,
+    ) -> None:
+        """`adapter`: name of the LoRA factors to train; None trains all weights."""
+        inner = causal.model
+        self._shape, self._dtype = Shape.read(config), dtype
+        self._embed, self._norm = inner.embed_tokens.weight, inner.norm.weight
+        self._cos, self._sin = rotary(self._shape, length, dtype)
+        self._layers = [_LeanLayer(layer, adapter, dtype) for layer in inner.layers]
+        self._head: Tensor = causal.lm_head.weight
 
     def merge(self) -> None:
         """Take over the parameters' present values; call it after every optimiser step."""
@@ -98,49 +153,56 @@ class LeanLlama:
         ids = torch.tensor([i for row in rows for i in row])
         positions = torch.cat([torch.arange(length) for length in lengths])
         cos, sin = self._cos[positions][:, None], self._sin[positions][:, None]
-        x = self._embed[ids]
+        x = F.embedding(ids, self._embed).to(self._dtype)
         for layer in self._layers:
             x = layer(x, self._shape, lengths, cos, sin)
-        return F.rms_norm(x, (self._shape.hidden,), self._norm, self._shape.eps)
+        return _normed(x, self._norm, self._shape)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return F.linear(hidden, self._head)
+        return F.linear(hidden, self._head.to(self._dtype))
 
     def logprobs(self, hidden: Tensor, targets: Tensor, temperature: float) -> Tensor:
-        picked: Tensor = TokenLogprobs.apply(hidden, self._head, targets, temperature)  # type: ignore[no-untyped-call]
+        head = self._head.to(self._dtype)
+        picked: Tensor = TokenLogprobs.apply(hidden, head, targets, temperature)  # type: ignore[no-untyped-call]
         return picked
 
 
 class _LeanLayer:
-    def __init__(self, layer: Any, adapter: str, dtype: torch.dtype) -> None:
+    def __init__(self, layer: Any, adapter: str | None, dtype: torch.dtype) -> None:
         attention, mlp = layer.self_attn, layer.mlp
-        self.qkv = Group([attention.q_proj, attention.k_proj, attention.v_proj], adapter, dtype)
-        self.out = Group([attention.o_proj], adapter, dtype)
-        self.gate_up = Group([mlp.gate_proj, mlp.up_proj], adapter, dtype)
-        self.down = Group([mlp.down_proj], adapter, dtype)
+
+        def group(*modules: Any) -> Group:
+            if adapter is None:
+                return WholeGroup([*modules], dtype)
+            return LowRankGroup([*modules], adapter, dtype)
+
+        self.qkv = group(attention.q_proj, attention.k_proj, attention.v_proj)
+        self.out = group(attention.o_proj)
+        self.gate_up = group(mlp.gate_proj, mlp.up_proj)
+        self.down = group(mlp.down_proj)
         self.groups = [self.qkv, self.out, self.gate_up, self.down]
-        self._norm_in = layer.input_layernorm.weight.detach()
-        self._norm_mlp = layer.post_attention_layernorm.weight.detach()
-        self._q_norm = _frozen_norm(attention, "q_norm")
-        self._k_norm = _frozen_norm(attention, "k_norm")
+        self._norm_in = layer.input_layernorm.weight
+        self._norm_mlp = layer.post_attention_layernorm.weight
+        self._q_norm, self._k_norm = _norm_of(attention, "q_norm"), _norm_of(attention, "k_norm")
 
     def __call__(
         self, x: Tensor, shape: Shape, lengths: list[int], cos: Tensor, sin: Tensor
     ) -> Tensor:
-        normed = F.rms_norm(x, (shape.hidden,), self._norm_in, shape.eps)
-        heads = self.qkv(normed).view(len(x), -1, shape.head_dim)
+        heads = self.qkv(_normed(x, self._norm_in, shape)).view(len(x), -1, shape.head_dim)
         if self._q_norm is not None and self._k_norm is not None:
             q, k, v = heads.split([shape.heads, shape.kv_heads, shape.kv_heads], dim=1)
-            q = F.rms_norm(q, (shape.head_dim,), self._q_norm, shape.eps)
-            k = F.rms_norm(k, (shape.head_dim,), self._k_norm, shape.eps)
+            q, k = _normed(q, self._q_norm, shape), _normed(k, self._k_norm, shape)
             heads = torch.cat([q, k, v], dim=1)
         mixed: Tensor = CausalAttention.apply(heads, cos, sin, shape.kv_heads, lengths)  # type: ignore[no-untyped-call]
         x = x + self.out(mixed)
-        normed = F.rms_norm(x, (shape.hidden,), self._norm_mlp, shape.eps)
-        gate, up = self.gate_up(normed).chunk(2, dim=-1)
+        gate, up = self.gate_up(_normed(x, self._norm_mlp, shape)).chunk(2, dim=-1)
         return x + self.down(F.silu(gate) * up)
 
 
-def _frozen_norm(attention: Any, name: str) -> Tensor | None:
+def _normed(x: Tensor, weight: Tensor, shape: Shape) -> Tensor:
+    return F.rms_norm(x, (x.shape[-1],), weight.to(x.dtype), shape.eps)
+
+
+def _norm_of(attention: Any, name: str) -> Tensor | None:
     module = getattr(attention, name, None)
-    return None if module is None else module.weight.detach()
+    return None if module is None else module.weight

@@ -1,17 +1,18 @@
-"""Policy: the trainable model. A frozen base, LoRA factors by peft, float32 masters.
+"""Policy: the trainable model. A frozen base with LoRA factors, or all weights; float32 masters.
 
-peft owns the parameters and their file format, so adapters load anywhere; for the Llama family the
-computation goes through `LeanLlama`. An adapter folder carries the hash of its base.
+peft or transformers own the parameters and their file format, so what is trained loads anywhere.
+On a CPU the Llama family is computed by `LeanLlama`; everything else, and whatever runs on a GPU or
+is spread over processes, by `PlainModel`. A folder that is written carries the hash of its base.
 """
 
 from __future__ import annotations
 
 import json
-import logging
-import os
 import shutil
+import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,48 +20,82 @@ import torch
 from torch import Tensor
 
 from coa.engines.codec import Codec
-from coa.engines.lora import MANIFEST, Adapter, check_base, pair_up
+from coa.engines.lora import MANIFEST, WEIGHTS, Adapter, check_base, is_whole, pair_up, read_tensors
 from coa.engines.shape import read_config, unsupported
 from coa.engines.store import base_hash, model_folder, resolve
 from coa.engines.weights import sync_folder
-from coa.errors import MissingExtra, ModelError
+from coa.errors import ModelError, TrainingError
+from coa.train.folders import peft_config, write_json, write_model
 from coa.train.lean import LeanLlama
 from coa.train.losses import token_logprobs
-
-TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-_ADAPTER = "default"
+from coa.train.plain import (
+    ADAPTER,
+    PlainModel,
+    causal_of,
+    choose_device,
+    load_low_rank,
+    load_whole,
+)
+from coa.train.spread import MakeOptimizer, Spread, make_spread, spread_like, spread_wanted
 
 
 class Policy:
-    """A base model with trainable LoRA factors."""
+    """A model with trainable parameters."""
 
     def __init__(
         self,
         ref: str,
         *,
+        full: bool = False,
         rank: int = 16,
         alpha: float | None = None,
         dtype: torch.dtype = torch.float32,
         seed: int = 0,
         max_length: int = 2048,
+        device: str = "auto",
+        checkpointing: bool = False,
+        keep_reference: bool = False,
+        note: Callable[[str], None] | None = None,
     ) -> None:
+        """`full` trains all weights, otherwise LoRA factors; `alpha` None is twice the rank.
+
+        `dtype` is that of the computation. `checkpointing` computes activations twice and keeps
+        them once; it takes the transformers path. `keep_reference` is for `reference()`.
+        """
         source = resolve(ref)
         if source.kind != "local":
             raise ModelError(f"{ref!r} cannot be trained: it does not run in this process.")
-        self.ref, self.folder = ref, model_folder(source)
+        self.ref, self.folder, self.full = ref, model_folder(source), full
         self.base_sha256 = base_hash(self.folder)
         self.codec = Codec.from_folder(self.folder)
-        config = read_config(self.folder)
+        self._device = choose_device(device)
         if source.adapter is not None:
             check_base(source.adapter, self.base_sha256)
             rank, alpha = _rank_and_alpha(source.adapter)
-        self.rank, self.alpha = rank, float(2 * rank if alpha is None else alpha)
-        self.model = _make_peft_model(self.folder, rank, self.alpha, dtype, seed)
-        if source.adapter is not None:
-            self._read_parameters(source.adapter)
-        self._lean = None
-        if unsupported(config) is None:
-            self._lean = LeanLlama(self.model, config, _ADAPTER, max_length)
+        if full:
+            self.rank, self.alpha = 0, 0.0
+            self.model = load_whole(self.folder, source.adapter, self.base_sha256)
+        else:
+            self.rank, self.alpha = rank, float(2 * rank if alpha is None else alpha)
+            self.model = load_low_rank(self.folder, rank, self.alpha, dtype, seed)
+            if source.adapter is not None:
+                self._read_parameters(source.adapter)
+        if not spread_wanted():  # else the whole of it need not fit where its parts will be
+            self.model.to(self._device)
+        cast = dtype if full and dtype != torch.float32 else None
+        self._plain = PlainModel(self.model, cast=cast, checkpointing=checkpointing)
+        self._spread: Spread | None = None
+        self.trainable = sum(p.numel() for p in self.parameters)
+        self.hidden_size: int = causal_of(self.model).get_output_embeddings().weight.shape[1]
+        config = read_config(self.folder)
+        self._lean: LeanLlama | None = None
+        plain = checkpointing or spread_wanted() or self._device.type != "cpu"
+        if unsupported(config) is None and not plain:
+            lora = None if full else ADAPTER
+            self._lean = LeanLlama(causal_of(self.model), config, lora, dtype, max_length)
+        else:
+            self._plain.find_out(ref, note or _say)
+        self._reference = [p.detach().clone() for p in self.parameters] if keep_reference else None
 
     @property
     def parameters(self) -> list[torch.nn.Parameter]:
@@ -68,28 +103,56 @@ class Policy:
         return [p for _, p in sorted(self.model.named_parameters()) if p.requires_grad]
 
     @property
-    def trainable(self) -> int:
-        return sum(p.numel() for p in self.parameters)
+    def kind(self) -> str:
+        """What is trained, in words."""
+        return "all weights" if self.full else f"rank {self.rank}"
+
+    @property
+    def device(self) -> torch.device:
+        """Where ids, places and weights of a loss belong."""
+        return self._device
+
+    def spread(self, make_optimizer: MakeOptimizer, grad_clip: float) -> Spread:
+        """Spread the model and an optimiser for it over the processes.
+
+        From here on whatever computes, gathers or writes is done by all processes together.
+        """
+        assert self._lean is None, "the policy was made before spread weights were asked for"
+        names = sorted(name for name, p in self.model.named_parameters() if p.requires_grad)
+        make, device = make_optimizer, self._device
+        self._spread = make_spread(self._plain, names, make, grad_clip, device)
+        if self._reference is not None:
+            pairs = zip(self._reference, self.parameters, strict=True)
+            self._reference = [spread_like(held, parameter) for held, parameter in pairs]
+        return self._spread
+
+    def idle(self) -> Tensor:
+        """A loss of 0, for a process that has nothing to compute while the others compute."""
+        target = torch.zeros(1, dtype=torch.long, device=self._device)
+        return self.logprobs(self.hidden([[0]]), target).sum() * 0
 
     def refresh(self) -> None:
         """Make the next forward use the parameters' present values."""
         if self._lean is not None:
             self._lean.merge()
 
+    def _flat(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, list[int]]:
+        ids = torch.tensor([i for row in rows for i in row], device=self._device)
+        return ids, [len(row) for row in rows]
+
     def hidden(self, rows: Sequence[Sequence[int]]) -> Tensor:
         """Final hidden states of the rows, concatenated: [sum of lengths, hidden]."""
         if self._lean is not None:
             return self._lean.hidden(rows)
-        inner = self.model.get_base_model().model
-        states = [inner(torch.tensor([list(row)]), use_cache=False)[0][0] for row in rows]
-        return torch.cat(states)
+        model = self._plain if self._spread is None else self._spread.model
+        states: Tensor = model(*self._flat(rows))
+        return states
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits of hidden states [n, hidden]; call it on the weighted positions only."""
         if self._lean is not None:
             return self._lean.logits(hidden)
-        logits: Tensor = self.model.get_base_model().get_output_embeddings()(hidden)
-        return logits
+        return self._plain.head(hidden)
 
     def logprobs(self, hidden: Tensor, targets: Tensor, temperature: float = 1.0) -> Tensor:
         """float32 log-probability of each target after a hidden state, at a temperature."""
@@ -97,19 +160,63 @@ class Policy:
             return self._lean.logprobs(hidden, targets, temperature)
         return token_logprobs(self.logits(hidden), targets, temperature)
 
+    @contextmanager
+    def reference(self) -> Iterator[None]:
+        """Compute with the weights that the run started from, without gradients."""
+        if self._reference is None:
+            raise TrainingError("The policy keeps no reference; make it with keep_reference=True.")
+        self._exchange(self._reference)
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            self._exchange(self._reference)
+
+    @torch.no_grad()
+    def _exchange(self, others: Sequence[Tensor]) -> None:
+        if self._spread is not None:
+            self._spread.settle(changes_weights=True)
+        for parameter, other in zip(self.parameters, others, strict=True):
+            held = parameter.detach().clone()  # one at a time: two whole models are in memory
+            parameter.copy_(other)
+            other.copy_(held)
+        self.refresh()
+
     def adapter(self) -> Adapter:
-        """The present factors, copied, for `LocalEngine.load`."""
-        pairs = pair_up({k: v.clone() for k, v in self._tensors().items()})
-        return Adapter(self.alpha / self.rank, pairs)
+        """The present parameters, copied, for `LocalEngine.load`."""
+        tensors = {name: tensor.to("cpu", copy=True) for name, tensor in self._tensors().items()}
+        if self.full:
+            return Adapter(1.0, {}, tensors)
+        return Adapter(self.alpha / self.rank, pair_up(tensors))
 
     def _tensors(self) -> dict[str, Tensor]:
+        """What was trained, by the names in its file; a tied head appears once."""
+        if self._spread is not None:
+            self._spread.settle()
+            named = self._named_in_file()
+            return dict(zip(named, self._spread.gather([*named.values()]), strict=True))
+        if self.full:
+            return {name: tensor.detach() for name, tensor in self.model.named_parameters()}
         from peft import get_peft_model_state_dict
 
         state = get_peft_model_state_dict(self.model, save_embedding_layers=False)
         return {name: tensor.detach() for name, tensor in state.items()}
 
+    def _buffers(self) -> dict[str, Tensor]:
+        """What a whole model's file holds beside parameters."""
+        kept = self.model.state_dict().keys()
+        return {name: b.detach() for name, b in self.model.named_buffers() if name in kept}
+
+    def _named_in_file(self) -> dict[str, torch.nn.Parameter]:
+        """Trainable parameters by the names in a file; peft leaves out the adapter's."""
+        named = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
+        return {name.replace(f".{ADAPTER}.", "."): p for name, p in named.items()}
+
     def save(self, folder: Path, **manifest: Any) -> None:
-        """Write the adapter folder beside and rename it; `manifest` adds to its manifest.json."""
+        """Write the folder beside and rename it; `manifest` adds to its manifest.json."""
+        if not self._writes:
+            self._tensors()
+            return
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as part:
             target = Path(part) / folder.name
@@ -118,74 +225,65 @@ class Policy:
             replace_folder(target, folder)
 
     def write(self, folder: Path, **manifest: Any) -> None:
-        """Write the adapter's files into a folder of the caller's."""
-        from safetensors.torch import save_file
-
-        folder.mkdir(parents=True, exist_ok=True)
+        """Write the files into a folder of the caller's: a peft adapter, or a whole model."""
         tensors = {name: tensor.contiguous() for name, tensor in sorted(self._tensors().items())}
-        save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-        (folder / "adapter_model.safetensors").chmod(0o644)
-        _write_json(folder / "adapter_config.json", _peft_config(self.ref, self.rank, self.alpha))
+        if not self._writes:
+            return
+        folder.mkdir(parents=True, exist_ok=True)
         record = {"schema": 1, "base": self.ref.partition("+")[0], "base_sha256": self.base_sha256}
-        record |= {"rank": self.rank, "alpha": self.alpha, "trainable": self.trainable, **manifest}
-        _write_json(folder / MANIFEST, record)
+        if self.full:
+            write_model(folder, self.folder, tensors | self._buffers())
+            record |= {"full": True}
+        else:
+            from safetensors.torch import save_file
+
+            save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+            (folder / WEIGHTS).chmod(0o644)
+            write_json(folder / "adapter_config.json", peft_config(self.ref, self.rank, self.alpha))
+            record |= {"rank": self.rank, "alpha": self.alpha}
+        write_json(folder / MANIFEST, record | {"trainable": self.trainable, **manifest})
+
+    @property
+    def _writes(self) -> bool:
+        """Of processes among which the weights are spread, all gather and one writes."""
+        return self._spread is None or self._spread.main
 
     def _read_parameters(self, folder: Path) -> None:
         from peft import set_peft_model_state_dict
         from safetensors.torch import load_file
 
-        set_peft_model_state_dict(self.model, load_file(folder / "adapter_model.safetensors"))
+        set_peft_model_state_dict(self.model, load_file(folder / WEIGHTS))
 
     def restore(self, folder: Path) -> None:
-        """Take the parameters of an adapter folder that fits this policy."""
+        """Take the parameters of a folder that fits this policy."""
         check_base(folder, self.base_sha256)
-        self._read_parameters(folder)
+        if is_whole(folder) != self.full:
+            held = "all weights" if is_whole(folder) else "LoRA factors"
+            raise ModelError(f"{folder}: it holds {held}, and this policy trains {self.kind}.")
+        if self._spread is not None or self.full:
+            self._read_tensors(folder)
+        else:
+            self._read_parameters(folder)
         self.refresh()
 
-
-def _make_peft_model(folder: Path, rank: int, alpha: float, dtype: torch.dtype, seed: int) -> Any:
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # the folder is local; never wait for a hub
-    try:
-        from peft import LoraConfig, get_peft_model
-        from transformers import AutoModelForCausalLM
-        from transformers.utils import logging as transformers_logging
-    except ImportError as exc:
-        raise MissingExtra("Training", "train") from exc
-    transformers_logging.disable_progress_bar()
-    logging.getLogger("transformers").setLevel(logging.ERROR)
-    base = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
-    torch.manual_seed(seed)
-    config = LoraConfig(
-        r=rank,
-        lora_alpha=alpha,  # type: ignore[arg-type]  # annotated int, any number works
-        lora_dropout=0.0,
-        target_modules=TARGETS,
-        task_type="CAUSAL_LM",
-    )
-    model = get_peft_model(base, config, adapter_name=_ADAPTER)
-    return model.eval()
+    @torch.no_grad()
+    def _read_tensors(self, folder: Path) -> None:
+        held = read_tensors(folder)
+        if self._spread is not None:
+            self._spread.settle(changes_weights=True)
+        for name, parameter in self._named_in_file().items():
+            if name not in held:
+                raise ModelError(f"{folder}: its weights have no tensor {name!r}.")
+            parameter.copy_(spread_like(held[name], parameter))
 
 
-def _peft_config(ref: str, rank: int, alpha: float) -> dict[str, Any]:
-    return {
-        "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": ref.partition("+")[0].removeprefix("hf:"),
-        "r": rank,
-        "lora_alpha": alpha,
-        "lora_dropout": 0.0,
-        "bias": "none",
-        "target_modules": TARGETS,
-    }
+def _say(line: str) -> None:
+    print(line, file=sys.stderr)
 
 
 def _rank_and_alpha(folder: Path) -> tuple[int, float]:
     config = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
     return int(config["r"]), float(config["lora_alpha"])
-
-
-def _write_json(path: Path, record: dict[str, Any]) -> None:
-    path.write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def replace_folder(new: Path, target: Path) -> None:

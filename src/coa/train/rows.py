@@ -2,7 +2,8 @@
 
 Weights come from authorship: what the model wrote has weight 1, what it was shown has weight 0, and
 a mistake that was left in so that its correction can be learnt has weight 0 too. Nothing is found
-by searching text or ids. A row that would train nothing is an error.
+by searching text or ids. A row that would train nothing is an error. How rows become batches is
+`coa.train.packing`; what is in them is told by `coa.train.row_report`.
 
 Ids that a trajectory carries are trained as they are, so they must belong to the tokenizer of the
 model that is trained. Ids do not say whose they are; that they decode to their text does.
@@ -14,6 +15,7 @@ import hashlib
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 from coa.engines.codec import Codec
 from coa.errors import RecordError, TrainingError
@@ -35,13 +37,20 @@ class Row:
     """Of the distribution sampled from; 0 where the model did not write."""
     cut: bool = False
     """Whether it lost its end to `max_length`."""
+    segments: tuple[int, ...] = ()
+    """Tokens of each segment that it holds, in order, the prompt's first; () when nobody said."""
 
     def __post_init__(self) -> None:
         assert len(self.ids) == len(self.weights), (len(self.ids), len(self.weights))
+        assert not self.segments or sum(self.segments) == len(self.ids), self.segments
 
     @property
     def trained(self) -> int:
         return sum(weight > 0 for weight in self.weights)
+
+
+class TooLong(TrainingError):
+    """Nothing to train is left of a trajectory within `max_length`."""
 
 
 def opening(trajectory: Trajectory) -> Segment:
@@ -69,11 +78,11 @@ def build_row(
     does. `decode` places marked mistakes on sampled ids, and checks that ids belong to their text.
     A row longer than `max_length` loses whole segments from its end, never a part of one.
     """
-    ids, weights = list(prompt_ids), [0.0] * len(prompt_ids)
-    logprobs = [0.0] * len(prompt_ids)
-    sampled = shortened = False
     if decode is not None:
         _check_tokenizer(trajectory, encode_with_offsets, decode)
+    ids, weights = list(prompt_ids), [0.0] * len(prompt_ids)
+    logprobs, lengths = [0.0] * len(prompt_ids), [len(prompt_ids)]
+    sampled = shortened = False
     for segment in trajectory.segments:
         if segment.author is Author.PROMPT:
             continue
@@ -83,16 +92,45 @@ def build_row(
             break
         ids += new_ids
         weights += new_weights
+        lengths.append(len(new_ids))
         sampled = sampled or segment.logprobs is not None
-        logprobs += segment.logprobs or [0.0] * len(new_ids)
+        logprobs += _logprobs(trajectory, segment, len(new_ids))
     if not any(weight > 0 for weight in weights):
-        limit = "" if max_length is None else f" within max_length {max_length}"
+        if shortened:
+            whole = build_row(
+                trajectory, prompt_ids, encode_with_offsets, err_weight=err_weight, decode=decode
+            )
+            raise _too_long(whole, max_length or 0)
         raise TrainingError(
-            f"Task {trajectory.task_id!r}: its trajectory has no trainable token{limit}. "
-            "Expected at least one token written by the model."
+            f"Task {trajectory.task_id!r}: its trajectory has no trainable token. Expected at "
+            "least one token that the model wrote and that is not marked as a mistake."
         )
     kept = logprobs if sampled else None
-    return Row(trajectory.task_id, ids, weights, logprobs=kept, cut=shortened)
+    return Row(
+        trajectory.task_id, ids, weights, logprobs=kept, cut=shortened, segments=tuple(lengths)
+    )
+
+
+def _logprobs(trajectory: Trajectory, segment: Segment, count: int) -> list[float]:
+    if segment.logprobs is None:
+        return [0.0] * count
+    if len(segment.logprobs) != count:
+        raise RecordError(
+            f"task {trajectory.task_id!r}: a segment has {count} ids and {len(segment.logprobs)} "
+            "logprobs, expected one for each id. Sample it again, or drop its logprobs."
+        )
+    return segment.logprobs
+
+
+def _too_long(whole: Row, limit: int) -> TooLong:
+    """What to say of a row that has nothing to train before the limit."""
+    first = next(at for at, weight in enumerate(whole.weights) if weight > 0)
+    needed = next(end for end in accumulate(whole.segments) if end > first)
+    return TooLong(
+        f"Task {whole.task_id!r}: no trainable token within max_length {limit}: its trajectory has "
+        f"{len(whole.ids)} tokens, and its first turn to train ends after {needed}. Raise "
+        f"max_length to at least {needed}, or leave the task out."
+    )
 
 
 def row_maker(
@@ -149,7 +187,7 @@ def _weigh(
         ids, spans = encode(segment.text)
     else:
         assert decode is not None, "marked mistakes on sampled ids need `decode`"
-        ids, spans = segment.ids, _decoded_spans(segment.ids, decode)
+        ids, spans = segment.ids, token_spans(segment.ids, decode)
     weights = [
         err_weight if any(s < end and start < e for s, e in segment.errs) else 1.0
         for start, end in spans
@@ -157,16 +195,20 @@ def _weigh(
     return list(ids), weights
 
 
-def _decoded_spans(ids: list[int], decode: Decode) -> list[tuple[int, int]]:
+def token_spans(ids: Sequence[int], decode: Decode) -> list[tuple[int, int]]:
     """Characters each sampled id wrote; sampled ids need not be what an encoder would choose.
 
     An id that adds none (the rest of a character's bytes, an end of sequence) belongs to the
     character before it.
     """
-    ends = [len(decode(ids[:count])) for count in range(1, len(ids) + 1)]
+    pieces = [decode([each]) for each in ids]
+    if "".join(pieces) == decode(ids):
+        ends = list(accumulate(map(len, pieces)))
+    else:  # a character of several ids, or a decoder that joins words
+        ends = [len(decode(ids[:count])) for count in range(1, len(ids) + 1)]
     for at in range(len(ends) - 2, -1, -1):  # half a character may decode to several marks
         ends[at] = min(ends[at], ends[at + 1])
-    return [(min(start, end - 1), end) for start, end in zip([0, *ends], ends, strict=False)]
+    return [(min(start, end - 1), end) for start, end in pairwise([0, *ends])]
 
 
 def batches(rows: Sequence[Row], size: int, seed: int, epoch: int) -> list[list[Row]]:

@@ -6,15 +6,22 @@ checkpoint is a folder written beside, synced and renamed: adapter, optimiser, p
 writes one, too. Starting again in the same folder continues from the newest one, and drops metrics
 lines written after it. The order of rows depends on the seed and the epoch only, so with
 `deterministic` the files are the same as without a kill.
+
+Of several processes every one has all rows, trains its share of each batch, and takes the same
+step; the first writes the files, which all of them must see.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import os
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +29,20 @@ import torch
 from torch import Tensor
 
 from coa.config import to_json
-from coa.engines.local import choose_dtype
 from coa.engines.lora import MANIFEST
 from coa.engines.store import identity
-from coa.errors import TrainingError
+from coa.errors import ConfigError, TrainingError, boundary
 from coa.machine import cores
 from coa.runs import Run
 from coa.train.checkpoint import Checkpoints, held_interrupt
+from coa.train.learner import Learner, deal, micro_batches
 from coa.train.losses import masked_cross_entropy
+from coa.train.packing import Order
+from coa.train.plain import computing_dtype
 from coa.train.policy import Policy
-from coa.train.rows import Row, batches, fingerprint
+from coa.train.processes import Processes
+from coa.train.rl_settings import RlSettings
+from coa.train.rows import Row, fingerprint, total_tokens
 from coa.train.settings import SftSettings
 
 
@@ -66,27 +77,49 @@ def run_sft(
     on_update: OnUpdate | None = None,
     policy: Policy | None = None,
     manifest: Mapping[str, Any] | None = None,
+    processes: Processes | None = None,
 ) -> SftResult:
     """Train on rows in a run directory; the same call continues an interrupted run.
 
     `manifest` adds to the adapter's manifest what rows cannot say: the grammar, the prompt.
     """
-    if not rows:
-        raise TrainingError("There are no rows to train on.")
-    _check_rows(rows, settings)
-    torch.set_num_threads(settings.threads or cores())
-    torch.use_deterministic_algorithms(settings.deterministic)
+    processes = processes or Processes.open()
+    check_rows(rows, settings)
+    if settings.batch_size < processes.count:
+        raise ConfigError(
+            f"sft.batch_size: found {settings.batch_size} with {processes.count} processes, "
+            "expected at least one row for each of them."
+        )
+    set_up_torch(settings)
     if policy is None:
         policy = make_policy(settings)
-    recipe, inputs = to_json(settings), {"rows": fingerprint(rows)}
-    inputs |= {name: value for name, value in identity(settings.model).items() if name != "base"}
-    with Run.open(directory, "sft", recipe, inputs, settings.seed, base=policy.base_sha256) as run:
-        training = _Training(settings, rows, run, policy, on_update)
+    run = _open_run(settings, rows, directory, policy, processes)
+    with run or nullcontext():
+        training = _Training(settings, rows, directory, run, policy, processes)
         if (training.adapter / MANIFEST).is_file():
             return _finished(training.adapter)
-        result = training.execute(manifest or {})
-        run.timing({"event": "finished"})
+        result = training.execute(manifest or {}, on_update)
+        if run is not None:
+            run.timing({"event": "finished"})
     return result
+
+
+def _open_run(
+    settings: SftSettings,
+    rows: Sequence[Row],
+    directory: Path,
+    policy: Policy,
+    processes: Processes,
+) -> Run | None:
+    """The run directory, in the main process."""
+
+    def open_run() -> Run:
+        inputs = {"rows": fingerprint(rows)}
+        inputs |= {k: v for k, v in identity(settings.model).items() if k != "base"}
+        base = policy.base_sha256
+        return Run.open(directory, "sft", to_json(settings), inputs, settings.seed, base=base)
+
+    return processes.by_main(open_run)
 
 
 def _finished(adapter: Path) -> SftResult:
@@ -94,19 +127,33 @@ def _finished(adapter: Path) -> SftResult:
     return SftResult(adapter, held["updates"], held.get("loss", math.nan), trained=False)
 
 
-def make_policy(settings: SftSettings) -> Policy:
+def set_up_torch(settings: SftSettings | RlSettings) -> None:
+    """Threads, randomness and determinism; the processes of one machine share its cores."""
+    beside = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    torch.set_num_threads(settings.threads or max(1, cores() // beside))
+    torch.manual_seed(settings.seed)  # nothing draws from it, but checkpoints hold its state
+    torch.use_deterministic_algorithms(settings.deterministic)
+
+
+def make_policy(settings: SftSettings, note: Callable[[str], None] | None = None) -> Policy:
     """The policy that these settings train; its codec encodes the rows."""
     return Policy(
         settings.model,
+        full=settings.full,
         rank=settings.rank,
         alpha=settings.alpha,
-        dtype=choose_dtype(settings.dtype, settings.deterministic),
+        dtype=computing_dtype(settings.dtype, settings.deterministic),
         seed=settings.seed,
         max_length=settings.max_length,
+        checkpointing=settings.checkpointing,
+        note=note,
     )
 
 
-def _check_rows(rows: Sequence[Row], settings: SftSettings) -> None:
+def check_rows(rows: Sequence[Row], settings: SftSettings) -> None:
+    """Raise, naming the task, unless every row can be trained on."""
+    if not rows:
+        raise TrainingError("There are no rows to train on.")
     for row in rows:
         if len(row.ids) > settings.max_length:
             raise TrainingError(
@@ -122,85 +169,119 @@ class _Training:
         self,
         settings: SftSettings,
         rows: Sequence[Row],
-        run: Run,
+        directory: Path,
+        run: Run | None,
         policy: Policy,
-        on_update: OnUpdate | None,
+        processes: Processes,
     ) -> None:
-        self._settings, self._rows, self._policy = settings, rows, policy
-        self._run, self._on_update = run, on_update
-        self.adapter = run.root / "adapter"
-        self._per_epoch = math.ceil(len(rows) / settings.batch_size)
-        self._updates = self._per_epoch * settings.epochs
-        self._optimizer = torch.optim.AdamW(
-            policy.parameters, lr=settings.lr, weight_decay=settings.weight_decay, fused=True
+        self._settings, self._policy, self._processes = settings, policy, processes
+        self._run = run
+        self.adapter = directory / "adapter"
+        self._order = Order(rows, settings)
+        self._learner = Learner(
+            policy,
+            lr=settings.lr,
+            steps=self._order.updates,
+            schedule=settings.schedule,
+            warmup=settings.warmup,
+            weight_decay=settings.weight_decay,
+            grad_clip=settings.grad_clip,
+            processes=processes,
         )
-        self._checkpoints = Checkpoints(run.root / "checkpoints", policy, self._optimizer)
+        self._checkpoints = Checkpoints(
+            directory / "checkpoints", policy, optimizer=self._learner.saved
+        )
 
-    def execute(self, manifest: Mapping[str, Any]) -> SftResult:
-        done, loss = self._checkpoints.restore()
-        reached = done
-        self._run.keep_metrics(lambda record: record["update"] <= reached)
-        started, tokens = time.perf_counter(), 0
+    def execute(self, manifest: Mapping[str, Any], on_update: OnUpdate | None) -> SftResult:
+        done, loss = self._restore()
+        updates, started, tokens = self._order.updates, time.perf_counter(), 0
         with held_interrupt() as interrupted:
-            while done < self._updates:
+            while done < updates:
                 begun = time.perf_counter()
-                line = self._update(self._batch(done), done)
+                line = self._update(done)
                 done, loss = done + 1, float(line["loss"])
-                self._run.metrics(line)
-                self._run.timing({"update": done, "seconds": time.perf_counter() - begun})
                 tokens += int(line["tokens"])
-                if self._on_update is not None:
-                    speed = tokens / max(time.perf_counter() - started, 1e-9)
-                    self._on_update(UpdateReport(done, self._updates, loss, speed))
-                if done % self._settings.checkpoint_every == 0 or interrupted.is_set():
-                    self._checkpoints.save(done, loss)
-                if interrupted.is_set():
+                if self._run is not None:
+                    self._run.metrics(line)
+                    self._run.timing({"update": done, "seconds": time.perf_counter() - begun})
+                    if on_update is not None:
+                        speed = tokens / max(time.perf_counter() - started, 1e-9)
+                        on_update(UpdateReport(done, updates, loss, speed))
+                stop = any(self._processes.gather(interrupted.is_set()))
+                if stop or done % self._settings.checkpoint_every == 0:
+                    self._save(done, loss)
+                if stop:
                     raise KeyboardInterrupt
         made_by = {"stage": "sft", "updates": done, "loss": loss}
-        made_by["settings"] = asdict(self._settings)
-        self._policy.save(self.adapter, **made_by, **manifest)
+        made_by |= {"settings": asdict(self._settings), **manifest}
+        self._finish(made_by)
         return SftResult(self.adapter, done, loss)
 
-    def _batch(self, done: int) -> list[Row]:
-        epoch, index = divmod(done, self._per_epoch)
-        made = batches(self._rows, self._settings.batch_size, self._settings.seed, epoch)
-        return made[index]
+    @property
+    def _gathers(self) -> bool:
+        """Whether weights are spread and not written here: then all must take part in writing."""
+        return self._learner.is_spread and not self._processes.main
 
-    def _not_finite(self, done: int, found: str) -> TrainingError:
-        self._optimizer.zero_grad(set_to_none=True)
-        return TrainingError(
-            f"Update {done + 1}: {found}; expected finite numbers. The last checkpoint is good; "
-            "lower sft.lr and run it again."
-        )
+    def _save(self, done: int, loss: float) -> None:
+        if self._gathers:
+            self._policy.write(self.adapter)
+            self._learner.saved.state_dict()
+        self._processes.by_main(partial(self._checkpoints.save, done, {"loss": loss}))
 
-    def _update(self, batch: list[Row], done: int) -> dict[str, float | int]:
-        lr = self._settings.lr * schedule(done, self._updates, self._settings.warmup)
-        for group in self._optimizer.param_groups:
-            group["lr"] = lr
-        total = sum(sum(row.weights[1:]) for row in batch)
-        loss = 0.0
-        for part in _micro_batches(batch, self._settings.micro_tokens):
-            try:
-                part_loss = sft_loss(self._policy, part, total)
-            except TrainingError as wrong:  # a logprob that is no number
-                raise self._not_finite(done, str(wrong).rstrip(".")) from None
-            part_loss.backward()
-            loss += float(part_loss.detach())
-        norm = torch.nn.utils.clip_grad_norm_(self._policy.parameters, self._settings.grad_clip)
-        if not math.isfinite(loss) or not math.isfinite(float(norm)):
-            raise self._not_finite(done, f"loss {loss}, gradient norm {float(norm)}")
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
-        self._policy.refresh()
+    def _finish(self, made_by: Mapping[str, Any]) -> None:
+        def write() -> None:
+            with boundary(TrainingError, f"{self.adapter}: writing it"):
+                self._policy.save(self.adapter, **made_by)
+
+        if self._gathers:
+            self._policy.save(self.adapter)
+        self._processes.by_main(write)
+
+    def _restore(self) -> tuple[int, float]:
+        held = self._checkpoints.restore() or {"update": 0, "loss": math.nan}
+        done = int(held["update"])
+        found = self._processes.gather(done)
+        if len(set(found)) > 1:
+            raise TrainingError(
+                f"{self.adapter.parent}: the processes found checkpoints of updates {found}; "
+                "expected the same. Use a directory that all machines see."
+            )
+        if self._run is not None:
+            self._run.keep_metrics(lambda record: record["update"] <= done)
+        return done, float(held["loss"])
+
+    def _update(self, done: int) -> dict[str, float | int]:
+        batch = self._order.batch(done)
+        rows = [row for unit in batch for row in unit]
+        total = sum(sum(row.weights[1:]) for row in rows)
+        parts = parts_of(batch, self._settings, self._processes)
+        losses = [partial(sft_loss, self._policy, part, total) for part in parts]
+        try:
+            step = self._learner.step(done, losses)
+        except TrainingError as wrong:  # a loss or a gradient that is no number
+            raise TrainingError(
+                f"Update {done + 1}: {str(wrong).rstrip('.')}. The last checkpoint is good; lower "
+                "sft.lr and run it again."
+            ) from None
         return {
             "update": done + 1,
-            "epoch": done // self._per_epoch,
-            "loss": loss,
-            "lr": lr,
-            "grad_norm": float(norm),
-            "tokens": sum(len(row.ids) for row in batch),
-            "trained_tokens": sum(row.trained for row in batch),
+            "epoch": self._order.epoch_of(done),
+            "loss": step.loss,
+            "lr": step.lr,
+            "grad_norm": step.grad_norm,
+            "tokens": total_tokens(rows),
+            "trained_tokens": sum(row.trained for row in rows),
         }
+
+
+def parts_of(
+    batch: Sequence[list[Row]], settings: SftSettings, processes: Processes
+) -> list[list[Row]]:
+    """What this process computes of a batch, each part at once: packs, or rows side by side."""
+    if settings.layout == "pack":
+        return processes.share(batch)
+    rows = deal([row for unit in batch for row in unit], processes)
+    return micro_batches(rows, settings.micro_tokens)
 
 
 def sft_loss(policy: Policy, rows: Sequence[Row], total: float) -> Tensor:
@@ -217,23 +298,46 @@ def sft_loss(policy: Policy, rows: Sequence[Row], total: float) -> Tensor:
                 targets.append(row.ids[at + 1])
                 weights.append(weight)
         offset += len(row.ids)
-    hidden = policy.hidden([row.ids for row in rows])
-    logprobs = policy.logprobs(hidden[torch.tensor(places)], torch.tensor(targets))
-    return masked_cross_entropy(logprobs, torch.tensor(weights), total)
+    hidden, device = policy.hidden([row.ids for row in rows]), policy.device
+    chosen = hidden[torch.tensor(places, device=device)]
+    logprobs = policy.logprobs(chosen, torch.tensor(targets, device=device))
+    return masked_cross_entropy(logprobs, torch.tensor(weights, device=device), total)
 
 
-def _micro_batches(batch: list[Row], limit: int) -> list[list[Row]]:
-    parts: list[list[Row]] = [[]]
-    for row in batch:
-        if parts[-1] and sum(len(r.ids) for r in parts[-1]) + len(row.ids) > limit:
-            parts.append([])
-        parts[-1].append(row)
-    return parts
+@dataclass(frozen=True, slots=True)
+class Rehearsed:
+    """What two parts and a step took."""
+
+    seconds_per_token: float
+    seconds_per_step: float
+    peak_bytes: int
 
 
-def schedule(done: int, updates: int, warmup: float) -> float:
-    """Factor on the learning rate: a linear rise, then half a cosine down to 0."""
-    rise = max(1, round(updates * warmup))
-    if done < rise:
-        return (done + 1) / rise
-    return 0.5 * (1 + math.cos(math.pi * (done - rise) / max(1, updates - rise)))
+def rehearse(settings: SftSettings, rows: Sequence[Row], policy: Policy) -> Rehearsed:
+    """Time a middling and the largest part of a run, and a step. The policy is spent afterwards."""
+    check_rows(rows, settings)
+    set_up_torch(settings)
+    order = Order(rows, settings)
+    batches = (order.batch(update) for update in range(order.updates))
+    alone = Processes()
+    parts = sorted((p for b in batches for p in parts_of(b, settings, alone)), key=total_tokens)
+    learner = Learner(policy, lr=settings.lr, steps=2)
+    # What is done first is slow, and the optimiser has no state before its first step.
+    learner.step(0, [partial(sft_loss, policy, parts[0], 1.0)])
+    chosen = [parts[len(parts) // 2], parts[-1]]
+    begun = time.perf_counter()
+    for part in chosen:
+        sft_loss(policy, part, 1.0).backward()
+    between = time.perf_counter()
+    learner.step(1, [])
+    ended = time.perf_counter()
+    tokens = sum(total_tokens(part) for part in chosen)
+    return Rehearsed((between - begun) / tokens, ended - between, peak_memory())
+
+
+def peak_memory() -> int:
+    """The most bytes that this process has held."""
+    import resource
+
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -1,0 +1,185 @@
+"""Learner: optimiser steps of one policy, in one process or several; SFT and RL both use it.
+
+A step is the gradient of a sum of parts: whoever calls has divided each part's loss by what belongs
+to the whole batch, so it does not matter how the batch was split over parts and processes.
+
+Several processes have all weights each, and their gradients are added up here; or accelerate was
+told to spread the weights over them (see `spread`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from coa.errors import TrainingError
+from coa.train.policy import Policy
+from coa.train.processes import Processes
+from coa.train.settings import Schedule
+from coa.train.spread import Spread, spread_wanted
+
+Part = Callable[[], Tensor]
+"""Computes the loss of a part of a batch, with its graph."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What a step did."""
+
+    loss: float
+    grad_norm: float
+    """Before clipping."""
+    lr: float
+
+
+class Learner:
+    """AdamW over a policy's parameters, with a schedule, clipping and a sum over processes."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        lr: float,
+        steps: int,
+        schedule: Schedule = "cosine",
+        warmup: float = 0.0,
+        weight_decay: float = 0.0,
+        grad_clip: float = 1.0,
+        processes: Processes | None = None,
+        extra: Sequence[torch.nn.Parameter] = (),
+        extra_lr: float = 0.0,
+    ) -> None:
+        """`extra` are parameters beside the policy's, such as a value head's."""
+        self._policy, self._processes = policy, processes or Processes()
+        self._steps, self._schedule, self._warmup = steps, schedule, warmup
+        self._grad_clip = grad_clip
+
+        def optimizer(parameters: Sequence[torch.nn.Parameter]) -> torch.optim.Optimizer:
+            groups = [{"params": list(parameters), "peak": lr, "lr": lr}]
+            if extra:
+                groups.append({"params": list(extra), "peak": extra_lr, "lr": extra_lr})
+            return torch.optim.AdamW(groups, weight_decay=weight_decay, fused=True)
+
+        self._spread: Spread | None = None
+        if not spread_wanted():
+            self._parameters = [*policy.parameters, *extra]
+            self.optimizer = optimizer(policy.parameters)
+            return
+        if extra:
+            raise TrainingError(
+                "A value head cannot be trained beside weights that are spread over processes. "
+                "Start without FSDP and DeepSpeed, or choose a baseline other than 'value'."
+            )
+        self._spread = policy.spread(optimizer, grad_clip)
+        self.optimizer = self._spread.optimizer
+
+    @property
+    def is_spread(self) -> bool:
+        """Whether weights are spread over processes: then all of them gather when one writes."""
+        return self._spread is not None
+
+    @property
+    def saved(self) -> torch.optim.Optimizer | Spread:
+        """What a checkpoint holds of the optimiser; where it is spread, all processes must ask."""
+        return self._spread or self.optimizer
+
+    def step(self, at: int, parts: Iterable[Part]) -> Step:
+        """Take step number `at` (from 0). Numbers that are none change nothing and are an error."""
+        try:
+            loss, norm = self._gradient(parts) if self._spread is None else self._together(parts)
+        except TrainingError:
+            self.optimizer.zero_grad(set_to_none=True)
+            raise
+        if not math.isfinite(float(loss)) or not math.isfinite(norm):
+            self.optimizer.zero_grad(set_to_none=True)
+            raise TrainingError(
+                f"loss {float(loss)}, gradient norm {norm}; expected finite numbers."
+            )
+        factor = schedule_factor(self._schedule, at, self._steps, self._warmup)
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["peak"] * factor
+        if self._spread is None:
+            self.optimizer.step()
+        else:
+            norm = self._spread.step(norm)
+        self.optimizer.zero_grad(set_to_none=True)
+        self._policy.refresh()
+        return Step(float(loss), norm, self.optimizer.param_groups[0]["lr"])
+
+    def _gradient(self, parts: Iterable[Part]) -> tuple[Tensor, float]:
+        """The sum of the losses and the norm of its gradient, which is left in the parameters."""
+        loss = torch.zeros((), device=self._policy.device)
+        for part in parts:
+            found = part()
+            found.backward()
+            loss += found.detach().float()
+        for parameter in self._parameters:  # a process without rows takes part in the sum
+            if parameter.grad is None and self._processes.count > 1:
+                parameter.grad = torch.zeros_like(parameter)
+        gradients = [p.grad for p in self._parameters if p.grad is not None]
+        self._processes.add_up([*gradients, loss])
+        return loss, float(torch.nn.utils.clip_grad_norm_(self._parameters, self._grad_clip))
+
+    def _together(self, parts: Iterable[Part]) -> tuple[Tensor, float]:
+        """The same where weights are spread: all compute as often as the one with most parts."""
+        assert self._spread is not None
+        own = list(parts)
+        most = max(self._processes.gather(len(own)))
+        loss = torch.zeros((), device=self._policy.device)
+        for at, part in enumerate([*own, *[self._policy.idle] * (most - len(own))]):
+            found = part()
+            self._spread.backward(found, last=at == most - 1)
+            loss += found.detach().float()
+        self._processes.add_up([loss])
+        return loss, self._spread.clip()
+
+
+def schedule_factor(kind: Schedule, done: int, steps: int, warmup: float) -> float:
+    """Factor on the learning rate: a linear rise for a share of the steps, then by kind."""
+    rise = round(steps * warmup)
+    if done < rise:
+        return (done + 1) / rise
+    gone = (done - rise) / max(1, steps - rise)
+    if kind == "cosine":
+        return 0.5 * (1 + math.cos(math.pi * gone))
+    return 1.0 - gone if kind == "linear" else 1.0
+
+
+class Sequenced(Protocol):
+    """Anything with token ids: a row, or what holds one."""
+
+    @property
+    def ids(self) -> Sequence[int]: ...
+
+
+R = TypeVar("R", bound=Sequenced)
+
+
+def micro_batches(rows: Iterable[R], limit: int) -> list[list[R]]:
+    """Rows in their order, in parts of at most `limit` tokens; a longer row is a part by itself."""
+    parts: list[list[R]] = []
+    room = 0
+    for row in rows:
+        if not parts or len(row.ids) > room:
+            parts.append([])
+            room = limit
+        parts[-1].append(row)
+        room -= len(row.ids)
+    return parts
+
+
+def deal(rows: Sequence[R], processes: Processes) -> list[R]:
+    """This process's share of rows that all have: about as many tokens for each, longest first."""
+    loads = [0] * processes.count
+    own = []
+    for row in sorted(rows, key=lambda row: -len(row.ids)):
+        least = loads.index(min(loads))
+        loads[least] += len(row.ids)
+        if least == processes.index:
+            own.append(row)
+    return own

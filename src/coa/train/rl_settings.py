@@ -1,0 +1,229 @@
+"""What decides an RL run; read from recipes, so it needs no torch. docs/rl.md explains each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from coa.errors import ConfigError
+from coa.rewards import RewardSettings
+from coa.runtime import Budget, Decoding
+from coa.tools.kits import KitSettings
+from coa.train.loss_settings import PRESETS, RlLossSettings
+from coa.train.settings import Schedule
+
+Log = Literal["none", "tensorboard", "trackio"]
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutSettings:
+    """How a group is sampled. top-p and top-k stay off: ratios need the whole distribution."""
+
+    engine: str = ""
+    """A server to sample with, openai:NAME@URL; empty: the model in this process."""
+    temperature: float = 1.0
+    turns: int = 8
+    turn_tokens: int = 256
+    tokens: int = 2048
+    """Most sampled tokens of a rollout; overlong shaping counts towards it."""
+    context: int = 2048
+    malformed: int = 2
+    seconds: float = 600.0
+    concurrency: int = 96
+    memory_gb: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("turns", "turn_tokens", "tokens", "context", "concurrency"):
+            if (found := getattr(self, name)) < 1:
+                raise ConfigError(f"rollout.{name}: found {found}, expected at least 1.")
+        if not self.temperature > 0:
+            raise ConfigError(
+                f"rollout.temperature: found {self.temperature}, expected more than 0: the rollouts"
+                " of a group must differ."
+            )
+        Decoding(temperature=self.temperature)
+
+    def budget(self) -> Budget:
+        return Budget(
+            turns=self.turns,
+            tokens=self.tokens,
+            turn_tokens=self.turn_tokens,
+            context=self.context,
+            seconds=self.seconds,
+            malformed=self.malformed,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SelectSettings:
+    """Which tasks are worth training on, found out before the first update; 0 samples: all are."""
+
+    no_tool_samples: int = 0
+    """Attempts without any tool; a task that succeeds too often needs none."""
+    no_tool_most: float = 0.3
+    """Kept: tasks whose pass rate without tools is at most this."""
+    no_tool_engine: str = ""
+    """Who makes these attempts, by reference (openai:NAME@URL); empty: the model to be trained."""
+    samples: int = 0
+    """Attempts with tools; what always succeeds has nothing to teach."""
+    least: float = 0.0
+    most: float = 1.0
+    """Kept: tasks whose pass rate with tools is at least `least` and below `most`."""
+
+    def __post_init__(self) -> None:
+        for name in ("no_tool_samples", "samples"):
+            if (found := getattr(self, name)) < 0:
+                raise ConfigError(f"select.{name}: found {found}, expected 0 or more.")
+        for name in ("no_tool_most", "least", "most"):
+            if not 0 <= (rate := getattr(self, name)) <= 1:
+                raise ConfigError(f"select.{name}: found {rate}, expected between 0 and 1.")
+        if self.least >= self.most:
+            raise ConfigError(
+                f"select.least: found {self.least} with select.most {self.most}, which no pass rate"
+                " can meet. Expected least below most."
+            )
+        if self.no_tool_engine and not self.no_tool_samples:
+            raise ConfigError(
+                f"select.no_tool_engine: found {self.no_tool_engine!r} with select.no_tool_samples "
+                "0, so it has nothing to do. Set the samples, 32 for instance."
+            )
+
+    @property
+    def on(self) -> bool:
+        return bool(self.no_tool_samples or self.samples)
+
+
+@dataclass(frozen=True, slots=True)
+class AlarmSettings:
+    """Signs of collapse; each stops the run. 0 turns one off."""
+
+    window: int = 8
+    """Updates over which means are taken."""
+    reward_drop: float = 0.5
+    """Mean reward below this share of the best window's."""
+    malformed_most: float = 0.6
+    """Share of malformed rollouts, once it was at half of that; the same for truncated ones."""
+    truncated_most: float = 0.8
+    gap_most: float = 0.5
+    """Mean of |log trainer - log sampler|."""
+    ess_least: float = 0.1
+    """Effective sample size of the sampler correction, as a share."""
+    entropy_rise: float = 4.0
+    """Mean entropy above so many times that of the first window, and above 0.5 nats."""
+    entropy_least: float = 0.0
+    entropy_most: float = 0.0
+    """Nats a token; off, since what is normal depends on the model and the grammar."""
+    barren: int = 5
+    """Updates in a row without one group to learn from."""
+
+    def __post_init__(self) -> None:
+        if self.window < 2:
+            raise ConfigError(f"alarms.window: found {self.window}, expected at least 2.")
+        for name in ("reward_drop", "malformed_most", "truncated_most", "ess_least"):
+            if not 0 <= (share := getattr(self, name)) <= 1:
+                raise ConfigError(f"alarms.{name}: found {share}, expected between 0 and 1.")
+        for name in ("gap_most", "entropy_rise", "entropy_least", "entropy_most", "barren"):
+            if not (found := getattr(self, name)) >= 0:
+                raise ConfigError(f"alarms.{name}: found {found}, expected 0 or more.")
+
+
+@dataclass(frozen=True, slots=True)
+class CheckSettings:
+    """Evaluation during training, on tasks that are not trained on."""
+
+    tasks: str = ""
+    """A task file; empty: no evaluation."""
+    every: int = 10
+    """Updates between two; the first is before training, the last after it."""
+    samples: int = 1
+    temperature: float = 0.0
+    keep: Literal["best", "last"] = "best"
+    """Which weights become `adapter`: those with the best evaluation, or the last."""
+
+
+@dataclass(frozen=True, slots=True)
+class RlSettings:
+    """The table `[rl]` of a recipe."""
+
+    model: str = "smollm2-135m"
+    full: bool = False
+    """Train all weights instead of an adapter."""
+    rank: int = 16
+    alpha: float | None = None
+    preset: str = "dapo"
+    """The published loss that `[rl.loss]` changes."""
+    loss: RlLossSettings = field(default_factory=RlLossSettings)
+    updates: int = 100
+    tasks_per_update: int = 8
+    group_size: int = 8
+    refills: int = 2
+    """Rounds of further tasks when groups turn out flat; 0 turns dynamic sampling off."""
+    passes: int = 1
+    """Times that a batch is gone over."""
+    minibatches: int = 1
+    """Optimiser steps of one pass."""
+    void_turns: Literal["leave_out", "keep"] = "leave_out"
+    """What becomes of failed rollouts with a turn that neither called nor answered."""
+    truncated: Literal["keep", "leave_out"] = "keep"
+    """What becomes of failed rollouts that a budget cut."""
+    lr: float = 2e-4
+    value_lr: float = 1e-3
+    schedule: Schedule = "constant"
+    warmup: float = 0.0
+    weight_decay: float = 0.0
+    grad_clip: float = 1.0
+    micro_tokens: int = 4096
+    """Most tokens computed at once; gradients of the parts add up to that of the batch."""
+    checkpointing: bool = False
+    """Compute activations twice instead of keeping them: less memory, more time."""
+    checkpoint_every: int = 1
+    keep_rollouts: bool = True
+    dtype: str = "auto"
+    deterministic: bool = False
+    seed: int = 0
+    threads: int | None = None
+    log: Log = "none"
+
+    def __post_init__(self) -> None:
+        ones = ("rank", "updates", "tasks_per_update", "passes", "minibatches")
+        for name in (*ones, "checkpoint_every", "micro_tokens", "group_size"):
+            if (found := getattr(self, name)) < 1:
+                raise ConfigError(f"rl.{name}: found {found}, expected at least 1.")
+        if self.preset not in PRESETS:
+            names = ", ".join(PRESETS)
+            raise ConfigError(f"rl.preset: found {self.preset!r}, expected one of {names}.")
+        for name in ("lr", "value_lr"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"rl.{name}: found {getattr(self, name)}, expected more than 0.")
+        if self.compares and self.group_size < 2:
+            raise ConfigError(
+                f"rl.group_size: found 1 with baseline {self.loss.baseline!r} and scale "
+                f"{self.loss.scale!r}, which compare the rollouts of a task. Expected at least 2."
+            )
+
+    @property
+    def compares(self) -> bool:
+        """Whether advantages come from comparing the rollouts of one task."""
+        return self.loss.baseline in ("group", "leave_one_out") or self.loss.scale == "group"
+
+    @property
+    def steps_per_update(self) -> int:
+        return self.passes * self.minibatches
+
+
+@dataclass(frozen=True, slots=True)
+class RlRecipe:
+    """What `coa rl` reads."""
+
+    tasks: str = ""
+    """Path of a task file with gold answers."""
+    out: str = "runs/rl"
+    grammar: str = "auto"
+    prompt: str = "auto"
+    rl: RlSettings = field(default_factory=RlSettings)
+    rollout: RolloutSettings = field(default_factory=RolloutSettings)
+    reward: RewardSettings = field(default_factory=RewardSettings)
+    select: SelectSettings = field(default_factory=SelectSettings)
+    alarms: AlarmSettings = field(default_factory=AlarmSettings)
+    check: CheckSettings = field(default_factory=CheckSettings)
+    tools: KitSettings = field(default_factory=KitSettings)
