@@ -43,10 +43,11 @@ test-vllm: setup  ## the openai engine against a real vLLM server on the CPU, in
 	@.venv/bin/coa model pull
 	@COA_TEST_VLLM=$(VLLM_ENV) $(VENV_PYTHON) -m pytest -m slow -rP tests/test_vllm_server.py
 
-test-peers: setup  ## our exports in the hands of TRL, verl and LLaMA-Factory, in their own environment
+test-peers: setup  ## our exports and benches with TRL, verl and LLaMA-Factory, in their own environment
 	@TORCH="$(TORCH)" sh dev/peers.sh $(PEERS_ENV)
 	@.venv/bin/coa model pull
-	@COA_TEST_PEERS=$(PEERS_ENV) $(VENV_PYTHON) -m pytest -m slow tests/test_export_peers.py
+	@COA_TEST_PEERS=$(PEERS_ENV) $(VENV_PYTHON) -m pytest -m slow tests/test_export_peers.py \
+		tests/test_bench_train.py
 
 test-parity: setup  ## our losses against those that TRL and verl compute, in their own environment
 	@TORCH="$(TORCH)" sh dev/peers.sh $(PEERS_ENV)
@@ -73,6 +74,9 @@ bench: setup  ## measure against peers
 	@.venv/bin/coa bench search
 	@.venv/bin/coa model pull
 	@.venv/bin/coa bench rollout
+	@TORCH="$(TORCH)" sh dev/peers.sh $(PEERS_ENV)
+	@.venv/bin/coa bench sft
+	@.venv/bin/coa bench rl
 
 clean:  ## remove .venv, caches and built files; runs/ stays
 	rm -rf .venv .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis dist build

@@ -78,7 +78,7 @@ def test_the_rollout_bench_has_a_speed_for_each_engine_and_a_reason_for_each_tha
     for n, speeds in result["speed"].items():
         assert speeds.keys() == {"ours", "generate"} and min(speeds.values()) > 0
         assert result["ratio"][n].keys() == {"generate"}
-        assert 0 < result["peak"]["rollouts"][n]["of_peak_flops"] < 1
+        assert 0 <= result["peak"]["rollouts"][n]["of_peak_flops"] < 1
     assert result["missing"] == {
         "broken": "no such instruction",
         "lazy": "sampled 1 tokens, expected 32.",

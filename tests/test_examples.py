@@ -23,7 +23,9 @@ from coa.tasks import Task, TaskSet
 from coa.teachers.episode import AgentSpec, Episode, ModelCall, Say, Use
 
 ROOT = Path(__file__).resolve().parent.parent
-EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+LONGER = {"rl_loop": "tests/test_rl_example.py"}
+"""Examples that are not a few lines -> where their tests are."""
+EXAMPLES = sorted(p for p in (ROOT / "examples").glob("*.py") if p.stem not in LONGER)
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SAYS = {

@@ -7,6 +7,7 @@ nothing else there. A mistake of the user is one line and exit code 2.
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -109,12 +110,52 @@ def doctor(as_json: JsonFlag = False) -> None:
 def sft(
     recipe: Annotated[Path, typer.Argument(help="A TOML recipe.")],
     overrides: Annotated[list[str] | None, typer.Argument(help="a.b=value ...")] = None,
+    preview: Annotated[
+        bool, typer.Option("--preview", help="Show rows, their mask and figures; train nothing.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Try two parts, say what all takes; write nothing.")
+    ] = False,
+    as_json: JsonFlag = False,
 ) -> None:
     """Fine-tune a model on trajectories; the same command again continues."""
-    from coa.train.stage import sft_from_recipe
+    from coa.display import console
+    from coa.train.stage import plan_from_recipe, preview_from_recipe, sft_from_recipe
 
-    adapter = sft_from_recipe(recipe, overrides or [], note)
-    print(adapter)
+    if preview:
+        report = preview_from_recipe(recipe, overrides or [], None if as_json else console())
+        if as_json:
+            emit(report.to_json())
+    elif dry_run:
+        plan = plan_from_recipe(recipe, overrides or [])
+        if as_json:
+            emit(plan.to_json())
+        else:
+            print("\n".join(plan.lines()))
+    else:
+        _say_adapter(sft_from_recipe(recipe, overrides or [], note), as_json)
+
+
+@app.command()
+def rl(
+    recipe: Annotated[Path, typer.Argument(help="A TOML recipe.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="a.b=value ...")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Improve a model on tasks by what its own rollouts earn; the same command again continues."""
+    from coa.train.rl_stage import rl_from_recipe
+
+    _say_adapter(rl_from_recipe(recipe, overrides or [], note), as_json)
+
+
+def _say_adapter(adapter: Path, as_json: bool) -> None:
+    """Print where the result is; of several processes only the first does."""
+    if os.environ.get("RANK", "0") != "0":
+        return
+    if as_json:
+        emit({"adapter": str(adapter)})
+    else:
+        print(adapter)
 
 
 @app.command("eval")
@@ -226,15 +267,18 @@ def speedrun(
 @app.command()
 def bench(
     name: Annotated[
-        str, typer.Argument(help="What to measure: parse, rollout, sandbox or search.")
+        str, typer.Argument(help="What to measure: parse, rl, rollout, sandbox, search or sft.")
     ],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="Of rl and sft: name=value ...")
+    ] = None,
     rollouts: Annotated[str, typer.Option(help="Of rollout: how many at once.")] = "32,64",
     as_json: JsonFlag = False,
 ) -> None:
     """Measure speed against peers, in the same run."""
     from coa.evaluate.bench import run_bench
 
-    result, lines = run_bench(name, rollouts, note)
+    result, lines = run_bench(name, rollouts, note, overrides or [])
     if as_json:
         emit(result)
     else:

@@ -9,11 +9,12 @@ from html.parser import HTMLParser
 from importlib import import_module
 from importlib.util import find_spec
 
+from coa.config import load_recipe
 from coa.errors import UsageError, did_you_mean
 from coa.protocol import PRESETS, Block, Grammar, State, load_grammar, parse
 from coa.runs import Json
 
-BENCHES = ("parse", "rollout", "sandbox", "search")
+BENCHES = ("parse", "rl", "rollout", "sandbox", "search", "sft")
 Reader = Callable[[Grammar, str], object]
 _ROUNDS = 5
 _PASSAGE = (
@@ -34,11 +35,21 @@ _PROGRAM = "\n```py\nfor n in range(10):\n    print(n, '</code>' if n < 3 else '
 
 
 def run_bench(
-    name: str, rollouts: str = "32,64", note: Callable[[str], None] = lambda line: None
+    name: str,
+    rollouts: str = "32,64",
+    note: Callable[[str], None] = lambda line: None,
+    overrides: Sequence[str] = (),
 ) -> tuple[Json, list[str]]:
-    """Run the measurement of that name: its result, and the same as lines for people."""
+    """Run the measurement of that name: its result, and the same as lines for people.
+
+    `rollouts` is for rollout; `overrides` (name=value) change the work of sft and rl.
+    """
     if name not in BENCHES:
         raise UsageError(f"{name!r} is not a measurement.{did_you_mean(name, BENCHES)}")
+    if name in ("sft", "rl"):
+        return _run_training(name, overrides, note)
+    if overrides:
+        raise UsageError(f"bench {name} has no settings, found {overrides[0]!r}.")
     if name == "parse":
         result = bench_parse()
         return result, list(_parse_lines(result))
@@ -59,6 +70,19 @@ def run_bench(
         raise UsageError(f"--rollouts {rollouts!r}: expected numbers joined by commas, as 32,64.")
     result = bench_rollout([int(count) for count in counts], note)
     return result, list(rollout_lines(result))
+
+
+def _run_training(
+    name: str, overrides: Sequence[str], note: Callable[[str], None]
+) -> tuple[Json, list[str]]:
+    from coa.evaluate.bench_train import bench_rl, bench_sft, train_lines
+    from coa.evaluate.train_work import RlSetup, SftSetup
+
+    if name == "sft":
+        result = bench_sft(load_recipe(None, overrides, SftSetup), note)
+    else:
+        result = bench_rl(load_recipe(None, overrides, RlSetup), note)
+    return result, list(train_lines(result))
 
 
 def bench_parse(megabytes: float = 2.0) -> Json:

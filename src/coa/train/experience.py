@@ -1,0 +1,290 @@
+"""Experience: the rollouts of an update as rows, with rewards, advantages and old logprobs.
+
+The order is: rows and rewards of every group; then, where the loss needs them, what the policy, its
+reference and the value head say before the update; then advantages. What is left out on the way
+is counted by reason. All processes hold the same samples and compute the same advantages; only the
+forward passes are shared out.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from coa.errors import TrainingError
+from coa.protocol import Grammar
+from coa.train.advantages import group_advantages, overlong_penalty
+from coa.train.groups import Group, LeftOut, failed_outside, has_void_turn
+from coa.train.learner import deal, micro_batches
+from coa.train.losses import PolicyTokens, Totals, gae, kl_penalty, last_token_rewards, whiten
+from coa.train.policy import Policy
+from coa.train.processes import Processes
+from coa.train.rl_settings import RlSettings
+from coa.train.rows import Row
+from coa.train.value_head import ValueHead
+from coa.trajectory import Author, Trajectory
+
+
+@dataclass(slots=True, eq=False)
+class Sample:
+    """One rollout to learn from. Tensors hold a number for each trained token of the row."""
+
+    number: int
+    """Of its sequence within the batch."""
+    group: int
+    """Of its group within the batch."""
+    row: Row
+    trajectory: Trajectory
+    reward: float
+    old: Tensor | None = None
+    reference: Tensor | None = None
+    values: Tensor | None = None
+    """The value head's, before the update."""
+    advantages: Tensor | None = None
+    """None: left out."""
+    returns: Tensor | None = None
+
+    @property
+    def ids(self) -> list[int]:
+        return self.row.ids
+
+    @property
+    def trained(self) -> list[int]:
+        """Places in the row of the tokens that the model wrote; the first is predicted by none."""
+        return [at for at, weight in enumerate(self.row.weights) if at and weight > 0]
+
+
+@dataclass(slots=True)
+class Experience:
+    """The samples of one update, and why others are none."""
+
+    samples: list[Sample]
+    left_out: Counter[LeftOut] = field(default_factory=Counter)
+
+    def leave_out(self, reason: LeftOut, samples: Sequence[Sample]) -> None:
+        self.left_out[reason] += len(samples)
+        gone = {sample.number for sample in samples}
+        self.samples = [sample for sample in self.samples if sample.number not in gone]
+
+
+def experience_of(
+    groups: Sequence[Group],
+    make_row: Callable[[Trajectory], Row],
+    settings: RlSettings,
+    limit: int,
+) -> Experience:
+    """Rows and rewards of all rollouts; `limit` is the most tokens of one, for overlong shaping."""
+    found = Experience([])
+    loss = settings.loss
+    number = 0
+    for place, group in enumerate(groups):
+        for trajectory, scored in zip(group.trajectories, group.scored, strict=True):
+            number += 1
+            if failed_outside(trajectory):
+                found.left_out["environment"] += 1
+            elif scored.score is None:
+                found.left_out["unjudged"] += 1
+            elif not any(s.ids for s in trajectory.segments if s.author is Author.MODEL):
+                found.left_out["empty"] += 1
+            else:
+                length = trajectory.usage.sampled_tokens
+                shaped = overlong_penalty(
+                    length, limit, loss.overlong_buffer, loss.overlong_penalty
+                )
+                row = make_row(trajectory)
+                reward = scored.score + shaped
+                found.samples.append(Sample(number, place, row, trajectory, reward))
+    return found
+
+
+def check_judged(groups: Sequence[Group], where: str) -> None:
+    """Raise unless something is known about a single rollout of an update, used or not: a model
+    that fails is recorded, a world that fails has to be repaired."""
+    pairs = [p for group in groups for p in zip(group.trajectories, group.scored, strict=True)]
+    if not pairs or any(score is not None for group in groups for score in group.scores):
+        return
+    outside = [trajectory for trajectory, _ in pairs if failed_outside(trajectory)]
+    if len(outside) == len(pairs):
+        why = (outside[0].error or str(outside[0].stop)).rstrip(".")
+        raise TrainingError(
+            f"{where}: all {len(pairs)} rollouts were ended by the environment, the first by: "
+            f"{why}. Put it right and give the same command again."
+        )
+    why = next(s.reason for t, s in pairs if s.score is None and not failed_outside(t))
+    cut = f", and the environment ended {len(outside)}" if outside else ""
+    raise TrainingError(
+        f"{where}: none of {len(pairs)} rollouts could be judged{cut} "
+        f"({(why or 'no reason given')[:300]}). "
+        "They are kept: put the reward or its judge right and give the same command again."
+    )
+
+
+@torch.no_grad()
+def look_before(
+    experience: Experience,
+    policy: Policy,
+    value_head: ValueHead | None,
+    settings: RlSettings,
+    temperature: float,
+    processes: Processes,
+) -> None:
+    """Fill in what is known only before the first step: old logprobs, values, the reference's."""
+    wanted = {
+        "old": settings.steps_per_update > 1,
+        "values": value_head is not None,
+        "reference": settings.loss.kl > 0,
+    }
+    if not any(wanted.values()):
+        return
+    own = deal(experience.samples, processes)
+    seen: dict[int, dict[str, Tensor]] = {sample.number: {} for sample in own}
+    parts = micro_batches(own, settings.micro_tokens)
+    # All compute equally often: where weights are spread, a forward is a conversation of all.
+    idle = max(processes.gather(len(parts))) - len(parts)
+
+    def store(name: str, part: list[Sample], values: Tensor) -> None:
+        sizes = [len(sample.trained) for sample in part]
+        for sample, piece in zip(part, values.float().cpu().split(sizes), strict=True):
+            seen[sample.number][name] = piece
+
+    if wanted["old"] or value_head is not None:
+        for part in parts:
+            hidden, targets = written(policy, part)
+            if wanted["old"]:
+                store("old", part, policy.logprobs(hidden, targets, temperature))
+            if value_head is not None:
+                store("values", part, value_head.values(hidden))
+        for _ in range(idle):
+            policy.idle()
+    if wanted["reference"]:
+        with policy.reference():
+            for part in parts:
+                hidden, targets = written(policy, part)
+                store("reference", part, policy.logprobs(hidden, targets, temperature))
+            for _ in range(idle):
+                policy.idle()
+    everywhere = {
+        number: found for share in processes.gather(seen) for number, found in share.items()
+    }
+    for sample in experience.samples:
+        for name, values in everywhere[sample.number].items():
+            setattr(sample, name, values)
+
+
+def written(policy: Policy, samples: Sequence[Sample]) -> tuple[Tensor, Tensor]:
+    """Hidden states before the tokens that the model wrote, and those tokens."""
+    places, targets, offset = [], [], 0
+    for sample in samples:
+        trained = sample.trained
+        places += [offset + at - 1 for at in trained]
+        targets += [sample.ids[at] for at in trained]
+        offset += len(sample.ids)
+    hidden = policy.hidden([sample.ids for sample in samples])
+    chosen = torch.tensor(places, device=hidden.device)
+    return hidden[chosen], torch.tensor(targets, device=hidden.device)
+
+
+def assign_advantages(experience: Experience, grammar: Grammar, settings: RlSettings) -> None:
+    """Give every sample its advantages; leave out what must not become a negative example."""
+    loss = settings.loss
+    if not experience.samples:
+        return
+    if loss.baseline == "value":
+        _by_value_head(experience.samples, settings)
+    else:
+        _by_comparison(experience, settings)
+    failed = [s for s in experience.samples if s.advantages is not None and _is_negative(s)]
+    if settings.truncated == "leave_out":
+        cut = [s for s in failed if s.trajectory.stop and s.trajectory.stop.truncated]
+        experience.leave_out("truncated", cut)
+        failed = [s for s in failed if s not in cut]  # by identity
+    if settings.void_turns == "leave_out":
+        void = [s for s in failed if has_void_turn(grammar, s.trajectory)]
+        experience.leave_out("void", void)
+
+
+def _is_negative(sample: Sample) -> bool:
+    return sample.advantages is not None and float(sample.advantages.sum()) < 0
+
+
+def _by_comparison(experience: Experience, settings: RlSettings) -> None:
+    loss, samples = settings.loss, experience.samples
+    rewards = [sample.reward for sample in samples]
+    if loss.kl > 0 and loss.kl_place == "reward":
+        taken = [float(_kl_penalty(sample, settings).sum()) for sample in samples]
+        rewards = [reward - took for reward, took in zip(rewards, taken, strict=True)]
+    found = group_advantages(
+        rewards, [s.group for s in samples], loss.baseline, loss.scale, loss.std_epsilon
+    )
+    for sample, value in zip(samples, found.values, strict=True):
+        if value is not None:
+            sample.advantages = torch.full((len(sample.trained),), value)
+    experience.leave_out("lonely", [s for s in samples if s.advantages is None])
+
+
+def _by_value_head(samples: Sequence[Sample], settings: RlSettings) -> None:
+    loss = settings.loss
+    sizes = [len(sample.trained) for sample in samples]
+    weights, sequence = torch.ones(sum(sizes)), _numbers(samples)
+    rewards = last_token_rewards(
+        torch.tensor([sample.reward for sample in samples]), weights, sequence
+    )
+    if loss.kl > 0 and loss.kl_place == "reward":
+        rewards -= torch.cat([_kl_penalty(sample, settings) for sample in samples])
+    values = torch.cat([_known(sample.values) for sample in samples])
+    found = gae(rewards, values, weights, sequence, loss.gamma, loss.lam)
+    advantages = whiten(found.advantages, weights) if loss.scale == "batch" else found.advantages
+    pieces = zip(advantages.split(sizes), found.returns.split(sizes), strict=True)
+    for sample, (advantage, returns) in zip(samples, pieces, strict=True):
+        sample.advantages, sample.returns = advantage, returns
+
+
+def _kl_penalty(sample: Sample, settings: RlSettings) -> Tensor:
+    """What the divergence from the reference takes, by the sampler's own logprobs."""
+    loss = settings.loss
+    new = sampled_logprobs(sample) if sample.old is None else sample.old
+    weights = torch.ones(len(new))
+    return kl_penalty(new, _known(sample.reference), weights, loss.kl, loss.kl_estimator)
+
+
+def sampled_logprobs(sample: Sample) -> Tensor:
+    """What the engine computed when it wrote the tokens."""
+    assert sample.row.logprobs is not None, f"{sample.row.task_id}: no logprobs of the sampler"
+    return torch.tensor([sample.row.logprobs[at] for at in sample.trained])
+
+
+def _known(values: Tensor | None) -> Tensor:
+    assert values is not None, "look_before() fills this in"
+    return values
+
+
+def _numbers(samples: Sequence[Sample]) -> Tensor:
+    return torch.cat([torch.full((len(s.trained),), s.number) for s in samples])
+
+
+def policy_tokens(samples: Sequence[Sample], device: torch.device) -> PolicyTokens:
+    """What the policy loss must know of the samples' trained tokens, in the order of `written`."""
+    first = samples[0]
+
+    def joined(of: Callable[[Sample], Tensor | None]) -> Tensor:
+        return torch.cat([_known(of(sample)) for sample in samples]).to(device)
+
+    return PolicyTokens(
+        weights=joined(lambda s: torch.tensor([s.row.weights[at] for at in s.trained])),
+        sequence=_numbers(samples).to(device),
+        advantages=joined(lambda s: s.advantages),
+        old=None if first.old is None else joined(lambda s: s.old),
+        sampled=joined(sampled_logprobs),
+        reference=None if first.reference is None else joined(lambda s: s.reference),
+        group=joined(lambda s: torch.full((len(s.trained),), s.group)),
+    )
+
+
+def totals_of(samples: Sequence[Sample]) -> Totals:
+    """What the whole batch is divided by."""
+    tokens = policy_tokens(samples, torch.device("cpu"))
+    return Totals.of(tokens.weights, tokens.sequence, tokens.group)

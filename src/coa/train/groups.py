@@ -1,0 +1,207 @@
+"""Groups: G rollouts of one task from the same weights, drawn, scored and sifted for an update.
+
+Tasks come from an endless stream that depends on the seed alone, and a task met again gets new
+sample indices, so its rollouts are new. With dynamic sampling, groups in which every rollout earned
+the same are replaced by those of further tasks, in a limited number of rounds. Whatever does not
+take part in the update is counted with its reason; nothing disappears.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from coa.attempts import ToolboxOf, attempt
+from coa.engines.base import Engine
+from coa.protocol import Grammar, parse
+from coa.protocol.bound import bound_to
+from coa.rewards import Reward, Scored
+from coa.runtime import Budget, Decoding
+from coa.tasks.task import Task
+from coa.train.processes import Processes
+from coa.trajectory import Trajectory
+
+LeftOut = Literal["environment", "unjudged", "void", "truncated", "empty", "lonely"]
+"""Why a rollout takes no part: the environment failed; no reward could be given; it failed with a
+turn that neither called nor answered; it failed by a budget; the model wrote nothing; nobody to be
+compared with."""
+OnRollout = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The rollouts of one task, and what each earned."""
+
+    task: Task
+    visit: int
+    """How often the task had been drawn before."""
+    trajectories: list[Trajectory]
+    scored: list[Scored]
+
+    @property
+    def scores(self) -> list[float | None]:
+        """What the reward says of each; None where it cannot, or the environment failed."""
+        pairs = zip(self.trajectories, self.scored, strict=True)
+        return [None if failed_outside(t) else s.score for t, s in pairs]
+
+    @property
+    def flat(self) -> bool:
+        """Whether there is nothing to compare: fewer than two scores, or all the same."""
+        return len({score for score in self.scores if score is not None}) < 2
+
+    @property
+    def solved(self) -> bool:
+        """Whether every rollout has full marks."""
+        return all(score is not None and score >= 1.0 for score in self.scores)
+
+
+def failed_outside(trajectory: Trajectory) -> bool:
+    """Whether the environment, not the model, ended it."""
+    return trajectory.stop is not None and trajectory.stop.environment
+
+
+@dataclass(slots=True)
+class Drawn:
+    """What one update got: the groups to learn from, and an account of all that were drawn."""
+
+    position: int
+    """Where the stream of tasks goes on."""
+    groups: list[Group] = field(default_factory=list)
+    """To learn from."""
+    dropped: list[Group] = field(default_factory=list)
+    """Flat ones that dynamic sampling replaced, or could not any more."""
+    refills: int = 0
+
+    @property
+    def all(self) -> list[Group]:
+        return [*self.groups, *self.dropped]
+
+    def account(self) -> dict[str, int]:
+        """How many groups were drawn, and what became of them."""
+        flat = [group for group in self.all if group.flat]
+        return {
+            "groups": len(self.all),
+            "groups_used": len(self.groups),
+            "groups_flat": len(flat),
+            "groups_solved": sum(group.solved for group in flat),
+            "refills": self.refills,
+            "rollouts": sum(len(group.trajectories) for group in self.all),
+        }
+
+
+class TaskStream:
+    """All tasks in random order, again and again; any place of it can be asked for."""
+
+    def __init__(self, tasks: Sequence[Task], seed: int) -> None:
+        assert tasks, "a stream needs tasks"
+        self._tasks, self._seed = tasks, seed
+        self._epoch, self._order = -1, list(range(len(tasks)))
+
+    def take(self, position: int, count: int) -> list[tuple[Task, int]]:
+        """`count` tasks from `position` on, each with how often it had been drawn before."""
+        return [self._at(place) for place in range(position, position + count)]
+
+    def _at(self, place: int) -> tuple[Task, int]:
+        epoch, index = divmod(place, len(self._tasks))
+        if epoch != self._epoch:
+            self._order = list(range(len(self._tasks)))
+            random.Random(f"{self._seed}|tasks|{epoch}").shuffle(self._order)
+            self._epoch = epoch
+        return self._tasks[self._order[index]], epoch
+
+
+@dataclass(slots=True)
+class Sampler:
+    """Draws groups: rollouts through the one loop, kept in files, scored."""
+
+    stream: TaskStream
+    engine: Engine
+    grammar: Grammar
+    toolbox_of: ToolboxOf
+    reward: Reward
+    budget: Budget
+    decoding: Decoding
+    directory: Path
+    group_size: int
+    concurrency: int = 96
+    processes: Processes = field(default_factory=Processes)
+    on_rollout: OnRollout | None = None
+
+    async def draw(self, update: int, position: int, wanted: int, refills: int) -> Drawn:
+        """Groups of `wanted` tasks; up to `refills` more rounds replace flat ones."""
+        drawn = Drawn(position)
+        missing = wanted
+        for turn in range(refills + 1):
+            tasks = self.stream.take(drawn.position, missing)
+            drawn.position += missing
+            drawn.refills = turn
+            groups = await self._roll_out(f"{update:07d}-{turn}", tasks)
+            for group in groups:
+                (drawn.dropped if refills and group.flat else drawn.groups).append(group)
+            missing = wanted - len(drawn.groups)
+            if not missing:
+                break
+        return drawn
+
+    async def _roll_out(self, name: str, tasks: Sequence[tuple[Task, int]]) -> list[Group]:
+        """One group per task; every process does its share and gets all."""
+        own = self.processes.share(tasks)
+        size = self.group_size
+        pairs = [(task, visit * size + at) for task, visit in own for at in range(size)]
+        path = self.directory / f"{self.processes.named(name)}.jsonl"
+        found, scored = await self.attempt(pairs, path, self.decoding, self.on_rollout)
+        groups = [
+            Group(task, visit, found[at * size :][:size], scored[at * size :][:size])
+            for at, (task, visit) in enumerate(own)
+        ]
+        shares = self.processes.gather(groups)
+        return [shares[at % len(shares)][at // len(shares)] for at in range(len(tasks))]
+
+    async def attempt(
+        self,
+        pairs: Sequence[tuple[Task, int]],
+        path: Path,
+        decoding: Decoding,
+        on_rollout: OnRollout | None = None,
+    ) -> tuple[list[Trajectory], list[Scored]]:
+        """Rollouts of the present weights, and what they earn.
+
+        What an earlier part of the run has in the file counts if it is of the same weights and the
+        environment let it end. It may be of other tasks: which are flat, and so how many a refill
+        asks for, is another matter once a judge or a tool works again.
+        """
+        wanted = {(task.id, sample) for task, sample in pairs}
+
+        def does_not_count(found: Trajectory) -> bool:
+            here = (found.task_id, found.sample) in wanted
+            return not here or found.weights != self.engine.weights or failed_outside(found)
+
+        found = await attempt(
+            pairs,
+            self.engine,
+            self.grammar,
+            self.toolbox_of,
+            path,
+            budget=self.budget,
+            decoding=decoding,
+            concurrency=self.concurrency,
+            again=does_not_count,
+            on_done=on_rollout,
+        )
+        # As it is read from a file: a resumed update must see the same numbers to the last bit.
+        found = [Trajectory.from_json(trajectory.to_json()) for trajectory in found]
+        judged = zip(pairs, found, strict=True)
+        return found, await self.reward.score_all((task, t) for (task, _), t in judged)
+
+
+def has_void_turn(grammar: Grammar, trajectory: Trajectory) -> bool:
+    """Whether a turn held neither a whole call nor a whole answer, and no budget cut it."""
+    grammar = bound_to(grammar, trajectory.tools)
+    acts = {*grammar.tool_roles, *grammar.of_kind("answer")}
+    turns = trajectory.steps
+    if turns and trajectory.stop is not None and trajectory.stop.truncated:
+        turns = turns[:-1]
+    return any(acts.isdisjoint(b.role for b in parse(grammar, t.model.text).blocks) for t in turns)

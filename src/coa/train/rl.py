@@ -1,0 +1,307 @@
+"""Agentic RL: roll out groups, compare what they earned, make the better ones more likely.
+
+One update: draw groups of rollouts with the present weights, turn them into rows, give advantages,
+take optimiser steps, hand the new weights to the engine. The tokens trained are the tokens sampled,
+because a row is made of the ids and logprobs that the engine returned.
+
+The run directory holds `metrics.jsonl` (a line per update, nothing that depends on the clock),
+`timings.jsonl`, `rollouts/` (every trajectory), `checks/` (evaluations), `checkpoints/`, `best/`
+and at the end `adapter/`. A killed run continues from its newest checkpoint and takes over the
+rollouts that were finished since, for they are of the same weights.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import shutil
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from coa.engines.base import Engine
+from coa.engines.lora import Adapter
+from coa.engines.weights import sync_folder
+from coa.errors import CoaError, TrainingError, boundary
+from coa.runs import METRICS, Json, Run, read_jsonl, sweep, write_atomic
+from coa.train.checkpoint import Checkpoints
+from coa.train.curves import curve
+from coa.train.experience import check_judged, experience_of
+from coa.train.groups import Drawn, Group, Sampler
+from coa.train.improver import Improver
+from coa.train.policy import Policy, replace_folder
+from coa.train.processes import Processes
+from coa.train.rl_metrics import learning_record, rollout_record
+from coa.train.rl_settings import RlRecipe
+from coa.train.rows import row_maker
+
+ADAPTER, BEST, ROLLOUTS, CHECKS = "adapter", "best", "rollouts", "checks"
+
+
+class Loadable(Engine, Protocol):
+    """An engine that takes new weights."""
+
+    async def load(self, adapter: Path | Adapter | None, version: str) -> None: ...
+
+
+class Watch(Protocol):
+    """Who looks on: a terminal, a tracker, the alarms."""
+
+    solved: str
+    """Why there is nothing left to learn; empty: there is."""
+
+    def phase(self, what: str, done: int = 0, total: int = 0) -> None: ...
+    def group(self, group: Group) -> None:
+        """A group was drawn."""
+
+    def recall(self, record: Json) -> None:
+        """A line of metrics of an earlier part of the run."""
+
+    def evaluated(self, record: Json) -> None: ...
+
+    def update(self, record: Json, timing: Json) -> None:
+        """May raise a TrainingError: the run has collapsed, and this update is not kept."""
+
+    def precious(self) -> Collection[int]:
+        """Updates whose checkpoints must be kept."""
+
+
+Check = Callable[[Path], Awaitable[Json]]
+"""Evaluates the engine's present weights into a folder: eval_accuracy, eval_low, eval_high."""
+
+
+@dataclass(frozen=True, slots=True)
+class RlResult:
+    adapter: Path
+    updates: int
+    trained: bool = True
+    """False when an earlier call had finished the run already."""
+
+
+@dataclass(slots=True)
+class RlLoop:
+    """The loop, with everything it needs opened."""
+
+    recipe: RlRecipe
+    policy: Policy
+    engine: Loadable
+    sampler: Sampler
+    improver: Improver
+    run: Run | None
+    """None in processes that are not the main one: they write nothing."""
+    root: Path
+    watch: Watch
+    check: Check | None = None
+    manifest: Mapping[str, Any] = field(default_factory=dict)
+    processes: Processes = field(default_factory=Processes)
+    _checkpoints: Checkpoints = field(init=False)
+    _safe: int = -1
+    """The update of the newest checkpoint."""
+
+    def __post_init__(self) -> None:
+        saved: dict[str, Any] = {"optimizer": self.improver.learner.saved}
+        if self.improver.value_head is not None:
+            saved["value_head"] = self.improver.value_head
+        self._checkpoints = Checkpoints(self.root / "checkpoints", self.policy, **saved)
+
+    async def execute(self) -> RlResult:
+        """Train from the newest checkpoint to the last update."""
+        done, position = self._restore()
+        evaluated = self._recall(done)
+        while True:
+            clock = Clock()
+            try:
+                with clock("load"):
+                    await self._hand_over(done)
+                if self.check is not None and done not in evaluated and self._is_due(done):
+                    self._save(done, position)  # what was measured is never gone back behind
+                    with clock("check"):
+                        evaluated[done] = await self._evaluate(done, evaluated)
+                if self._is_over(done):
+                    break
+                drawn = await self._draw(done, position, clock)
+            except (asyncio.CancelledError, CoaError):
+                # Ctrl-C, or a tool or judge that fails. It comes where something is awaited; there
+                # the weights are those of `done`, and finished rollouts are in files.
+                if not self.improver.learner.is_spread:  # others may have gone
+                    self._save(done, position)
+                raise
+            record = self._learn(drawn, done, clock)
+            done, position = done + 1, drawn.position
+            self._record(done, position, record, clock)
+        return RlResult(self._finish(done, evaluated), done)
+
+    def _restore(self) -> tuple[int, int]:
+        """Take over the newest checkpoint: its update, and the place in the stream of tasks."""
+        state = self._checkpoints.restore() or {"update": -1, "position": 0}
+        self._safe = int(state["update"])
+        if len(set(found := self.processes.gather(self._safe))) > 1:
+            raise TrainingError(
+                f"{self.root}: the processes found checkpoints of updates {found}; expected the "
+                "same. Use a directory that all machines see."
+            )
+        return max(0, self._safe), int(state["position"])
+
+    async def _draw(self, done: int, position: int, clock: Clock) -> Drawn:
+        settings = self.recipe.rl
+        refills = settings.refills if settings.compares else 0
+        with clock("rollout"):
+            wanted = settings.tasks_per_update
+            drawn = await self.sampler.draw(done + 1, position, wanted, refills)
+        check_judged(drawn.all, f"Update {done + 1}")
+        self.watch.group(drawn.all[0])
+        return drawn
+
+    def _learn(self, drawn: Drawn, done: int, clock: Clock) -> Json:
+        """Optimiser steps on what was drawn; the record of the update."""
+        settings, rollout, grammar = self.recipe.rl, self.recipe.rollout, self.sampler.grammar
+        make_row = row_maker(self.policy.codec, max_length=rollout.context)
+        with clock("train"):
+            try:
+                experience = experience_of(drawn.groups, make_row, settings, rollout.tokens)
+                steps, found = self.improver.improve(experience, grammar, done, self.watch.phase)
+            except TrainingError as wrong:
+                raise TrainingError(f"Update {done + 1}: {wrong}") from None
+        record = {"update": done + 1, **rollout_record(drawn, grammar)}
+        return record | learning_record(experience, steps, found)
+
+    async def _hand_over(self, done: int) -> None:
+        """Give the present weights to the engine; their hash tells them from any others."""
+        adapter = self.policy.adapter()
+        await self.engine.load(adapter, f"update-{done}-{digest(adapter)[:8]}")
+
+    def _record(self, done: int, position: int, record: Json, clock: Clock) -> None:
+        timing = clock.record(record)
+        self.watch.update(record, timing)
+        if self.run is not None:
+            self.run.metrics(record)
+            self.run.timing({"update": done, **timing})
+        every, last = self.recipe.rl.checkpoint_every, self.recipe.rl.updates
+        if done % every == 0 or done == last:
+            self._save(done, position)
+            if not self.recipe.rl.keep_rollouts and self.run is not None:
+                for path in self.sampler.directory.glob("*.jsonl"):
+                    path.unlink()
+
+    def _save(self, done: int, position: int) -> None:
+        if done == self._safe:
+            return
+        if self.run is not None:
+            self.watch.phase("checkpoint")
+            self._checkpoints.save(done, {"position": position}, self.watch.precious())
+        elif self._takes_part:
+            self.policy.write(self.root)
+            self.improver.learner.saved.state_dict()
+        self._safe = done
+
+    @property
+    def _takes_part(self) -> bool:
+        """Whether this process is needed to write weights: one writes, and all gather what is
+        spread over them."""
+        return self.run is not None or self.improver.learner.is_spread
+
+    def _recall(self, done: int) -> dict[int, float]:
+        """Drop what was written after the checkpoint, show the rest to who looks on; evaluations
+        that are there already."""
+        if self.run is not None:
+            self._sweep()
+            self.run.keep_metrics(lambda record: record["update"] <= done)
+        self.processes.wait()
+        path, evaluated = self.root / METRICS, {}
+        for _, record in read_jsonl(path) if path.is_file() else ():
+            if "eval_accuracy" in record:
+                evaluated[record["update"]] = float(record["eval_accuracy"])
+            self.watch.recall(record)
+        return evaluated
+
+    def _sweep(self) -> None:
+        """Remove what a killed process was writing beside."""
+        for name in (BEST, ADAPTER):
+            for folder in self.root.glob(f".{name}-*"):
+                shutil.rmtree(folder, ignore_errors=True)
+        for folder in (self.sampler.directory, *self.root.glob(f"{CHECKS}/*")):
+            if folder.is_dir():
+                sweep(folder)
+
+    def _is_over(self, done: int) -> bool:
+        return done == self.recipe.rl.updates or bool(self.watch.solved)
+
+    def _is_due(self, done: int) -> bool:
+        return done % self.recipe.check.every == 0 or self._is_over(done)
+
+    async def _evaluate(self, done: int, before: Mapping[int, float]) -> float:
+        """Measure the present weights, and keep them if they are the best so far."""
+        assert self.check is not None
+        self.watch.phase("evaluate")
+        found = await self.check(self.root / CHECKS / f"update-{done:07d}")
+        accuracy = float(found["eval_accuracy"])
+        if self._takes_part and accuracy > max(before.values(), default=-1.0):
+            with boundary(TrainingError, f"{self.root / BEST}: writing the best weights"):
+                self.policy.save(self.root / BEST, **self._made(done), **found)
+        if self.run is not None:
+            self.run.metrics({"update": done, **found})
+        self.watch.evaluated({"update": done, **found})
+        self.processes.wait()
+        return accuracy
+
+    def _finish(self, done: int, evaluated: Mapping[int, float]) -> Path:
+        """Write `adapter`: the best weights that were measured, or the last."""
+        adapter = self.root / ADAPTER
+        with boundary(TrainingError, f"{adapter}: writing the result"):
+            if self.recipe.check.keep == "last" or not evaluated:
+                if self._takes_part:
+                    self.policy.save(adapter, **self._made(done))
+            elif self.run is not None:
+                copy = self.root / f".{ADAPTER}-copy"
+                shutil.copytree(self.root / BEST, copy)
+                sync_folder(copy)
+                replace_folder(copy, adapter)
+        if self.run is not None:
+            write_atomic(self.root / "curves.svg", curve(self.root / METRICS))
+            self.run.timing({"event": "finished"})
+        self.processes.wait()
+        return adapter
+
+    def _made(self, done: int) -> Json:
+        return {"stage": "rl", "updates": done, **self.manifest}
+
+
+def digest(adapter: Adapter) -> str:
+    """A hash of what was trained."""
+    found = hashlib.sha256(repr(adapter.scale).encode())
+    whole = {name: (tensor,) for name, tensor in adapter.whole.items()}
+    for name, tensors in sorted((adapter.pairs | whole).items()):
+        found.update(name.encode())
+        for tensor in tensors:
+            found.update(tensor.detach().cpu().float().contiguous().numpy().data)
+    return found.hexdigest()
+
+
+class Clock:
+    """Seconds of an update by phase."""
+
+    def __init__(self) -> None:
+        self._begun, self._seconds = time.perf_counter(), dict[str, float]()
+
+    @contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
+        begun = time.perf_counter()
+        try:
+            yield
+        finally:
+            seconds = time.perf_counter() - begun
+            self._seconds[phase] = self._seconds.get(phase, 0.0) + seconds
+
+    def record(self, made: Json) -> Json:
+        """For timings.jsonl: seconds by phase, and speed."""
+        seconds = {f"{name}_s": round(value, 3) for name, value in self._seconds.items()}
+        sampled = made["length_mean"] * made["rollouts"]
+        return {
+            "seconds": round(time.perf_counter() - self._begun, 3),
+            **seconds,
+            "tokens_per_s": round(made["tokens"] / max(1e-9, self._seconds["train"]), 1),
+            "sampled_per_s": round(sampled / max(1e-9, self._seconds["rollout"]), 1),
+        }

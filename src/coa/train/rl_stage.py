@@ -1,0 +1,320 @@
+"""The RL stage: a recipe in, a run directory with an adapter out."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack, ExitStack
+from itertools import chain
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, cast
+
+from coa.attempts import choose_grammar, choose_prompt
+from coa.config import load_recipe, read_toml, to_json
+from coa.engines import load_engine, rollouts_at_once, slots_for
+from coa.engines.lora import MANIFEST
+from coa.engines.store import identity
+from coa.errors import ConfigError, MissingExtra, TrainingError, UsageError
+from coa.estimates import estimate
+from coa.protocol import Grammar
+from coa.rewards import lacking, open_reward
+from coa.runs import Json, Run, write_jsonl
+from coa.runtime import Decoding
+from coa.tasks.task import TaskSet
+from coa.tools.kits import open_kit
+from coa.train.loss_settings import PRESETS, preset
+from coa.train.rl_settings import RlRecipe
+from coa.train.selection import select
+from coa.train.trackers import check_tracker
+from coa.train.watching import open_watch
+
+if TYPE_CHECKING:
+    from coa.train.groups import Sampler
+    from coa.train.policy import Policy
+    from coa.train.processes import Processes
+    from coa.train.rl import Check, Loadable, RlResult
+
+Note = Callable[[str], None]
+
+
+def read_rl_recipe(path: Path | None, overrides: Sequence[str]) -> RlRecipe:
+    """The recipe, with what its loss preset says where the recipe says nothing."""
+    table = {} if path is None else read_toml(path).get("rl")
+    named = str(table.get("preset", "dapo")) if isinstance(table, dict) else "dapo"
+    for override in overrides:
+        key, _, value = override.partition("=")
+        if key.strip() == "rl.preset":
+            named = value.strip().strip("\"'")
+    loss = to_json(preset(named)) if named in PRESETS else {}  # RlSettings refuses it
+    recipe = load_recipe(path, overrides, RlRecipe, {"rl": {"loss": loss}})
+    if recipe.rl.loss.normalise == "constant" and recipe.rl.loss.constant_length is None:
+        loss_settings = dataclasses.replace(recipe.rl.loss, constant_length=recipe.rollout.tokens)
+        recipe = dataclasses.replace(recipe, rl=dataclasses.replace(recipe.rl, loss=loss_settings))
+    return recipe
+
+
+def rl_from_recipe(path: Path, overrides: Sequence[str], note: Note) -> Path:
+    """Train by recipe; returns the adapter's folder."""
+    recipe = read_rl_recipe(path, overrides)
+    if not recipe.tasks:
+        raise ConfigError(f"{path}: tasks is not set; give a task file with gold answers.")
+    return run_rl(recipe, note=note).adapter
+
+
+def run_rl(recipe: RlRecipe, *, note: Note = lambda line: None, quiet: bool = False) -> RlResult:
+    """Train in the recipe's run directory; the same call continues an interrupted run."""
+    try:
+        from coa.train.processes import Processes
+    except ImportError as exc:
+        raise MissingExtra("Training", "train") from exc
+    processes = Processes.open()
+    if not processes.main:
+        note, quiet = (lambda line: None), True
+    return asyncio.run(_run(recipe, processes, note, quiet))
+
+
+async def _run(recipe: RlRecipe, processes: Processes, note: Note, quiet: bool) -> RlResult:
+    from coa.train.rl import ADAPTER, RlResult
+    from coa.train.sft import set_up_torch
+
+    settings, root = recipe.rl, Path(recipe.out)
+    tasks, check_tasks = _load_tasks(recipe)
+    grammar = choose_grammar(recipe.grammar, settings.model, tasks)
+    prompt = choose_prompt(recipe.prompt, settings.model)
+    check_tracker(settings.log)
+    set_up_torch(settings)
+    policy = make_policy(recipe)
+    made: Json = {"grammar": grammar.name, "prompt": prompt}
+    inputs = {"tasks": tasks.fingerprint(), "grammar": grammar.fingerprint()}
+    inputs |= {"check": check_tasks.fingerprint()} if check_tasks else {}
+    inputs |= _start(settings.model) | recipe.tools.identity()
+    with ExitStack() as held:
+        asked = _recipe(recipe) | made | {"reward": recipe.reward.identity(tasks)}
+        base = policy.base_sha256
+        run = processes.by_main(
+            lambda: Run.open(root, "rl", asked, inputs, settings.seed, base=base)
+        )
+        if run is not None:
+            held.enter_context(run)
+        if (root / ADAPTER / MANIFEST).is_file():
+            note(f"{root / ADAPTER} is finished already")
+            return RlResult(root / ADAPTER, settings.updates, trained=False)
+        return await _train(
+            recipe, tasks, check_tasks, policy, grammar, made, run, processes, note, quiet
+        )
+
+
+async def _train(
+    recipe: RlRecipe,
+    tasks: TaskSet,
+    check_tasks: TaskSet | None,
+    policy: Policy,
+    grammar: Grammar,
+    made: Json,
+    run: Run | None,
+    processes: Processes,
+    note: Note,
+    quiet: bool,
+) -> RlResult:
+    """Open what a run needs, choose its tasks, and go."""
+    from coa.train.groups import Sampler, TaskStream
+    from coa.train.improver import Improver
+    from coa.train.rl import ROLLOUTS, RlLoop
+
+    settings, rollout, root = recipe.rl, recipe.rollout, Path(recipe.out)
+    budget, both = rollout.budget(), [*tasks, *(check_tasks or ())]
+    decoding = Decoding(temperature=rollout.temperature, seed=settings.seed, prompt=made["prompt"])
+    async with AsyncExitStack() as stack:
+        # Tools and rewards first: what is wrong with them is found before a model is loaded.
+        toolbox_of = await stack.enter_async_context(open_kit(both, recipe.tools, grammar))
+        reward = await stack.enter_async_context(open_reward(recipe.reward, tasks=both))
+        engine = load_sampler(recipe, policy)
+        stack.push_async_callback(engine.close)
+        concurrency = rollouts_at_once(engine, rollout.concurrency)
+        if recipe.select.on:  # by the model that is trained: its adapter, if it starts from one
+            await engine.load(policy.adapter(), "start")
+        selected = await select(
+            tasks,
+            recipe.select,
+            engine,
+            grammar,
+            toolbox_of,
+            reward,
+            budget,
+            decoding,
+            root,
+            concurrency=concurrency,
+            processes=processes,
+            mode="silent" if quiet else "auto",
+        )
+        note(selected.line)
+        watch = stack.enter_context(open_watch(recipe, root, quiet))
+        sampler = Sampler(
+            TaskStream(selected.tasks, settings.seed),
+            engine,
+            grammar,
+            toolbox_of,
+            reward,
+            budget,
+            decoding,
+            root / ROLLOUTS,
+            settings.group_size,
+            concurrency,
+            processes,
+            lambda done, total: watch.phase("rollout", done, total),
+        )
+        check = None
+        if check_tasks:
+            check = _checker(recipe, check_tasks, sampler)
+        loop = RlLoop(
+            recipe,
+            policy,
+            engine,
+            sampler,
+            Improver(policy, settings, rollout.temperature, processes),
+            run,
+            root,
+            watch,
+            check,
+            made | {"settings": to_json(settings)},
+            processes,
+        )
+        result = await loop.execute()
+        if watch.solved:
+            note(watch.solved)
+        return result
+
+
+def make_policy(recipe: RlRecipe) -> Policy:
+    """The policy that the recipe trains; with a divergence from its start, that is kept, too."""
+    from coa.train.plain import computing_dtype
+    from coa.train.policy import Policy
+
+    settings = recipe.rl
+    return Policy(
+        settings.model,
+        rank=settings.rank,
+        alpha=settings.alpha,
+        dtype=computing_dtype(settings.dtype, settings.deterministic),
+        seed=settings.seed,
+        max_length=recipe.rollout.context,
+        full=settings.full,
+        checkpointing=settings.checkpointing,
+        keep_reference=settings.loss.kl > 0,
+    )
+
+
+def load_sampler(recipe: RlRecipe, policy: Policy) -> Loadable:
+    """The engine that samples: the policy's base in this process, or a server that takes weights.
+
+    Whose ids are not exactly what the model wrote cannot be trained on, and is refused.
+    """
+    settings, rollout = recipe.rl, recipe.rollout
+    if not rollout.engine:
+        from coa.engines.local import LocalEngine
+
+        return LocalEngine(
+            settings.model.partition("+")[0],
+            dtype=settings.dtype,
+            deterministic=settings.deterministic,
+            slots=slots_for(rollout.concurrency),
+            context=rollout.context,
+            threads=settings.threads,
+            memory_gb=rollout.memory_gb,
+        )
+    if settings.deterministic:
+        raise ConfigError("rl.deterministic: a server cannot promise it; leave rollout.engine out.")
+    engine = load_engine(rollout.engine, slots=slots_for(rollout.concurrency))
+    if not getattr(engine, "exact", False) or not hasattr(engine, "load"):
+        raise ConfigError(
+            f"rollout.engine: {rollout.engine!r} does not exchange token ids, or takes no new "
+            "weights. Expected a vLLM server (docs/engines.md), or nothing for this process."
+        )
+    return cast("Loadable", engine)
+
+
+def _load_tasks(recipe: RlRecipe) -> tuple[TaskSet, TaskSet | None]:
+    """Tasks to train on and to measure with; that they are not the same ones is checked."""
+    tasks = _judgeable(recipe.tasks, recipe)
+    if not recipe.check.tasks:
+        return tasks, None
+    check_tasks = _judgeable(recipe.check.tasks, recipe)
+    trained = {(task.question, task.answers) for task in tasks}
+    if both := [task for task in check_tasks if (task.question, task.answers) in trained]:
+        raise ConfigError(
+            f"{recipe.check.tasks}: task {both[0].id} is in {recipe.tasks}, too, and so are "
+            f"{len(both)} of {len(check_tasks)}. Measure with tasks that are not trained on."
+        )
+    return tasks, check_tasks
+
+
+def _judgeable(path: str, recipe: RlRecipe) -> TaskSet:
+    tasks = TaskSet.load(Path(path))
+    if not len(tasks):
+        raise UsageError(f"{path}: holds no task.")
+    for name in recipe.reward.needs():
+        for task in tasks:
+            if missing := lacking(name, task):
+                raise UsageError(
+                    f"{path}: task {task.id} has no {missing}, so {name!r} cannot judge it. "
+                    "RL needs gold answers for every task."
+                )
+    return tasks
+
+
+def _checker(recipe: RlRecipe, tasks: TaskSet, sampler: Sampler) -> Check:
+    """Evaluates the engine's present weights on tasks that are not trained on."""
+    part, processes = recipe.check, sampler.processes
+    decoding = dataclasses.replace(
+        sampler.decoding, temperature=part.temperature, seed=recipe.rl.seed + 1
+    )
+
+    async def check(directory: Path) -> Json:
+        pairs = [(task, at) for task in processes.share(tasks) for at in range(part.samples)]
+        path = directory / f"{processes.named('trajectories')}.jsonl"
+        found, scored = await sampler.attempt(pairs, path, decoding)
+        own = [(t.task_id, one) for t, one in zip(found, scored, strict=True)]
+        scores: dict[str, list[float]] = {task.id: [] for task in tasks}
+        for task_id, one in chain.from_iterable(processes.gather(own)):
+            if one.score is None:  # no 0; and without it the evaluations were not of the same tasks
+                raise TrainingError(
+                    f"Evaluation in {directory}: task {task_id} could not be judged "
+                    f"({one.reason or 'no reason given'}). The rollouts are kept: put the reward "
+                    "or its judge right and give the same command again."
+                )
+            scores[task_id].append(one.score)
+        ordered = [fmean(scores[task.id]) for task in tasks]
+        if processes.main:
+            records = zip(tasks, ordered, strict=True)
+            write_jsonl(
+                directory / "scores.jsonl", ({"task_id": t.id, "score": s} for t, s in records)
+            )
+        value = estimate(ordered)
+        return {
+            "eval_accuracy": round(value.value, 4),
+            "eval_low": round(value.low, 4),
+            "eval_high": round(value.high, 4),
+            "eval_n": value.n,
+        }
+
+    return check
+
+
+def _recipe(recipe: RlRecipe) -> Json:
+    """What results depend on; the rest is speed, or is said by a fingerprint."""
+    made = to_json(recipe)
+    for name in ("tasks", "out", "reward", "tools", "alarms"):
+        del made[name]
+    for name in ("threads", "log", "checkpoint_every", "keep_rollouts"):
+        del made["rl"][name]
+    for name in ("concurrency", "memory_gb", "seconds"):
+        del made["rollout"][name]
+    del made["check"]["tasks"]
+    return made
+
+
+def _start(model: str) -> dict[str, str]:
+    """What the run starts from, beside the base: an adapter."""
+    return {name: value for name, value in identity(model).items() if name != "base"}

@@ -1,0 +1,252 @@
+"""Every recipe loads with its schema, and every setting is documented once, with its default.
+
+What the recipes for GPUs do there is not tested: nobody has run them, and their heads say so.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coa.config import load_recipe
+from coa.distill.stage import DistillSettings
+from coa.errors import ConfigError
+from coa.protocol import load_grammar
+from coa.teachers.llm_budget import PriceTable
+from coa.tools.live import WebSettings
+from coa.train.rl_settings import RlRecipe
+from coa.train.rl_stage import read_rl_recipe
+from coa.train.stage import SftRecipe
+
+ROOT = Path(__file__).resolve().parent.parent
+RECIPES = sorted((ROOT / "recipes").glob("*.toml"))
+LAUNCH = sorted((ROOT / "recipes" / "accelerate").glob("*.yaml"))
+PAPER = [
+    (stage, kind, size)
+    for stage in ("sft", "rl")
+    for kind in ("web", "mhqa", "code")
+    for size in ("3b", "7b", "32b")
+]
+SCHEMAS: dict[str, Callable[[Path], Any]] = {
+    "distill": lambda path: load_recipe(path, [], DistillSettings),
+    "prices": lambda path: load_recipe(path, [], PriceTable),
+    "rl": lambda path: read_rl_recipe(path, []),
+    "sft": lambda path: load_recipe(path, [], SftRecipe),
+    "web": lambda path: load_recipe(path, [], WebSettings),
+}
+"""What a recipe's name begins with -> how it is read."""
+
+
+def recipe_path(name: str) -> Path:
+    return ROOT / "recipes" / f"{name}.toml"
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_a_recipe_loads_with_its_schema(path: Path) -> None:
+    SCHEMAS[path.stem.partition("-")[0]](path)
+
+
+def test_a_recipe_with_a_misspelt_setting_does_not(tmp_path: Path) -> None:
+    for name, wrong in (("rl-135m", "[rl.loss]\nclip_hihg = 0.3"), ("sft-135m", "[sft]\nlrr = 1")):
+        path = tmp_path / f"{name}.toml"
+        path.write_text(wrong)
+        with pytest.raises(ConfigError, match=r"is not a setting\. Did you mean"):
+            SCHEMAS[name.partition("-")[0]](path)
+
+
+def test_the_preset_is_what_the_loss_says_nothing_about() -> None:
+    web = read_rl_recipe(recipe_path("rl-web-7b"), []).rl.loss
+    assert (web.clip_high, web.dual_clip, web.overlong_buffer, web.kl) == (0.28, 10.0, 0.0, 0.0)
+    mhqa = read_rl_recipe(recipe_path("rl-mhqa-7b"), []).rl.loss
+    assert (mhqa.baseline, mhqa.lam, mhqa.kl, mhqa.clip_high) == ("value", 1.0, 0.001, 0.2)
+    other = read_rl_recipe(recipe_path("rl-web-7b"), ["rl.preset=gspo"]).rl.loss
+    assert (other.ratio, other.dual_clip) == ("sequence", 10.0)
+
+
+# -- the paper's -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("stage", "kind", "size"), PAPER)
+def test_a_recipe_of_the_paper_says_what_was_checked_and_how_it_is_launched(
+    stage: str, kind: str, size: str
+) -> None:
+    name = f"{stage}-{kind}-{size}"
+    text = recipe_path(name).read_text(encoding="utf-8")
+    head, plain = text.partition("\n\n")[0], " ".join(text.replace("\n#", " ").split())
+    assert all(line.startswith("#") for line in head.splitlines())
+    assert "Not run on a GPU by us. Checked: it loads and validates" in plain
+    launched = re.search(r"--config_file (\S+) -m coa (\w+) (\S+)", plain)
+    assert launched is not None
+    assert ROOT / launched[1] in LAUNCH
+    assert (launched[2], launched[3]) == (stage, f"recipes/{name}.toml")
+
+
+@pytest.mark.parametrize(("kind", "size"), [case[1:] for case in PAPER if case[0] == "rl"])
+def test_rl_starts_where_fine_tuning_ended_under_the_grammar_of_its_kind(
+    kind: str, size: str
+) -> None:
+    sft = load_recipe(recipe_path(f"sft-{kind}-{size}"), [], SftRecipe)
+    rl = read_rl_recipe(recipe_path(f"rl-{kind}-{size}"), [])
+    assert rl.rl.model == f"hf:{sft.out}/adapter"
+    assert rl.grammar == load_grammar(kind).name == kind
+    assert rl.rollout.tokens < rl.rollout.context
+    if rl.rollout.engine:
+        assert not rl.rl.full, "a server takes new weights only as an adapter"
+
+
+def test_no_two_recipes_write_into_the_same_directory() -> None:
+    outs = Counter(
+        SCHEMAS[path.stem.partition("-")[0]](path).out
+        for path in RECIPES
+        if path.stem.startswith(("sft", "rl"))
+    )
+    assert set(outs.values()) == {1}, outs
+
+
+def test_the_values_that_the_paper_prints() -> None:
+    web, code = (read_rl_recipe(recipe_path(f"rl-{kind}-32b"), []) for kind in ("web", "code"))
+    assert (web.rl.tasks_per_update, web.rl.group_size, web.rollout.turns) == (64, 8, 24)
+    assert (web.rollout.context, web.reward.expression) == (32768, "judge")
+    assert (web.select.no_tool_samples, web.select.no_tool_most) == (32, 0.3)
+    assert (code.rl.tasks_per_update, code.rl.minibatches, code.rl.updates) == (256, 8, 120)
+    assert (code.rl.loss.overlong_buffer, code.select.samples, code.select.most) == (0.125, 8, 1.0)
+    found = {
+        (kind, size): load_recipe(recipe_path(f"sft-{kind}-{size}"), [], SftRecipe).sft
+        for kind, size in (("web", "7b"), ("code", "7b"), ("code", "32b"), ("mhqa", "3b"))
+    }
+    assert {key: (sft.lr, sft.batch_size) for key, sft in found.items()} == {
+        ("web", "7b"): (1.4e-5, 256),
+        ("code", "7b"): (3e-5, 32),
+        ("code", "32b"): (1.4e-5, 64),
+        ("mhqa", "3b"): (1e-5, 128),
+    }
+
+
+@pytest.mark.parametrize("path", LAUNCH, ids=lambda path: path.stem)
+def test_accelerate_accepts_a_launch_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    launch = pytest.importorskip("accelerate.commands.launch")
+    monkeypatch.chdir(ROOT)  # DeepSpeed's file is named from where the command runs
+    command = ["--config_file", str(path), "-m", "coa", "rl", "recipes/rl-web-7b.toml"]
+    arguments = launch.launch_command_parser().parse_args(command)
+    arguments, _, _ = launch._validate_launch_command(arguments)
+    assert arguments.module and arguments.training_script == "coa"
+    assert arguments.num_processes > 1 and not arguments.cpu
+    kind = path.stem.partition("-")[0]
+    launchers = (arguments.multi_gpu, arguments.use_fsdp, arguments.use_deepspeed)
+    assert launchers == (kind == "ddp", kind == "fsdp", kind == "deepspeed")
+    assert arguments.use_cpu == (path.stem == "ddp-cpu")
+    if kind == "deepspeed":
+        settings = json.loads((ROOT / arguments.deepspeed_config_file).read_text())
+        assert settings["zero_optimization"]["stage"] == int(path.stem[-1])
+
+
+def test_without_a_gpu_there_are_really_two_processes(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    script = tmp_path / "where.py"
+    script.write_text(
+        "import os\nopen(os.environ['RANK'] + ' of ' + os.environ['WORLD_SIZE'], 'w')"
+    )
+    config = str(ROOT / "recipes" / "accelerate" / "ddp-cpu.yaml")
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", config]
+    done = subprocess.run(
+        [*command, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
+    assert sorted(path.name for path in tmp_path.glob("* of *")) == ["0 of 2", "1 of 2"], (
+        done.stderr
+    )
+
+
+# -- the documentation -----------------------------------------------------------------------
+
+
+def settings_of(settings: Any, at: str = "") -> Iterator[tuple[str, Any]]:
+    """Every setting under its full name, with its default."""
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        name = f"{at}{field.name}"
+        if dataclasses.is_dataclass(value):
+            yield from settings_of(value, f"{name}.")
+        else:
+            yield name, value
+
+
+def documented(page: str, heading: str) -> list[tuple[str, str]]:
+    """The rows of the page's tables whose first column has that heading: name and next cell."""
+    found, inside = [], False
+    for line in (ROOT / "docs" / page).read_text(encoding="utf-8").splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split(" | ")]
+        if not line.startswith("|"):
+            inside = False
+        elif cells[0] == heading:
+            inside = True
+        elif inside and (name := re.fullmatch(r"`([\w.]+)`", cells[0])):
+            found.append((name[1], cells[1]))
+    return found
+
+
+def read_default(cell: str) -> Any:
+    """A default as the tables write it: a TOML value, none, or nothing to be said."""
+    text = cell.strip("`")
+    if text in ("none", "-", "ours"):
+        return {"none": None}.get(text, "")
+    return tomllib.loads(f"value = {text}")["value"]
+
+
+def check_documented(page: str, settings: dict[str, Any]) -> None:
+    rows = documented(page, "setting")
+    twice = [name for name, count in Counter(name for name, _ in rows).items() if count > 1]
+    assert not twice, f"docs/{page}: documented twice: {twice}"
+    assert {name for name, _ in rows} == settings.keys(), f"docs/{page}"
+    wrong = {
+        name: (cell, settings[name])
+        for name, cell in rows
+        if read_default(cell) != settings[name]
+        or isinstance(read_default(cell), bool) != isinstance(settings[name], bool)
+    }
+    assert not wrong, f"docs/{page}: another default: {wrong}"
+
+
+def test_every_setting_of_sft_is_documented_once_with_its_default() -> None:
+    check_documented("training.md", dict(settings_of(SftRecipe())))
+
+
+def test_every_setting_of_rl_is_documented_once_with_its_default() -> None:
+    everything = dict(settings_of(RlRecipe()))
+    rewards = {name: value for name, value in everything.items() if name.startswith("reward.")}
+    check_documented("rl.md", {k: v for k, v in everything.items() if k not in rewards})
+    del rewards["reward.expression"]  # which that page is about
+    check_documented("rewards.md", {k.removeprefix("reward."): v for k, v in rewards.items()})
+
+
+def test_a_default_that_the_page_has_wrong_is_found() -> None:
+    settings = dict(settings_of(SftRecipe()))
+    with pytest.raises(AssertionError, match=r"another default: .*sft\.lr"):
+        check_documented("training.md", settings | {"sft.lr": 2e-3})
+    with pytest.raises(AssertionError, match=r"another default: .*sft\.full"):
+        check_documented("training.md", settings | {"sft.full": 0})
+    with pytest.raises(AssertionError, match=re.escape("docs/training.md")):
+        check_documented("training.md", settings | {"sft.new": 1})
+
+
+def test_every_metric_of_rl_is_documented_once() -> None:
+    from coa.train.experience import Experience
+    from coa.train.groups import Drawn
+    from coa.train.learner import Step
+    from coa.train.losses import PolicyMetrics
+    from coa.train.rl_metrics import learning_record, rollout_record
+
+    learnt = learning_record(Experience([]), [Step(0.0, 0.0, 0.0)], [PolicyMetrics(1.0)])
+    made = {*rollout_record(Drawn(0), load_grammar("mhqa")), *learnt, "update", "parts"}
+    made |= {"eval_accuracy", "eval_low", "eval_high", "eval_n"}
+    rows = [name for name, _ in documented("rl.md", "metric")]
+    assert sorted(rows) == sorted(made)

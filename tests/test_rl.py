@@ -1,0 +1,289 @@
+"""The RL loop on a tiny model: what it writes, resumes, measures, and refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from coa.engines.lora import Adapter  # noqa: E402
+from coa.errors import ConfigError, TrainingError  # noqa: E402
+from coa.runs import read_jsonl  # noqa: E402
+from coa.train.policy import Policy  # noqa: E402
+from coa.train.rl import RlResult, digest  # noqa: E402
+from coa.train.rl_stage import read_rl_recipe, run_rl  # noqa: E402
+from coa.trajectory import load_trajectories  # noqa: E402
+from rl_worker import settings, tiny_tasks  # noqa: E402
+
+NAMED_BY_THE_ISSUE = (
+    *("reward", "pass_rate", "length_mean", "entropy", "kl_old", "kl_reference", "clip_low"),
+    *("clip_high", "sampler_gap", "tool_calls", "malformed_rate", "truncated_rate", "agents"),
+)
+
+
+def train(model: Path, out: Path, *more: str) -> RlResult:
+    return run_rl(read_rl_recipe(None, settings(model, out, *more)), quiet=True)
+
+
+def lines(out: Path, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
+    return [record for _, record in read_jsonl(out / name)]
+
+
+def files(out: Path) -> dict[str, bytes]:
+    """Everything that a run leaves but what depends on the clock, and checkpoints but the last."""
+    older = sorted(out.glob("checkpoints/*"))[:-1]
+    return {
+        str(path.relative_to(out)): path.read_bytes()
+        for path in sorted(out.rglob("*"))
+        if path.is_file()
+        and path.name not in ("timings.jsonl", ".lock", "manifest.json")
+        and not any(path.is_relative_to(folder) for folder in older)
+    }
+
+
+@pytest.fixture(scope="module")
+def finished(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("rl") / "run"
+    assert train(tiny_model, out).trained
+    return out
+
+
+def test_every_update_has_the_metrics_that_tell_how_it_goes(finished: Path) -> None:
+    records = lines(finished)
+    assert [record["update"] for record in records] == [1, 2, 3, 4]
+    for record in records:
+        assert not [name for name in NAMED_BY_THE_ISSUE if name not in record]
+        used = record["rows"] + sum(record["left_out"].values())
+        assert record["rollouts"] == used + 4 * (record["groups"] - record["groups_used"])
+        assert sum(record["agents"].values()) == pytest.approx(1.0, abs=1e-3)
+        assert record["sampler_gap_max"] < 1e-4
+    timings = [line for line in lines(finished, "timings.jsonl") if "update" in line]
+    for line in timings:
+        assert {"seconds", "rollout_s", "train_s", "load_s", "tokens_per_s"} <= line.keys()
+
+
+def test_it_gets_better_at_what_is_rewarded(finished: Path) -> None:
+    rewards = [record["reward"] for record in lines(finished)]
+    assert rewards[-1] > rewards[0] + 0.2, rewards
+
+
+def test_every_trajectory_is_kept_with_the_version_of_its_weights(finished: Path) -> None:
+    kept = {path.name: load_trajectories(path) for path in (finished / "rollouts").iterdir()}
+    for record in lines(finished):
+        own = [
+            t
+            for name, ts in kept.items()
+            if name.startswith(f"{record['update']:07d}-")
+            for t in ts
+        ]
+        assert len(own) == record["rollouts"]
+        versions = {trajectory.weights for trajectory in own}
+        assert len(versions) == 1 and versions.pop().startswith(f"update-{record['update'] - 1}-")
+
+
+def test_a_deterministic_run_gives_the_same_files_twice(
+    tiny_model: Path, finished: Path, tmp_path: Path
+) -> None:
+    train(tiny_model, tmp_path / "run")
+    assert files(tmp_path / "run") == files(finished)
+
+
+def test_a_finished_run_says_so_and_trains_nothing(tiny_model: Path, finished: Path) -> None:
+    before = files(finished)
+    said: list[str] = []
+    recipe = read_rl_recipe(None, settings(tiny_model, finished))
+    result = run_rl(recipe, note=said.append, quiet=True)
+    assert not result.trained and result.updates == 4 and "is finished already" in said[0]
+    assert files(finished) == before
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ("rl.lr=0.02", r"rl\.lr 0\.01, and it is 0\.02 here"),
+        ("rl.preset=grpo", r"rl\.preset 'dapo', and it is 'grpo' here"),
+        ("rollout.temperature=0.5", r"rollout\.temperature 1\.0"),
+        ("reward.expression=exact", r"reward\.expression"),
+    ],
+)
+def test_another_recipe_is_refused_by_the_name_of_the_setting(
+    tiny_model: Path, finished: Path, change: str, named: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"this was started with {named}"):
+        train(tiny_model, finished, change)
+
+
+def test_settings_of_speed_may_change(tiny_model: Path, finished: Path) -> None:
+    more = ("rollout.concurrency=3", "rl.checkpoint_every=2", "rl.keep_rollouts=false")
+    assert not train(tiny_model, finished, *more).trained
+
+
+def test_other_tasks_are_refused(tiny_model: Path, finished: Path, tmp_path: Path) -> None:
+    other = tiny_tasks(tmp_path / "other.jsonl", 6)
+    with pytest.raises(ConfigError, match="this was started with input tasks"):
+        train(tiny_model, finished, f"tasks={other}")
+
+
+def test_a_batch_in_which_all_earn_the_same_is_recorded_without_a_step(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    train(tiny_model, out, "reward.expression=test_rl:nothing", "rl.updates=2", "rl.refills=1")
+    for record in lines(out):
+        assert record["groups_used"] == record["rows"] == 0 and record["groups_flat"] == 6
+        assert "loss" not in record and record["reward"] == 0.0
+    start = Policy(f"hf:{tiny_model}", rank=4).adapter()
+    assert digest(start) == digest(Policy(f"hf:{tiny_model}+{out / 'adapter'}").adapter())
+
+
+def nothing(task: Any, trajectory: Any) -> float:
+    return 0.0
+
+
+class Judge:
+    """A reward that can be out of order."""
+
+    works = True
+    asked = 0
+
+
+def sometimes(task: Any, trajectory: Any) -> float | None:
+    Judge.asked += 1
+    return len(trajectory.text) % 7 / 7 if Judge.works else None
+
+
+@pytest.mark.parametrize("refills", [0, 2])
+def test_a_judge_that_fails_ends_the_run_and_loses_nothing(
+    tiny_model: Path, tmp_path: Path, refills: int
+) -> None:
+    out, whole = tmp_path / "run", tmp_path / "whole"
+    more = ("reward.expression=test_rl:sometimes", f"rl.refills={refills}", "rl.updates=2")
+    Judge.works = True
+    train(tiny_model, whole, *more)
+    Judge.works = False
+    with pytest.raises(TrainingError, match=r"Update 1: none of \d+ rollouts could be judged"):
+        train(tiny_model, out, *more)
+    held = load_trajectories(out / "rollouts" / "0000001-0.jsonl")
+    Judge.works = True
+    train(tiny_model, out, *more)
+    assert load_trajectories(out / "rollouts" / "0000001-0.jsonl") == held
+    assert lines(out) == lines(whole)
+
+
+def test_rollouts_are_thrown_away_only_when_their_update_is_safe(
+    tiny_model: Path, finished: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    train(tiny_model, out, "rl.keep_rollouts=false", "rl.checkpoint_every=3")
+    assert list((out / "rollouts").iterdir()) == []
+    assert lines(out) == lines(finished)
+
+
+def checked(tmp_path: Path, *more: str) -> list[str]:
+    path = tmp_path / "check.jsonl"
+    if not path.is_file():
+        tiny_tasks(path, 4, first=50)
+    return [f"check.tasks={path}", "check.every=2", *more]
+
+
+def test_the_best_weights_that_were_measured_are_the_result(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    train(tiny_model, out, *checked(tmp_path), "check.samples=2", "check.temperature=1.0")
+    found = {r["update"]: r["eval_accuracy"] for r in lines(out) if "eval_accuracy" in r}
+    assert sorted(found) == [0, 2, 4]
+    best = max(found, key=lambda update: (found[update], -update))
+    made = json.loads((out / "adapter" / "manifest.json").read_text())
+    assert made["updates"] == best and made["eval_accuracy"] == found[best]
+    assert files(out / "best") == files(out / "adapter")
+    scores = lines(out / "checks" / "update-0000002", "scores.jsonl")
+    assert [line["task_id"] for line in scores] == ["t50", "t51", "t52", "t53"]
+    mean = sum(line["score"] for line in scores) / 4
+    assert found[2] == pytest.approx(mean, abs=1e-4)
+    order = [(record["update"], "eval_accuracy" in record) for record in lines(out)]
+    assert order == [
+        (0, True),
+        (1, False),
+        (2, False),
+        (2, True),
+        (3, False),
+        (4, False),
+        (4, True),
+    ]
+
+
+def worse(task: Any, trajectory: Any) -> float:
+    """Trained for one thing and measured by its opposite: the start stays the best."""
+    text = trajectory.text
+    share = text.count("e") / max(1, len(text))
+    return share if int(task.id[1:]) < 50 else 1.0 - share
+
+
+def test_when_it_gets_worse_the_start_is_the_result_unless_the_last_is_wanted(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    more = [*checked(tmp_path), "reward.expression=test_rl:worse"]
+    train(tiny_model, tmp_path / "best", *more)
+    made = json.loads((tmp_path / "best" / "adapter" / "manifest.json").read_text())
+    assert made["updates"] == 0
+    train(tiny_model, tmp_path / "last", *more, "check.keep=last")
+    made = json.loads((tmp_path / "last" / "adapter" / "manifest.json").read_text())
+    assert made["updates"] == 4
+
+
+def unjudged_checks(task: Any, trajectory: Any) -> float | None:
+    return None if task.id == "t51" else len(trajectory.text) % 7 / 7
+
+
+def test_an_evaluation_that_cannot_be_judged_is_no_zero(tiny_model: Path, tmp_path: Path) -> None:
+    more = [*checked(tmp_path), "reward.expression=test_rl:unjudged_checks"]
+    with pytest.raises(TrainingError, match=r"update-0000000: task t51 could not be judged"):
+        train(tiny_model, tmp_path / "run", *more)
+
+
+def test_tasks_that_are_trained_on_are_no_measure(tiny_model: Path, tmp_path: Path) -> None:
+    both = tiny_tasks(tmp_path / "both.jsonl", 4, first=3)
+    with pytest.raises(
+        ConfigError, match=r"both\.jsonl: task t3 is in .*tasks\.jsonl, too, and so are 2 of 4"
+    ):
+        train(tiny_model, tmp_path / "run", f"check.tasks={both}")
+
+
+@pytest.mark.parametrize("preset", ["grpo", "dr_grpo", "rloo", "gspo", "cispo", "ppo"])
+def test_every_preset_runs(tiny_model: Path, tmp_path: Path, preset: str) -> None:
+    out = tmp_path / "run"
+    train(tiny_model, out, f"rl.preset={preset}", "rl.updates=2", "rl.passes=2", "rl.minibatches=2")
+    assert all(0 < record["grad_norm"] < 100 for record in lines(out))
+    assert all(record["ratio_max"] > 1 for record in lines(out))
+
+
+def test_the_learning_rate_rises_and_falls_over_all_steps(tiny_model: Path, tmp_path: Path) -> None:
+    more = ("rl.schedule=linear", "rl.warmup=0.5", "rl.minibatches=2", "rl.updates=4")
+    train(tiny_model, tmp_path / "run", *more)
+    rates = [record["lr"] / 1e-2 for record in lines(tmp_path / "run")]
+    assert rates == pytest.approx([0.5, 1.0, 0.75, 0.25])
+
+
+def test_all_weights_can_be_trained(tiny_model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    train(tiny_model, out, "rl.full=true", "rl.lr=1e-3", "rl.updates=2")
+    assert all(record["sampler_gap_max"] < 1e-4 for record in lines(out))
+    assert (out / "adapter" / "model.safetensors").is_file()
+
+
+def test_the_version_of_weights_tells_any_from_any() -> None:
+    down, up = torch.zeros(2, 3), torch.zeros(3, 2)
+    versions = {
+        digest(Adapter(1.0, {"a": (down, up)})),
+        digest(Adapter(2.0, {"a": (down, up)})),
+        digest(Adapter(1.0, {"b": (down, up)})),
+        digest(Adapter(1.0, {"a": (down + 1e-7, up)})),
+        digest(Adapter(1.0, {}, {"a": down})),
+        digest(Adapter(1.0, {}, {"a": (down + 1e-7).bfloat16()})),
+    }
+    assert len(versions) == 6

@@ -1,0 +1,193 @@
+"""`coa rl`: recipes and their presets, what is refused before it costs anything, the command."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+torch = pytest.importorskip("torch")
+
+from coa.cli import app  # noqa: E402
+from coa.config import to_json  # noqa: E402
+from coa.engines.scripted import ScriptedEngine  # noqa: E402
+from coa.errors import CoaError, ConfigError, UsageError  # noqa: E402
+from coa.tasks.task import Task, TaskSet  # noqa: E402
+from coa.train.loss_settings import PRESETS, preset  # noqa: E402
+from coa.train.policy import Policy  # noqa: E402
+from coa.train.rl_settings import RlSettings  # noqa: E402
+from coa.train.rl_stage import load_sampler, read_rl_recipe, run_rl  # noqa: E402
+from rl_worker import TINY, settings, tiny_tasks  # noqa: E402
+from test_rl import lines, train  # noqa: E402
+
+
+def written(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_a_preset_gives_the_loss_and_the_recipe_changes_it(tmp_path: Path, name: str) -> None:
+    text = f'[rl]\npreset = "{name}"\n[rl.loss]\nclip_low = 0.1\n'
+    found = read_rl_recipe(written(tmp_path / "a.toml", text), ["rl.loss.std_epsilon=0.5"]).rl.loss
+    expected = to_json(preset(name)) | {"clip_low": 0.1, "std_epsilon": 0.5}
+    if name == "dr_grpo":
+        expected["constant_length"] = 2048
+    assert to_json(found) == expected
+
+
+def test_a_preset_by_override_wins_over_the_recipes(tmp_path: Path) -> None:
+    recipe = written(tmp_path / "a.toml", '[rl]\npreset = "grpo"\n')
+    for text in ("rl.preset=gspo", 'rl.preset="gspo"', "rl.preset = gspo"):
+        assert read_rl_recipe(recipe, [text]).rl.loss == preset("gspo")
+    assert read_rl_recipe(None, []).rl.loss == preset("dapo")
+
+
+def test_dr_grpo_divides_by_the_most_tokens_of_a_rollout_unless_told_otherwise() -> None:
+    chosen = ["rl.preset=dr_grpo", "rollout.tokens=300"]
+    assert read_rl_recipe(None, chosen).rl.loss.constant_length == 300
+    more = [*chosen, "rl.loss.constant_length=7"]
+    assert read_rl_recipe(None, more).rl.loss.constant_length == 7
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["rl.preset=grop"], r"rl\.preset: found 'grop', expected one of .*grpo"),
+        (["rl.group_size=1"], r"rl\.group_size: found 1 with baseline 'group'"),
+        (["rl.preset=rloo", "rl.group_size=1"], r"found 1 with baseline 'leave_one_out'"),
+        (["rollout.temperature=0"], r"rollout\.temperature: found 0.* more than 0"),
+        (["rl.updates=0"], r"rl\.updates: found 0, expected at least 1"),
+        (["rl.loss.clip_hihg=1"], r"rl\.loss\.clip_hihg is not a setting.*clip_high"),
+        (["rl.lr=nan"], r"rl\.lr: found nan, expected more than 0"),
+        (["rl=3"], r"rl"),
+    ],
+)
+def test_what_cannot_be_is_said_in_a_line(overrides: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said) as raised:
+        read_rl_recipe(None, overrides)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_recipe_whose_rl_is_no_table_is_a_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"a\.toml"):
+        read_rl_recipe(written(tmp_path / "a.toml", "rl = 3\n"), [])
+
+
+def test_one_rollout_of_a_task_is_enough_where_nothing_is_compared() -> None:
+    assert RlSettings(loss=preset("ppo"), group_size=1).group_size == 1
+    assert not RlSettings(loss=preset("ppo")).compares
+    with pytest.raises(ConfigError, match="scale 'group'"):
+        RlSettings(loss=preset("dapo", baseline="none"), group_size=1)
+
+
+class Text(ScriptedEngine):
+    """A server that speaks text: its ids are not those that were sampled."""
+
+    exact = False
+
+
+def text_server(reference: str, **options: Any) -> Text:
+    return Text([])
+
+
+def test_a_server_whose_ids_are_not_the_sampled_ones_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import coa.train.rl_stage as stage
+
+    monkeypatch.setattr(stage, "load_engine", text_server)
+    recipe = read_rl_recipe(None, ["rollout.engine=openai:m@http://127.0.0.1:9/v1"])
+    with pytest.raises(ConfigError, match=r"rollout\.engine: .*does not exchange token ids"):
+        load_sampler(recipe, None)  # type: ignore[arg-type]
+    exact = read_rl_recipe(None, ["rollout.engine=openai:m@u", "rl.deterministic=true"])
+    with pytest.raises(ConfigError, match=r"rl\.deterministic: a server cannot promise it"):
+        load_sampler(exact, None)  # type: ignore[arg-type]
+
+
+def test_tasks_without_gold_are_refused_before_a_model_is_loaded(tmp_path: Path) -> None:
+    path = tmp_path / "tasks.jsonl"
+    TaskSet((Task("Who knows?", id="open"),), "open").save(path)
+    recipe = read_rl_recipe(None, [f"tasks={path}", "reward.expression=exact", "rl.model=hf:none"])
+    with pytest.raises(UsageError, match=r"task open has no gold answer.*'exact' cannot judge it"):
+        run_rl(recipe, quiet=True)
+    path.write_text("")
+    with pytest.raises(CoaError, match="holds no task"):
+        run_rl(recipe, quiet=True)
+
+
+def test_the_tasks_are_selected_by_the_model_that_is_trained(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    """It starts from an adapter; the bare base would find other tasks worth training on."""
+    train(tiny_model, tmp_path / "first", "rl.updates=3")
+    adapter = tmp_path / "first" / "adapter"
+    out = tmp_path / "second"
+    more = [f"rl.model=hf:{tiny_model}+{adapter}", "select.samples=4", "rl.updates=1"]
+    train(tiny_model, out, *more)
+    rates = [line["rate"] for line in lines(out, "selection.jsonl")]
+    trained = [line["reward"] for line in lines(tmp_path / "first")]
+    assert min(rates) > trained[0], "these are rollouts of the start, which has learnt"
+
+
+RECIPE = """
+tasks = "{tasks}"
+out = "{out}"
+grammar = "search_r1"
+prompt = "compact"
+[rl]
+model = "hf:{model}"
+rank = 4
+updates = 1
+tasks_per_update = 2
+group_size = 2
+threads = 1
+void_turns = "keep"
+[reward]
+expression = "rl_worker:vowels"
+[rollout]
+turns = 1
+turn_tokens = 8
+tokens = 8
+context = 256
+"""
+
+
+def test_the_command_trains_and_prints_where_the_adapter_is(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    tasks, out = tiny_tasks(tmp_path / "tasks.jsonl"), tmp_path / "run"
+    text = RECIPE.format(tasks=tasks, out=out, model=tiny_model)
+    recipe = str(written(tmp_path / "r.toml", text))
+    done = CliRunner().invoke(app, ["rl", recipe], catch_exceptions=False)
+    assert done.exit_code == 0 and done.stdout.strip() == str(out / "adapter")
+    Policy(f"hf:{tiny_model}+{out / 'adapter'}")
+    again = CliRunner().invoke(app, ["rl", recipe], catch_exceptions=False)
+    assert again.exit_code == 0 and "is finished already" in again.stderr
+
+
+def test_what_is_wrong_with_a_command_is_one_line_and_exit_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from coa.cli import main
+
+    recipe = written(tmp_path / "r.toml", '[rl]\nmodel = "smollm2-135m"\n')
+    cases = {
+        (): r"r\.toml: tasks is not set; give a task file",
+        ("rl.group_sise=3",): r"rl\.group_sise is not a setting\. Did you mean 'group_size'",
+        ("tasks=none.jsonl",): r"none\.jsonl: no such file",
+    }
+    for overrides, said in cases.items():
+        monkeypatch.setattr("sys.argv", ["coa", "rl", str(recipe), *overrides])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        told = capsys.readouterr().err.strip()
+        assert ended.value.code == 2 and "\n" not in told and re.search(said, told), told
+
+
+def test_the_small_run_of_these_tests_is_a_valid_recipe(tiny_model: Path, tmp_path: Path) -> None:
+    recipe = read_rl_recipe(None, settings(tiny_model, tmp_path / "run"))
+    assert recipe.rl.deterministic and len(TINY) > 10
