@@ -151,6 +151,31 @@ def test_updates_without_a_group_to_learn_from_are_counted_in_a_row() -> None:
     assert "there is no group to learn from since update 11 (limit 5 in a row" in alarm.line
 
 
+def test_flat_groups_are_no_sign_where_nothing_is_compared() -> None:
+    """With a value head a task may have one rollout, and such a group is always flat."""
+    flat = list(records((20, {"groups_flat": 8, "groups_solved": 4})))
+    solved = list(records((20, {"groups_flat": 8, "groups_solved": 8})))
+    empty = list(records((20, {"groups_flat": 8, "rows": 0})))
+
+    def sign(found: list[dict[str, Any]], compares: bool) -> str:
+        alarms = Alarms(AlarmSettings(), compares=compares)
+        return next((alarm.sign for alarm in map(alarms.look, found) if alarm), "")
+
+    assert [sign(found, False) for found in (flat, solved, empty)] == ["", "solved", "barren"]
+    assert [sign(found, True) for found in (flat, solved, empty)] == ["barren", "solved", "barren"]
+
+
+def test_a_checkpoint_that_may_become_the_last_good_one_is_kept() -> None:
+    """Evaluations write checkpoints between, and only the newest two are kept anyway."""
+    alarms = Alarms(AlarmSettings(), every=10)
+    for record in records((8, {}), (16, {"reward": 0.3}), (8, {"reward": 0.9})):
+        kept = alarms.precious
+        alarms.look(record)
+        assert alarms.last_good in kept
+    assert alarms.last_good == 30
+    assert alarms.precious == {30}
+
+
 def test_an_update_without_rows_is_barren_and_its_training_figures_say_nothing() -> None:
     none = {"rows": 0, "ess": 0.0, "loss": math.nan, "entropy": 99.0, "grad_norm": math.nan}
     alarms = Alarms(AlarmSettings())

@@ -118,6 +118,7 @@ def test_ours_trains_on_every_token_of_the_sft_work(sft_setup: SftSetup) -> None
     assert 0 < done.memory_gb < 8 and done.version.startswith("coa ")
 
 
+@pytest.mark.slow
 def test_ours_samples_and_trains_on_every_token_of_the_rl_work(rl_setup: RlSetup) -> None:
     work = rl_work(rl_setup)
     done = train_ours(work)

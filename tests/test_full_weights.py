@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch")
 
 from coa.engines import Sampling, load_engine  # noqa: E402
 from coa.engines.lora import Adapter, read_adapter, write_adapter  # noqa: E402
-from coa.engines.store import base_hash  # noqa: E402
+from coa.engines.store import base_hash, trained_on  # noqa: E402
 from coa.errors import ModelError  # noqa: E402
 from coa.train.policy import Policy  # noqa: E402
 
@@ -217,6 +217,43 @@ def test_a_checkpoint_is_restored_to_the_bit(models: dict[str, Path], tmp_path: 
     assert torch.equal(policy.hidden([row]), other.hidden([row]))
     loaded = read_adapter(tmp_path / "part" / "adapter", policy.base_sha256)
     assert loaded.whole.keys() == policy.adapter().whole.keys()
+
+
+def test_a_trained_model_is_a_base_like_any_other(models: dict[str, Path], tmp_path: Path) -> None:
+    """Also in a folder with a plus sign in its name."""
+    trained, adapter = tmp_path / "c++" / "trained", tmp_path / "adapter"
+    policy = whole(models["llama"])
+    nudge(policy)
+    policy.save(trained, grammar="mhqa", prompt="compact")
+    assert trained_on(f"hf:{trained}") == {"grammar": "mhqa", "prompt": "compact"}
+    upon = Policy(f"hf:{trained}", rank=4, max_length=64)
+    assert upon.base_sha256 not in (policy.base_sha256, "")
+    row = tiny_rows()[0].ids
+    assert torch.allclose(upon.hidden([row]), policy.hidden([row]), atol=1e-5)
+    upon.save(adapter)
+    manifest = json.loads((adapter / "manifest.json").read_text())
+    assert manifest["base"] == f"hf:{trained}" and manifest["base_sha256"] == upon.base_sha256
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == str(trained)
+    with pytest.raises(ModelError, match=r"whole model; use it alone: hf:.*trained"):
+        Policy(f"hf:{models['llama']}+{trained}")
+
+
+def test_an_adapter_with_unreadable_settings_is_one_line(
+    models: dict[str, Path], tmp_path: Path
+) -> None:
+    ref = f"hf:{models['llama']}"
+    Policy(ref, rank=4, max_length=64).save(tmp_path / "low")
+    path = tmp_path / "low" / "adapter_config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps(config | {"rank_pattern": {"q_proj": 2}}))
+    with pytest.raises(ModelError, match=r"rank_pattern is set, which is not supported"):
+        Policy(f"{ref}+{tmp_path / 'low'}")
+    path.write_text(json.dumps(config | {"use_rslora": True}))
+    assert Policy(f"{ref}+{tmp_path / 'low'}", max_length=64).alpha == config["lora_alpha"] * 2
+    path.write_text("{")
+    with pytest.raises(ModelError, match=r"cannot read it \(JSONDecodeError.*r and lora_alpha"):
+        Policy(f"{ref}+{tmp_path / 'low'}")
 
 
 def test_what_does_not_fit_is_refused(models: dict[str, Path], tmp_path: Path) -> None:

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 torch = pytest.importorskip("torch")
 F = torch.nn.functional
 
 from coa.engines.shape import rotate  # noqa: E402
-from coa.train.kernels import BLOCK, CausalAttention, TokenLogprobs  # noqa: E402
+from coa.train.kernels import (  # noqa: E402
+    BLOCK,
+    CausalAttention,
+    GatedUnit,
+    RmsNorm,
+    TokenLogprobs,
+)
 
 
 def test_attention_is_that_of_torch_over_several_blocks_and_rows() -> None:
@@ -48,3 +57,70 @@ def test_logprobs_are_those_of_log_softmax(temperature: float) -> None:
     (one,) = torch.autograd.grad(ours, hidden, upstream)
     (other,) = torch.autograd.grad(theirs, hidden, upstream)
     assert torch.allclose(one, other, atol=1e-5)
+
+
+def test_a_second_backward_through_logprobs_is_refused_and_not_wrong() -> None:
+    hidden, head = torch.randn(5, 4, requires_grad=True), torch.randn(7, 4)
+    logprobs = TokenLogprobs.apply(hidden, head, torch.tensor([0, 1, 2, 3, 4]), 1.0)
+    logprobs.sum().backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        logprobs.sum().backward()
+
+
+def torch_norm(x: Any, weight: Any) -> Any:
+    return F.rms_norm(x, x.shape[-1:], weight, 1e-5)
+
+
+def our_norm(x: Any, weight: Any) -> Any:
+    return RmsNorm.apply(x, weight, 1e-5)
+
+
+def torch_gate(x: Any) -> Any:
+    gate, up = x.chunk(2, dim=-1)
+    return F.silu(gate) * up
+
+
+def result_and_gradients(function: Callable[..., Any], *inputs: Any) -> list[Any]:
+    held = [tensor.clone().requires_grad_() for tensor in inputs]
+    result = function(*held)
+    upstream = torch.randn(result.shape, generator=torch.Generator().manual_seed(1))
+    result.backward(upstream.to(result.dtype))
+    return [result, *(tensor.grad for tensor in held)]
+
+
+def kept_bytes(function: Callable[..., Any], *inputs: Any) -> int:
+    """What a function of tensors keeps for its backward, inputs that are kept included."""
+    kept: dict[int, int] = {}
+
+    def note(tensor: Any) -> Any:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        function(*(tensor.clone().requires_grad_() for tensor in inputs))
+    return sum(kept.values())
+
+
+@pytest.mark.parametrize("shape", [(37, 48), (5, 3, 17)])
+def test_a_norm_has_the_bits_of_torch_and_keeps_half(shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    x, weight = 3 * torch.randn(shape).bfloat16(), torch.randn(shape[-1]).bfloat16()
+    pairs = zip(
+        result_and_gradients(our_norm, x, weight),
+        result_and_gradients(torch_norm, x, weight),
+        strict=True,
+    )
+    assert all(torch.equal(ours, theirs) for ours, theirs in pairs)
+    frozen = weight.clone()
+    ours = kept_bytes(lambda x: our_norm(x, frozen), x)
+    theirs = kept_bytes(lambda x: torch_norm(x, frozen), x)
+    assert theirs - ours == x.nbytes
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_gated_unit_has_the_bits_of_torch_and_keeps_its_input_alone(dtype: str) -> None:
+    torch.manual_seed(0)
+    x = 3 * torch.randn(29, 70).to(getattr(torch, dtype))
+    ours, theirs = (result_and_gradients(f, x) for f in (GatedUnit.apply, torch_gate))
+    assert all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
+    assert kept_bytes(GatedUnit.apply, x) == x.nbytes < kept_bytes(torch_gate, x)

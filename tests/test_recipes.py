@@ -89,6 +89,8 @@ def test_a_recipe_of_the_paper_says_what_was_checked_and_how_it_is_launched(
     assert launched is not None
     assert ROOT / launched[1] in LAUNCH
     assert (launched[2], launched[3]) == (stage, f"recipes/{name}.toml")
+    if stage == "rl" and read_rl_recipe(recipe_path(name), []).rl.loss.baseline == "value":
+        assert launched[1].endswith("ddp.yaml"), "a value head is refused beside spread weights"
 
 
 @pytest.mark.parametrize(("kind", "size"), [case[1:] for case in PAPER if case[0] == "rl"])
@@ -247,6 +249,6 @@ def test_every_metric_of_rl_is_documented_once() -> None:
 
     learnt = learning_record(Experience([]), [Step(0.0, 0.0, 0.0)], [PolicyMetrics(1.0)])
     made = {*rollout_record(Drawn(0), load_grammar("mhqa")), *learnt, "update", "parts"}
-    made |= {"eval_accuracy", "eval_low", "eval_high", "eval_n"}
+    made |= {"eval_accuracy", "eval_low", "eval_high", "eval_n", "eval_environment"}
     rows = [name for name, _ in documented("rl.md", "metric")]
     assert sorted(rows) == sorted(made)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ torch = pytest.importorskip("torch")
 from coa.engines.lora import Adapter  # noqa: E402
 from coa.errors import ConfigError, TrainingError  # noqa: E402
 from coa.runs import read_jsonl  # noqa: E402
+from coa.tasks.task import Task, TaskSet  # noqa: E402
 from coa.train.policy import Policy  # noqa: E402
 from coa.train.rl import RlResult, digest  # noqa: E402
 from coa.train.rl_stage import read_rl_recipe, run_rl  # noqa: E402
@@ -183,6 +185,18 @@ def test_rollouts_are_thrown_away_only_when_their_update_is_safe(
     assert lines(out) == lines(finished)
 
 
+def test_rollouts_of_the_next_update_are_not_thrown_away(tiny_model: Path, tmp_path: Path) -> None:
+    """Another process may be at them while this one still writes a checkpoint."""
+    out = tmp_path / "run"
+    more = ("reward.expression=test_rl:nothing", "rl.keep_rollouts=false", "rl.updates=1")
+    with pytest.raises(TrainingError, match="there is no group to learn from"):
+        train(tiny_model, out, *more, "alarms.barren=1")
+    following = out / "rollouts" / "0000002-0.1-of-2.jsonl"
+    following.touch()
+    train(tiny_model, out, *more, "alarms.barren=0")
+    assert list(following.parent.iterdir()) == [following]
+
+
 def checked(tmp_path: Path, *more: str) -> list[str]:
     path = tmp_path / "check.jsonl"
     if not path.is_file():
@@ -246,12 +260,43 @@ def test_an_evaluation_that_cannot_be_judged_is_no_zero(tiny_model: Path, tmp_pa
         train(tiny_model, tmp_path / "run", *more)
 
 
+def full_marks(task: Any, trajectory: Any) -> float:
+    return 1.0
+
+
+def test_a_run_with_nothing_left_to_learn_is_finished_and_stays_so(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    more = ["reward.expression=test_rl:full_marks", "rl.refills=0", "alarms.barren=2"]
+    first = train(tiny_model, tmp_path / "run", *more)
+    assert (first.updates, first.trained) == (2, True)
+    again = train(tiny_model, tmp_path / "run", *more)
+    assert (again.updates, again.trained) == (2, False)
+    shutil.rmtree(first.adapter)  # as if it had been killed before this was written
+    before = lines(tmp_path / "run")
+    resumed = train(tiny_model, tmp_path / "run", *more)
+    assert (resumed.updates, resumed.trained) == (2, True)
+    assert lines(tmp_path / "run") == before
+
+
+def test_one_rollout_of_a_task_is_not_taken_for_nothing_to_learn(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    more = ("rl.preset=ppo", "rl.group_size=1", "rl.updates=3", "alarms.barren=2")
+    assert train(tiny_model, tmp_path / "run", *more).updates == 3
+    assert all(line["groups_flat"] == 3 and line["rows"] == 3 for line in lines(tmp_path / "run"))
+
+
 def test_tasks_that_are_trained_on_are_no_measure(tiny_model: Path, tmp_path: Path) -> None:
     both = tiny_tasks(tmp_path / "both.jsonl", 4, first=3)
     with pytest.raises(
         ConfigError, match=r"both\.jsonl: task t3 is in .*tasks\.jsonl, too, and so are 2 of 4"
     ):
         train(tiny_model, tmp_path / "run", f"check.tasks={both}")
+    spelled = tmp_path / "spelled.jsonl"
+    TaskSet((Task("What is 1 and 1?", ("two", "2"), id="other"),), "spelled").save(spelled)
+    with pytest.raises(ConfigError, match=r"task other is in .*tasks\.jsonl, too"):
+        train(tiny_model, tmp_path / "run", f"check.tasks={spelled}")
 
 
 @pytest.mark.parametrize("preset", ["grpo", "dr_grpo", "rloo", "gspo", "cispo", "ppo"])

@@ -22,6 +22,7 @@ def test_the_loop_is_short_and_needs_nothing_of_ours() -> None:
     assert not [node.module for node in imports if str(node.module).startswith("coa")]
 
 
+@pytest.mark.slow
 def test_the_loop_learns_to_call_two_tools_in_turn() -> None:
     command = [sys.executable, str(LOOP)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)

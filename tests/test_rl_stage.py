@@ -14,12 +14,13 @@ torch = pytest.importorskip("torch")
 from coa.cli import app  # noqa: E402
 from coa.config import to_json  # noqa: E402
 from coa.engines.scripted import ScriptedEngine  # noqa: E402
-from coa.errors import CoaError, ConfigError, UsageError  # noqa: E402
+from coa.errors import CoaError, ConfigError, TrainingError, UsageError  # noqa: E402
 from coa.tasks.task import Task, TaskSet  # noqa: E402
 from coa.train.loss_settings import PRESETS, preset  # noqa: E402
 from coa.train.policy import Policy  # noqa: E402
-from coa.train.rl_settings import RlSettings  # noqa: E402
-from coa.train.rl_stage import load_sampler, read_rl_recipe, run_rl  # noqa: E402
+from coa.train.rl_settings import RlSettings, ignored  # noqa: E402
+from coa.train.rl_stage import _checker, load_sampler, read_rl_recipe, run_rl  # noqa: E402
+from rl_parts import Told, make_sampler, questions  # noqa: E402
 from rl_worker import TINY, settings, tiny_tasks  # noqa: E402
 from test_rl import lines, train  # noqa: E402
 
@@ -64,6 +65,19 @@ def test_dr_grpo_divides_by_the_most_tokens_of_a_rollout_unless_told_otherwise()
         (["rl.loss.clip_hihg=1"], r"rl\.loss\.clip_hihg is not a setting.*clip_high"),
         (["rl.lr=nan"], r"rl\.lr: found nan, expected more than 0"),
         (["rl=3"], r"rl"),
+        (["rl.refills=-1"], r"rl\.refills: found -1, expected 0 or more"),
+        (["rl.alpha=0"], r"rl\.alpha: found 0.*, expected more than 0"),
+        (["rl.threads=0"], r"rl\.threads: found 0, expected more than 0"),
+        (["rl.warmup=2"], r"rl\.warmup: found 2.*, expected between 0 and 1"),
+        (["rl.grad_clip=0"], r"rl\.grad_clip: found 0.*, expected more than 0"),
+        (["rl.weight_decay=nan"], r"rl\.weight_decay: found nan, expected 0 or more"),
+        (["rollout.seconds=0"], r"rollout\.seconds: found 0.*, expected more than 0"),
+        (["rollout.malformed=-1"], r"rollout\.malformed: found -1, expected 0 or more"),
+        (["check.every=0"], r"check\.every: found 0, expected at least 1"),
+        (["check.samples=0"], r"check\.samples: found 0, expected at least 1"),
+        (["check.temperature=-1"], r"check\.temperature: found -1.*, expected 0"),
+        (["rollout.engine=openai:m@u", "rl.deterministic=true"], r"rl\.deterministic: a server"),
+        (["rollout.engine=openai:m@u", "rl.full=true"], r"rl\.full: a server takes new weights"),
     ],
 )
 def test_what_cannot_be_is_said_in_a_line(overrides: list[str], said: str) -> None:
@@ -103,9 +117,107 @@ def test_a_server_whose_ids_are_not_the_sampled_ones_is_refused(
     recipe = read_rl_recipe(None, ["rollout.engine=openai:m@http://127.0.0.1:9/v1"])
     with pytest.raises(ConfigError, match=r"rollout\.engine: .*does not exchange token ids"):
         load_sampler(recipe, None)  # type: ignore[arg-type]
-    exact = read_rl_recipe(None, ["rollout.engine=openai:m@u", "rl.deterministic=true"])
-    with pytest.raises(ConfigError, match=r"rl\.deterministic: a server cannot promise it"):
-        load_sampler(exact, None)  # type: ignore[arg-type]
+
+
+def raw_server(reference: str, **options: Any) -> Raw:
+    return Raw([])
+
+
+class Raw(ScriptedEngine):
+    """A server whose logprobs are those before temperature."""
+
+    exact, tempered = True, False
+
+    async def load(self, adapter: Any, version: str) -> None: ...
+
+
+def test_logprobs_before_temperature_are_those_sampled_from_only_at_temperature_1(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import coa.train.rl_stage as stage
+
+    monkeypatch.setattr(stage, "load_engine", raw_server)
+    asked = ["rollout.engine=openai:m@http://127.0.0.1:9/v1"]
+    load_sampler(read_rl_recipe(None, asked), None)  # type: ignore[arg-type]
+    warm = read_rl_recipe(None, [*asked, "rollout.temperature=0.8"])
+    with pytest.raises(
+        ConfigError, match=r"rollout\.temperature: found 0\.8, .*before temperature"
+    ):
+        load_sampler(warm, None)  # type: ignore[arg-type]
+
+
+async def test_an_evaluation_in_which_the_world_fails_is_no_zero(tmp_path: Path) -> None:
+    """A few failures count as failed, and are said; many end the run, and are made again."""
+    tasks = questions(12)
+    dead = {tasks[0].question, tasks[5].question}
+    engine = Told([t.question for t in tasks], lambda q, draw: "fail" if q in dead else "1")
+    sampler = make_sampler(tasks, engine, tmp_path / "rollouts")
+    check = _checker(read_rl_recipe(None, []), TaskSet(tuple(tasks), "held out"), sampler)
+    with pytest.raises(TrainingError, match=r"ended 2 of 12 rollouts, the first by: .*out of mem"):
+        await check(tmp_path / "checks")
+    dead.remove(tasks[5].question)
+    found = await check(tmp_path / "checks")
+    assert (found["eval_n"], found["eval_environment"]) == (12, round(1 / 12, 4))
+    assert found["eval_accuracy"] == round(11 / 12, 4)
+    assert len(engine.keys) == 12 + 2, "what had ended is not made again"
+
+
+IDLE = [
+    (["rl.value_lr=0.1"], "rl.value_lr = 0.1 is ignored: rl.loss.baseline is 'group', so there"),
+    (["rl.loss.lam=0.9"], "rl.loss.lam = 0.9 is ignored: rl.loss.baseline is 'group'"),
+    (["rl.preset=ppo", "rl.refills=5"], "rl.refills = 5 is ignored: the loss compares no groups"),
+    (["rl.full=true", "rl.rank=8"], "rl.rank = 8 is ignored: rl.full trains all weights"),
+    (
+        ["rl.model=a+b", "rl.rank=8"],
+        "rl.rank = 8 is ignored: the adapter of rl.model keeps its own",
+    ),
+    (["rl.loss.kl_estimator=k2"], 'rl.loss.kl_estimator = "k2" is ignored: rl.loss.kl is 0'),
+    (
+        ["rl.loss.kl=0.1", "rl.loss.kl_place=reward", "rl.loss.kl_reweighted=true"],
+        "rl.loss.kl_reweighted = true is ignored: there is no KL in the loss",
+    ),
+    (["rl.loss.correction_cap=3"], "rl.loss.correction_cap = 3.0 is ignored: rl.loss.correction"),
+    (["rl.loss.constant_length=9"], "rl.loss.constant_length = 9 is ignored: rl.loss.normalise"),
+    (["rl.loss.scale=none", "rl.loss.std_epsilon=1"], "rl.loss.std_epsilon = 1.0 is ignored: no"),
+    (
+        ["rl.loss.overlong_buffer=0", "rl.loss.overlong_penalty=2"],
+        "rl.loss.overlong_penalty = 2.0 is ignored: rl.loss.overlong_buffer is 0",
+    ),
+    (["select.least=0.1"], "select.least = 0.1 is ignored: select.samples is 0"),
+    (["select.no_tool_most=0.1"], "select.no_tool_most = 0.1 is ignored: select.no_tool_samples"),
+    (["check.every=3"], "check.every = 3 is ignored: check.tasks is not set"),
+    (
+        ["rollout.engine=openai:m@u", "rollout.memory_gb=3"],
+        "rollout.memory_gb = 3.0 is ignored: rollout.engine is a server",
+    ),
+]
+
+
+@pytest.mark.parametrize(("overrides", "said"), IDLE)
+def test_a_setting_that_does_nothing_is_said_to(overrides: list[str], said: str) -> None:
+    (line,) = ignored(read_rl_recipe(None, overrides))
+    assert line.startswith(said)
+
+
+@pytest.mark.parametrize("recipe", sorted(Path("recipes").glob("rl-*.toml")), ids=str)
+def test_every_setting_of_a_shipped_recipe_does_something(recipe: Path) -> None:
+    assert list(ignored(read_rl_recipe(recipe, []))) == []
+
+
+def test_a_preset_alone_sets_nothing_that_is_idle() -> None:
+    for name in PRESETS:
+        assert list(ignored(read_rl_recipe(None, [f"rl.preset={name}"]))) == []
+    changed = ["rl.preset=ppo", "rl.loss.baseline=group"]
+    assert list(ignored(read_rl_recipe(None, changed))) == []
+
+
+def test_what_is_ignored_is_said_before_a_model_is_loaded(tmp_path: Path) -> None:
+    heard: list[str] = []
+    tasks = tiny_tasks(tmp_path / "tasks.jsonl")
+    recipe = read_rl_recipe(None, [f"tasks={tasks}", "rl.model=hf:none", "rl.loss.lam=0.5"])
+    with pytest.raises(CoaError, match="none"):
+        run_rl(recipe, note=heard.append, quiet=True)
+    assert heard == list(ignored(recipe)) and len(heard) == 1
 
 
 def test_tasks_without_gold_are_refused_before_a_model_is_loaded(tmp_path: Path) -> None:

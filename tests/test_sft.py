@@ -191,6 +191,17 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_checkpoint(
     assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["update-0000004"]
 
 
+def test_what_another_process_did_is_not_blamed_on_the_rate(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ended(*given: object) -> object:
+        raise TrainingError("Another process of this run has ended.")
+
+    monkeypatch.setattr(sft, "sft_loss", ended)
+    with pytest.raises(TrainingError, match=r"^Another process of this run has ended\.$"):
+        run_sft(tiny_settings(model), tiny_rows(), tmp_path)
+
+
 def test_an_adapter_of_another_base_is_refused(finished: Path, tmp_path: Path) -> None:
     other = make_tiny_model(tmp_path / "other", seed=1)
     ref = f"hf:{other}+{finished / 'adapter'}"
@@ -242,6 +253,11 @@ def test_settings_and_rows_are_checked(model: Path, tmp_path: Path) -> None:
     for name, value in (("warmup", 1.5), ("err_weight", -0.1), ("micro_tokens", 0)):
         with pytest.raises(ConfigError, match=rf"sft\.{name}: found {value}, expected"):
             tiny_settings(model, **{name: value})
+    for name in ("lr", "grad_clip", "alpha", "threads"):  # 0 would train nothing, silently
+        with pytest.raises(ConfigError, match=rf"sft\.{name}: found 0, expected more than 0"):
+            tiny_settings(model, **{name: 0})
+    with pytest.raises(ConfigError, match=r"sft\.weight_decay: found -1, expected 0 or more"):
+        tiny_settings(model, weight_decay=-1)
     with pytest.raises(TrainingError, match="no rows"):
         run_sft(tiny_settings(model), [], tmp_path)
     with pytest.raises(TrainingError, match="'t0': its row has no trainable token"):
@@ -249,3 +265,6 @@ def test_settings_and_rows_are_checked(model: Path, tmp_path: Path) -> None:
         run_sft(tiny_settings(model), [mute], tmp_path)
     with pytest.raises(TrainingError, match="max_length is 8"):
         run_sft(tiny_settings(model, max_length=8), tiny_rows(), tmp_path)
+    long = Row("long", [5] * 513, [1.0] * 513)  # the model has 512 positions
+    with pytest.raises(TrainingError, match=r"^Task 'long': .* 513 .* Set sft.max_length = 512\.$"):
+        run_sft(tiny_settings(model, max_length=600), [*tiny_rows(), long], tmp_path)

@@ -86,6 +86,7 @@ def begun_by_one(model: Path, directory: Path, changes: dict[str, object]) -> No
         run_sft(settings, tiny_rows(), directory / "two", on_update=interrupt)
 
 
+@pytest.mark.slow
 def test_two_processes_continue_what_one_began_with_packs_and_all_weights(
     tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -109,6 +110,7 @@ def test_weights_spread_over_processes_continue_what_one_began(
     assert held == ["update-0000008", "update-0000012"]
 
 
+@pytest.mark.slow
 def test_what_the_main_process_refuses_ends_all_with_one_line(
     tiny_model: Path, tmp_path: Path
 ) -> None:

@@ -27,7 +27,7 @@ def overrides(model: Path) -> list[str]:
         "sft.rank=4",
         "sft.batch_size=2",
         "sft.checkpoint_every=1",
-        "sft.max_length=4096",
+        "sft.max_length=512",
         "sft.deterministic=true",
         "eval.n=6",
         "eval.controls=3",

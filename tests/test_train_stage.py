@@ -247,6 +247,7 @@ def test_a_disk_that_is_full_costs_one_checkpoint_and_nothing_else(
     assert bytes_of(unpacked(tmp_path / "done.tar")) == bytes_of(expected)
 
 
+@pytest.mark.slow
 def test_a_file_that_may_not_grow_is_one_line_and_the_run_continues(
     recipe: Path, tmp_path: Path
 ) -> None:

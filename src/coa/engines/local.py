@@ -57,6 +57,11 @@ def choose_dtype(dtype: str, deterministic: bool) -> torch.dtype:
     return torch.bfloat16 if dtype == "bfloat16" else torch.float32
 
 
+def positions_of(config: dict[str, Any]) -> int | None:
+    """Most tokens of a sequence that a model was made for, where its configuration says so."""
+    return config.get("max_position_embeddings") or config.get("n_positions")
+
+
 class LocalEngine(CodecEngine):
     """The Engine protocol over a model folder, with an optional LoRA adapter merged in."""
 
@@ -81,8 +86,8 @@ class LocalEngine(CodecEngine):
         self._name, self._config = ref, config
         self._dtype = choose_dtype(dtype, deterministic)
         self.codec = Codec.from_folder(self._folder)
-        longest = config.get("max_position_embeddings") or config.get("n_positions")
-        self._context = min(context or DEFAULT_CONTEXT, longest or DEFAULT_CONTEXT)
+        longest = positions_of(config) or DEFAULT_CONTEXT
+        self._context = min(context or DEFAULT_CONTEXT, longest)
         torch.set_num_threads(threads or cores())
         keep_freed_memory()
         slots = min(slots, EXACT_ROWS) if deterministic else slots  # more requests wait their turn

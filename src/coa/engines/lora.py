@@ -16,7 +16,7 @@ from typing import Any
 from coa.engines.weights import weight_files
 from coa.errors import ModelError
 
-MANIFEST, WEIGHTS = "manifest.json", "adapter_model.safetensors"
+MANIFEST, CONFIG, WEIGHTS = "manifest.json", "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 
 
@@ -60,27 +60,31 @@ def check_base(folder: Path, base: str) -> None:
 
 def read_adapter(folder: Path, base: str) -> Adapter:
     """Read a peft LoRA folder, or one of whole weights, for the base with hash `base`."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    config_path = folder / "adapter_config.json"
     if is_whole(folder):
         check_base(folder, base)
         return Adapter(1.0, {}, read_tensors(folder))
-    if not config_path.is_file():
-        raise ModelError(f"{folder}: not an adapter folder (it has no adapter_config.json).")
+    if not (folder / CONFIG).is_file():
+        raise ModelError(f"{folder}: not an adapter folder (it has no {CONFIG}).")
     check_base(folder, base)
-    config = json.loads(config_path.read_text(encoding="utf-8"))
+    rank, alpha = rank_and_alpha(folder)
+    return Adapter(alpha / rank, pair_up(load_tensors(folder / WEIGHTS)))
+
+
+def rank_and_alpha(folder: Path) -> tuple[int, float]:
+    """Of LoRA factors whose scale is alpha over rank, also where their file counts otherwise."""
+    path = folder / CONFIG
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+        rank, alpha = int(config["r"]), float(config["lora_alpha"])
+    except (OSError, ValueError, KeyError, TypeError) as exc:
+        raise ModelError(
+            f"{path}: cannot read it ({type(exc).__name__}: {exc}). Expected a peft adapter's "
+            "settings, with r and lora_alpha."
+        ) from exc
     for key in ("alpha_pattern", "rank_pattern", "modules_to_save", "use_dora"):
         if config.get(key):
-            raise ModelError(f"{config_path}: {key} is set, which is not supported.")
-    try:
-        tensors = load_file(folder / WEIGHTS)
-    except (OSError, SafetensorError) as exc:
-        raise ModelError(f"{folder}: cannot read {WEIGHTS} ({exc}).") from exc
-    rank = config["r"]
-    root = math.sqrt(rank) if config.get("use_rslora") else rank
-    return Adapter(config["lora_alpha"] / root, pair_up(tensors))
+            raise ModelError(f"{path}: {key} is set, which is not supported.")
+    return rank, alpha * math.sqrt(rank) if config.get("use_rslora") else alpha
 
 
 def is_whole(folder: Path) -> bool:
@@ -94,16 +98,20 @@ def is_whole(folder: Path) -> bool:
 
 def read_tensors(folder: Path) -> dict[str, Any]:
     """All tensors of a model folder by name."""
+    return {
+        name: each for path in weight_files(folder) for name, each in load_tensors(path).items()
+    }
+
+
+def load_tensors(path: Path) -> dict[str, Any]:
+    """The tensors of one file by name."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    tensors: dict[str, Any] = {}
-    for path in weight_files(folder):
-        try:
-            tensors |= load_file(path)
-        except (OSError, SafetensorError) as exc:
-            raise ModelError(f"{path}: cannot read the weights ({exc}).") from exc
-    return tensors
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as exc:
+        raise ModelError(f"{path}: cannot read the weights ({exc}).") from exc
 
 
 def write_adapter(adapter: Adapter, folder: Path) -> None:
@@ -130,7 +138,7 @@ def write_adapter(adapter: Adapter, folder: Path) -> None:
         "bias": "none",
         "target_modules": sorted({module.rpartition(".")[2] for module in adapter.pairs}),
     }
-    (folder / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
+    (folder / CONFIG).write_text(json.dumps(config), encoding="utf-8")
 
 
 def pair_up(tensors: dict[str, Any]) -> dict[str, tuple[Any, Any]]:

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from coa.engines import fetch
-from coa.engines.lora import MANIFEST, adapter_hash
+from coa.engines.lora import CONFIG, MANIFEST, adapter_hash, is_whole
 from coa.engines.weights import base_hash, convert_gguf, sync_folder
 from coa.errors import MissingExtra, ModelError, Unavailable, UsageError, did_you_mean
 from coa.runs import lock
@@ -127,10 +127,9 @@ def _adapter(ref: str, plus: str, adapter: str) -> Path | None:
     if not plus:
         return None
     path = Path(adapter)
-    if not (path / "adapter_config.json").is_file():
-        raise ModelError(
-            f"{ref!r}: {adapter!r} is not an adapter folder (it has no adapter_config.json)."
-        )
+    if not (path / CONFIG).is_file():
+        alone = f" It is a whole model; use it alone: hf:{adapter}" if is_whole(path) else ""
+        raise ModelError(f"{ref!r}: {adapter!r} is not an adapter folder (no {CONFIG}).{alone}")
     return path
 
 
@@ -366,7 +365,7 @@ def resolve_default(ref: str) -> str:
     """What `auto` stands for: the adapter that `coa speedrun` trained here, else the base model."""
     if ref != "auto":
         return ref
-    if (SPEEDRUN_ADAPTER / "adapter_config.json").is_file():
+    if (SPEEDRUN_ADAPTER / CONFIG).is_file():
         return f"{BASE}+{SPEEDRUN_ADAPTER}"
     print(
         f"no --model, and no adapter of `coa speedrun` in this folder: using {BASE}, untrained",
@@ -384,7 +383,7 @@ def describe_models() -> list[dict[str, str]]:
             "about": "SmolLM2-135M-Instruct, Apache-2.0; get it with: coa model pull",
         }
     ]
-    if (SPEEDRUN_ADAPTER / "adapter_config.json").is_file():
+    if (SPEEDRUN_ADAPTER / CONFIG).is_file():
         about = "the adapter of `coa speedrun` in this folder"
         models.append({"ref": f"{BASE}+{SPEEDRUN_ADAPTER}", "state": "ready", "about": about})
     forms = {

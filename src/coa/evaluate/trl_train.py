@@ -4,7 +4,8 @@ On stdin one JSON object: a work of `coa.evaluate.train_work`, and `settings`, w
 TRL below. On stdout one JSON object: seconds of every update, what was measured on it, version. It
 imports nothing of ours, because that environment does not have it.
 
-The settings are the fastest of those tried on a CPU; docs/performance.md has the others.
+The settings are TRL's own but for gradient checkpointing, which is off because it costs time. Other
+settings are further peers (`peers` of the bench).
 """
 
 from __future__ import annotations

@@ -75,10 +75,15 @@ class Alarm:
 
 
 class Alarms:
-    """Watches the records of one run, in their order; it can go back to every `every`-th update."""
+    """Watches the records of one run, in their order; it can go back to every `every`-th update.
 
-    def __init__(self, settings: AlarmSettings, every: int = 1) -> None:
-        self._settings, self._every = settings, every
+    `compares` says whether the loss compares the rollouts of a task. Where it does not, as with a
+    value head, groups may be flat, and those of one rollout always are.
+    """
+
+    def __init__(self, settings: AlarmSettings, every: int = 1, compares: bool = True) -> None:
+        self._settings, self._every, self._compares = settings, every, compares
+        self._newest = 0
         self._curves = {
             key: _Curve(settings.window, rising=key in _RISING) for key in (*_ROLLED, *_TRAINED)
         }
@@ -92,8 +97,16 @@ class Alarms:
     def last_good(self) -> int:
         """The update whose weights played the end of the best window, or the newest before it that
         has a checkpoint; 0: none is known yet."""
-        played = max(0, self._curves["reward"].best_end - 1)
-        return played - played % self._every
+        return self._safe(max(0, self._curves["reward"].best_end - 1))
+
+    @property
+    def precious(self) -> frozenset[int]:
+        """Checkpoints to keep: of the last good update, and the newest that may become it."""
+        return frozenset({self.last_good, self._safe(self._newest)})
+
+    def _safe(self, update: int) -> int:
+        """The newest update up to this one that has a checkpoint for certain."""
+        return update - update % self._every
 
     def replay(self, records: Iterable[Record]) -> Alarm | None:
         """See what an earlier part of the run has written; the alarm of its newest update."""
@@ -106,7 +119,7 @@ class Alarms:
         """See the next update; the first sign of collapse, if there is one."""
         if "rows" not in record:  # the line of an evaluation
             return None
-        at = int(record["update"])
+        at = self._newest = int(record["update"])
         trained = record["rows"] != 0
         if text := _not_finite(record, _FINITE if trained else ("reward",)):
             return self._alarm(at, "not_finite", text)  # its other figures count for nothing
@@ -193,10 +206,11 @@ class Alarms:
 
     def _count_barren(self, at: int, record: Record) -> None:
         groups, flat = _number(record, "groups"), _number(record, "groups_flat")
-        if record["rows"] != 0 and not flat >= groups:
+        solved = _number(record, "groups_solved") / groups if groups else 0.0
+        nothing = flat >= groups if self._compares else solved >= SOLVED
+        if record["rows"] != 0 and not nothing:
             self._barren.clear()
             return
-        solved = _number(record, "groups_solved") / groups if groups else 0.0
         failed = _number(record, "environment_rate")
         self._solved = min(self._solved, solved) if self._barren else solved
         self._failed = min(self._failed, failed) if self._barren else failed

@@ -17,14 +17,17 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 from coa.engines.weights import sync_folder
 from coa.errors import TrainingError
 from coa.runs import Json
 from coa.train.policy import Policy
+from coa.train.processes import Processes
 
 KEPT = 2
 _NAME = re.compile(r"update-(\d{7})")
+_PART = ".part-"
 
 
 class Saved(Protocol):
@@ -37,18 +40,42 @@ class Saved(Protocol):
 class Checkpoints:
     """The checkpoints of one run."""
 
-    def __init__(self, folder: Path, policy: Policy, **saved: Saved) -> None:
+    def __init__(
+        self, folder: Path, policy: Policy, processes: Processes | None = None, **saved: Saved
+    ) -> None:
         self._folder, self._policy, self._saved = folder, policy, saved
+        self._processes = processes or Processes()
 
-    def save(self, update: int, record: Json, also_keep: Collection[int] = ()) -> Path:
-        """Write the state after `update`, with what the caller wants to know again."""
-        target = self._path(update)
+    def save(self, update: int, record: Json, also_keep: Collection[int] = ()) -> None:
+        """Write the state after `update`, with what the caller wants to know again.
+
+        One process writes. Where weights are spread, all must call this: they gather first.
+        """
+        if self._processes.main or self._policy.is_spread:
+            tensors = self._policy.gathered()
+            state = {name: each.state_dict() for name, each in self._saved.items()}
+            if self._processes.main:
+                self._save(update, record, tensors, state, also_keep)
+
+    def _save(
+        self,
+        update: int,
+        record: Json,
+        tensors: dict[str, Tensor],
+        state: dict[str, Any],
+        also_keep: Collection[int],
+    ) -> None:
+        target, part = self._path(update), self._folder / f"{_PART}{update:07d}"
         if target.exists():
-            return target
-        part = self._folder / f".part-{update:07d}"
+            return
         shutil.rmtree(part, ignore_errors=True)
         try:
-            self._write(part, update, record)
+            self._policy.write(part / "adapter", tensors, update=update)
+            with (part / "optimizer.pt").open("wb") as file:  # given a path, torch hides the reason
+                torch.save(state | {"rng": torch.get_rng_state()}, file)
+            text = json.dumps({"update": update, **record})
+            (part / "position.json").write_text(text + "\n", encoding="utf-8")
+            sync_folder(part)
         except Exception as failed:  # safetensors and torch have errors of their own for a disk
             shutil.rmtree(part, ignore_errors=True)
             whole = self._whole()
@@ -61,18 +88,8 @@ class Checkpoints:
         sync_folder(self._folder)
         kept = {self._path(one) for one in also_keep}
         for old in self._whole()[:-KEPT]:
-            if old not in kept:
-                shutil.rmtree(old)
-        return target
-
-    def _write(self, part: Path, update: int, record: Json) -> None:
-        self._policy.write(part / "adapter", update=update)
-        state: dict[str, Any] = {name: each.state_dict() for name, each in self._saved.items()}
-        with (part / "optimizer.pt").open("wb") as file:  # given a path, torch hides why it failed
-            torch.save(state | {"rng": torch.get_rng_state()}, file)
-        text = json.dumps({"update": update, **record})
-        (part / "position.json").write_text(text + "\n", encoding="utf-8")
-        sync_folder(part)
+            if old not in kept:  # half removed, it must not have the name of a whole one
+                shutil.rmtree(old.rename(old.with_name(_PART + old.name)), ignore_errors=True)
 
     def _path(self, update: int) -> Path:
         return self._folder / f"update-{update:07d}"
@@ -83,17 +100,26 @@ class Checkpoints:
         return sorted(p for p in self._folder.iterdir() if _NAME.fullmatch(p.name))
 
     def restore(self) -> Json | None:
-        """Load the newest checkpoint and return its record; None when there is none."""
-        if self._folder.is_dir():
-            for part in self._folder.glob(".part-*"):
+        """Load the newest checkpoint and return its record; None when there is none.
+
+        All processes of a run call it, and must find the same one.
+        """
+        if self._folder.is_dir() and self._processes.main:
+            for part in self._folder.glob(f"{_PART}*"):
                 shutil.rmtree(part, ignore_errors=True)
         whole = self._whole()
-        if not whole:
+        newest = whole[-1] if whole else None
+        found = self._processes.gather(newest.name if newest else "none")
+        if len(set(found)) > 1:
+            raise TrainingError(
+                f"{self._folder}: the processes found {', '.join(found)} as the newest checkpoint; "
+                "expected the same. Use a directory that all machines see."
+            )
+        if newest is None:
             return None
-        newest = whole[-1]
         record: Json = json.loads((newest / "position.json").read_text(encoding="utf-8"))
         self._policy.restore(newest / "adapter")
-        state = torch.load(newest / "optimizer.pt", weights_only=True)
+        state = torch.load(newest / "optimizer.pt", map_location="cpu", weights_only=True)
         for name, each in self._saved.items():
             each.load_state_dict(state[name])
         torch.set_rng_state(state["rng"])

@@ -9,14 +9,14 @@ from typing import Any
 
 from torch import Tensor
 
-from coa.engines.lora import MANIFEST
+from coa.engines.lora import CONFIG, MANIFEST
 from coa.engines.shape import read_config
 from coa.engines.weights import BASE_FILE
 from coa.train.plain import TARGETS
 
 SHARD = "5GB"
 _KEPT = (".json", ".jinja", ".txt", ".model")
-_LEFT_OUT = (MANIFEST, BASE_FILE, "adapter_config.json", "config.json")
+_LEFT_OUT = (MANIFEST, BASE_FILE, CONFIG, "config.json")
 
 
 def write_model(folder: Path, base: Path, tensors: dict[str, Tensor]) -> None:
@@ -37,12 +37,12 @@ def write_model(folder: Path, base: Path, tensors: dict[str, Tensor]) -> None:
         path.chmod(0o644)
 
 
-def peft_config(ref: str, rank: int, alpha: float) -> dict[str, Any]:
-    """The adapter_config.json of LoRA factors on the model `ref`."""
+def peft_config(base: str, rank: int, alpha: float) -> dict[str, Any]:
+    """The adapter_config.json of LoRA factors on the model `base`, a reference."""
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": ref.partition("+")[0].removeprefix("hf:"),
+        "base_model_name_or_path": base.removeprefix("hf:"),
         "r": rank,
         "lora_alpha": alpha,
         "lora_dropout": 0.0,

@@ -16,6 +16,7 @@ from typing import Literal
 
 from coa.attempts import ToolboxOf, attempt
 from coa.engines.base import Engine
+from coa.errors import ConfigError
 from coa.protocol import Grammar, parse
 from coa.protocol.bound import bound_to
 from coa.rewards import Reward, Scored
@@ -129,6 +130,13 @@ class Sampler:
     concurrency: int = 96
     processes: Processes = field(default_factory=Processes)
     on_rollout: OnRollout | None = None
+
+    def __post_init__(self) -> None:
+        if self.decoding.constrain:
+            raise ConfigError(
+                "decoding.constrain: RL samples without a constraint, because ratios need the "
+                "whole distribution. Set it to false."
+            )
 
     async def draw(self, update: int, position: int, wanted: int, refills: int) -> Drawn:
         """Groups of `wanted` tasks; up to `refills` more rounds replace flat ones."""

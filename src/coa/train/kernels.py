@@ -3,12 +3,15 @@
 They are here because they are measurably faster than the general ones for rows of a few hundred
 tokens: attention keeps its probabilities instead of computing them again, skips what is above the
 diagonal block by block and never expands the shared key heads; log-probabilities never hold the
-vocabulary in float32 for more than a few positions.
+vocabulary in float32 for more than a few positions. Or they keep less for the backward pass than
+autograd would, with the same bits: a norm its input and not a float32 copy, a gated unit its input
+alone.
 """
 
 from __future__ import annotations
 
 import math
+from itertools import islice
 from typing import Any
 
 import torch
@@ -35,21 +38,25 @@ class CausalAttention(torch.autograd.Function):
         turned = rotate(heads[:, : count + key_heads], cos, sin)
         q, k = turned[:, :count] / math.sqrt(heads.shape[-1]), turned[:, count:]
         v, out = heads[:, count + key_heads :], torch.empty_like(q)
-        ctx.lengths, ctx.turn, ctx.kept, start = lengths, (cos, sin), [], 0
+        ctx.lengths, ctx.turn, start = lengths, (cos, sin), 0
+        held: list[Tensor] = []
         for length in lengths:
             rows = slice(start, start + length)
             row = (_by_group(q[rows], key_heads), _by_head(k[rows]), _by_head(v[rows]))
-            ctx.kept.append((*row, _attend(*row, _by_group(out[rows], key_heads))))
+            held += [*row, *_attend(*row, _by_group(out[rows], key_heads))]
             start += length
+        ctx.save_for_backward(*held)  # unlike an attribute it is let go of layer by layer
         return out.flatten(1)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        key_heads, group, _, dim = ctx.kept[0][0].shape
+        held = iter(ctx.saved_tensors)
+        key_heads, group, _, dim = ctx.saved_tensors[0].shape
         count = key_heads * group
         upstream = grads[0].view(-1, count, dim)
         out, start = grads[0].new_empty(len(upstream), count + 2 * key_heads, dim), 0
-        for length, (q, k, v, kept) in zip(ctx.lengths, ctx.kept, strict=True):
+        for length in ctx.lengths:
+            q, k, v, *kept = islice(held, 3 + math.ceil(length / BLOCK))
             rows = slice(start, start + length)
             above, dq = (_by_group(t[rows], key_heads) for t in (upstream, out[:, :count]))
             dk, dv = _attend_backward(above, q, k, v, kept, dq)
@@ -131,7 +138,9 @@ class TokenLogprobs(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         logits, hidden, head, targets, totals = ctx.saved_tensors
         slope = grads[0] / ctx.heat
-        out = torch.empty_like(logits)
+        # The largest tensor there is, at the moment when most is held: its gradient takes its
+        # place. A second backward through the same graph is then refused by autograd.
+        out = logits
         for at in range(0, len(logits), POSITIONS):
             part = slice(at, at + POSITIONS)
             wide = logits[part].to(torch.float32, copy=True)
@@ -142,3 +151,44 @@ class TokenLogprobs(torch.autograd.Function):
             out[part] = wide
         d_head = out.t() @ hidden if ctx.needs_input_grad[1] else None
         return out @ head, d_head, None, None
+
+
+class RmsNorm(torch.autograd.Function):
+    """`F.rms_norm` over the last dimension of bfloat16 numbers, computed in float32."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        wide = x.float()
+        scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+        ctx.save_for_backward(x, weight, scale)
+        return (wide * scale * weight).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, scale = ctx.saved_tensors
+        wide, grad = x.float(), grads[0].float()
+        d_weight = None
+        if ctx.needs_input_grad[1]:
+            every = tuple(range(x.dim() - 1))
+            d_weight = (grad * (wide * scale)).sum(every).to(weight.dtype)
+        grad = grad * weight
+        d_scale = (grad * wide).sum(-1, keepdim=True)
+        d_square = -0.5 * d_scale * scale.pow(3) / x.shape[-1]
+        d_x = (grad * scale).add_(d_square * (2.0 * wide))
+        return d_x.to(x.dtype), d_weight, None
+
+
+class GatedUnit(torch.autograd.Function):
+    """silu(gate) * up of [tokens, gate and up side by side] -> [tokens, half of that]."""
+
+    @staticmethod
+    def forward(ctx: Any, gate_up: Tensor) -> Tensor:
+        ctx.save_for_backward(gate_up)
+        gate, up = gate_up.chunk(2, dim=-1)
+        return F.silu(gate) * up
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        gate, up = ctx.saved_tensors[0].chunk(2, dim=-1)
+        d_gate = torch.ops.aten.silu_backward(grads[0] * up, gate)
+        return torch.cat([d_gate, grads[0] * F.silu(gate)], dim=-1)

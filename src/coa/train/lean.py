@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from coa.engines.shape import Shape, rotary
-from coa.train.kernels import CausalAttention, TokenLogprobs
+from coa.train.kernels import CausalAttention, GatedUnit, RmsNorm, TokenLogprobs
 
 
 class Group(Protocol):
@@ -28,6 +28,16 @@ class Group(Protocol):
         """Take over the parameters' present values."""
 
     def __call__(self, x: Tensor) -> Tensor: ...
+
+
+class _Product(torch.autograd.Function):
+    """The product with a group's merged weight; kinds of groups differ in what gets a gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Any, *trained: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.group, ctx.weight = group, group.weight
+        return F.linear(x, group.weight, group.bias)
 
 
 class LowRankGroup:
@@ -57,13 +67,7 @@ class LowRankGroup:
         return out
 
 
-class _LowRankProduct(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: LowRankGroup, *factors: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        ctx.group, ctx.weight = group, group.weight
-        return F.linear(x, group.weight, group.bias)
-
+class _LowRankProduct(_Product):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (x,), grad, group = ctx.saved_tensors, grads[0], ctx.group
@@ -107,13 +111,7 @@ def _side_by_side(masters: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
     return held[0] if len(held) == 1 else torch.cat(held)  # one float32 master needs no copy
 
 
-class _WholeProduct(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: WholeGroup, *masters: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        ctx.group, ctx.weight = group, group.weight
-        return F.linear(x, group.weight, group.bias)
-
+class _WholeProduct(_Product):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (x,), grad, group = ctx.saved_tensors, grads[0], ctx.group
@@ -195,12 +193,15 @@ class _LeanLayer:
             heads = torch.cat([q, k, v], dim=1)
         mixed: Tensor = CausalAttention.apply(heads, cos, sin, shape.kv_heads, lengths)  # type: ignore[no-untyped-call]
         x = x + self.out(mixed)
-        gate, up = self.gate_up(_normed(x, self._norm_mlp, shape)).chunk(2, dim=-1)
-        return x + self.down(F.silu(gate) * up)
+        gated: Tensor = GatedUnit.apply(self.gate_up(_normed(x, self._norm_mlp, shape)))  # type: ignore[no-untyped-call]
+        return x + self.down(gated)
 
 
 def _normed(x: Tensor, weight: Tensor, shape: Shape) -> Tensor:
-    return F.rms_norm(x, (x.shape[-1],), weight.to(x.dtype), shape.eps)
+    if x.dtype == torch.float32:  # then torch keeps no copy of x
+        return F.rms_norm(x, (x.shape[-1],), weight, shape.eps)
+    normed: Tensor = RmsNorm.apply(x, weight.to(x.dtype), shape.eps)  # type: ignore[no-untyped-call]
+    return normed
 
 
 def _norm_of(attention: Any, name: str) -> Tensor | None:

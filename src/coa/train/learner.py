@@ -37,6 +37,10 @@ class Step:
     lr: float
 
 
+class NotFinite(TrainingError):
+    """A loss or a gradient that is no number; the step was not taken, or is not worth keeping."""
+
+
 class Learner:
     """AdamW over a policy's parameters, with a schedule, clipping and a sum over processes."""
 
@@ -79,11 +83,6 @@ class Learner:
         self.optimizer = self._spread.optimizer
 
     @property
-    def is_spread(self) -> bool:
-        """Whether weights are spread over processes: then all of them gather when one writes."""
-        return self._spread is not None
-
-    @property
     def saved(self) -> torch.optim.Optimizer | Spread:
         """What a checkpoint holds of the optimiser; where it is spread, all processes must ask."""
         return self._spread or self.optimizer
@@ -95,11 +94,7 @@ class Learner:
         except TrainingError:
             self.optimizer.zero_grad(set_to_none=True)
             raise
-        if not math.isfinite(float(loss)) or not math.isfinite(norm):
-            self.optimizer.zero_grad(set_to_none=True)
-            raise TrainingError(
-                f"loss {float(loss)}, gradient norm {norm}; expected finite numbers."
-            )
+        self._check(float(loss), norm)
         factor = schedule_factor(self._schedule, at, self._steps, self._warmup)
         for group in self.optimizer.param_groups:
             group["lr"] = group["peak"] * factor
@@ -107,9 +102,15 @@ class Learner:
             self.optimizer.step()
         else:
             norm = self._spread.step(norm)
+            self._check(float(loss), norm)
         self.optimizer.zero_grad(set_to_none=True)
         self._policy.refresh()
         return Step(float(loss), norm, self.optimizer.param_groups[0]["lr"])
+
+    def _check(self, loss: float, norm: float) -> None:
+        if not math.isfinite(loss) or not math.isfinite(norm):
+            self.optimizer.zero_grad(set_to_none=True)
+            raise NotFinite(f"loss {loss}, gradient norm {norm}; expected finite numbers.")
 
     def _gradient(self, parts: Iterable[Part]) -> tuple[Tensor, float]:
         """The sum of the losses and the norm of its gradient, which is left in the parameters."""

@@ -7,7 +7,6 @@ is spread over processes, by `PlainModel`. A folder that is written carries the 
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 import tempfile
@@ -20,7 +19,19 @@ import torch
 from torch import Tensor
 
 from coa.engines.codec import Codec
-from coa.engines.lora import MANIFEST, WEIGHTS, Adapter, check_base, is_whole, pair_up, read_tensors
+from coa.engines.local import positions_of
+from coa.engines.lora import (
+    CONFIG,
+    MANIFEST,
+    WEIGHTS,
+    Adapter,
+    check_base,
+    is_whole,
+    load_tensors,
+    pair_up,
+    rank_and_alpha,
+    read_tensors,
+)
 from coa.engines.shape import read_config, unsupported
 from coa.engines.store import base_hash, model_folder, resolve
 from coa.engines.weights import sync_folder
@@ -66,12 +77,14 @@ class Policy:
         if source.kind != "local":
             raise ModelError(f"{ref!r} cannot be trained: it does not run in this process.")
         self.ref, self.folder, self.full = ref, model_folder(source), full
+        # A plus sign may also belong to a folder's own name.
+        self.base = ref if source.adapter is None else ref.partition("+")[0]
         self.base_sha256 = base_hash(self.folder)
         self.codec = Codec.from_folder(self.folder)
         self._device = choose_device(device)
         if source.adapter is not None:
             check_base(source.adapter, self.base_sha256)
-            rank, alpha = _rank_and_alpha(source.adapter)
+            rank, alpha = rank_and_alpha(source.adapter)
         if full:
             self.rank, self.alpha = 0, 0.0
             self.model = load_whole(self.folder, source.adapter, self.base_sha256)
@@ -88,6 +101,7 @@ class Policy:
         self.trainable = sum(p.numel() for p in self.parameters)
         self.hidden_size: int = causal_of(self.model).get_output_embeddings().weight.shape[1]
         config = read_config(self.folder)
+        self.positions = positions_of(config)
         self._lean: LeanLlama | None = None
         plain = checkpointing or spread_wanted() or self._device.type != "cpu"
         if unsupported(config) is None and not plain:
@@ -184,23 +198,40 @@ class Policy:
 
     def adapter(self) -> Adapter:
         """The present parameters, copied, for `LocalEngine.load`."""
-        tensors = {name: tensor.to("cpu", copy=True) for name, tensor in self._tensors().items()}
+        tensors = {name: tensor.to("cpu", copy=True) for name, tensor in self._tensors()}
         if self.full:
             return Adapter(1.0, {}, tensors)
         return Adapter(self.alpha / self.rank, pair_up(tensors))
 
-    def _tensors(self) -> dict[str, Tensor]:
+    @property
+    def is_spread(self) -> bool:
+        """Whether weights are spread over processes: then all of them gather when one writes."""
+        return self._spread is not None
+
+    def gathered(self) -> dict[str, Tensor]:
+        """What was trained, whole, for `write`; {} in a process that does not write.
+
+        Where weights are spread it is for all processes together, before anything that can fail in
+        one of them alone: a full disk must not leave the others waiting.
+        """
+        writes = self._spread is None or self._spread.main
+        return {name: tensor.cpu() for name, tensor in self._tensors() if writes}
+
+    def _tensors(self) -> Iterator[tuple[str, Tensor]]:
         """What was trained, by the names in its file; a tied head appears once."""
         if self._spread is not None:
             self._spread.settle()
             named = self._named_in_file()
-            return dict(zip(named, self._spread.gather([*named.values()]), strict=True))
+            yield from zip(named, self._spread.gather([*named.values()]), strict=True)
+            return
         if self.full:
-            return {name: tensor.detach() for name, tensor in self.model.named_parameters()}
-        from peft import get_peft_model_state_dict
+            state = dict(self.model.named_parameters())
+        else:
+            from peft import get_peft_model_state_dict
 
-        state = get_peft_model_state_dict(self.model, save_embedding_layers=False)
-        return {name: tensor.detach() for name, tensor in state.items()}
+            state = get_peft_model_state_dict(self.model, save_embedding_layers=False)
+        for name, tensor in state.items():
+            yield name, tensor.detach()
 
     def _buffers(self) -> dict[str, Tensor]:
         """What a whole model's file holds beside parameters."""
@@ -214,23 +245,25 @@ class Policy:
 
     def save(self, folder: Path, **manifest: Any) -> None:
         """Write the folder beside and rename it; `manifest` adds to its manifest.json."""
-        if not self._writes:
-            self._tensors()
+        if not (tensors := self.gathered()):
             return
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as part:
             target = Path(part) / folder.name
-            self.write(target, **manifest)
+            self.write(target, tensors, **manifest)
             sync_folder(target)
             replace_folder(target, folder)
 
-    def write(self, folder: Path, **manifest: Any) -> None:
+    def write(
+        self, folder: Path, gathered: dict[str, Tensor] | None = None, **manifest: Any
+    ) -> None:
         """Write the files into a folder of the caller's: a peft adapter, or a whole model."""
-        tensors = {name: tensor.contiguous() for name, tensor in sorted(self._tensors().items())}
-        if not self._writes:
+        held = self.gathered() if gathered is None else gathered
+        if not held:
             return
+        tensors = {name: tensor.contiguous() for name, tensor in sorted(held.items())}
         folder.mkdir(parents=True, exist_ok=True)
-        record = {"schema": 1, "base": self.ref.partition("+")[0], "base_sha256": self.base_sha256}
+        record = {"schema": 1, "base": self.base, "base_sha256": self.base_sha256}
         if self.full:
             write_model(folder, self.folder, tensors | self._buffers())
             record |= {"full": True}
@@ -239,20 +272,14 @@ class Policy:
 
             save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
             (folder / WEIGHTS).chmod(0o644)
-            write_json(folder / "adapter_config.json", peft_config(self.ref, self.rank, self.alpha))
+            write_json(folder / CONFIG, peft_config(self.base, self.rank, self.alpha))
             record |= {"rank": self.rank, "alpha": self.alpha}
         write_json(folder / MANIFEST, record | {"trainable": self.trainable, **manifest})
 
-    @property
-    def _writes(self) -> bool:
-        """Of processes among which the weights are spread, all gather and one writes."""
-        return self._spread is None or self._spread.main
-
     def _read_parameters(self, folder: Path) -> None:
         from peft import set_peft_model_state_dict
-        from safetensors.torch import load_file
 
-        set_peft_model_state_dict(self.model, load_file(folder / WEIGHTS))
+        set_peft_model_state_dict(self.model, load_tensors(folder / WEIGHTS))
 
     def restore(self, folder: Path) -> None:
         """Take the parameters of a folder that fits this policy."""
@@ -279,11 +306,6 @@ class Policy:
 
 def _say(line: str) -> None:
     print(line, file=sys.stderr)
-
-
-def _rank_and_alpha(folder: Path) -> tuple[int, float]:
-    config = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
-    return int(config["r"]), float(config["lora_alpha"])
 
 
 def replace_folder(new: Path, target: Path) -> None:

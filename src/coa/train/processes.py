@@ -22,6 +22,8 @@ from coa.errors import CoaError, TrainingError
 T = TypeVar("T")
 PATIENCE = timedelta(days=2)
 """How long one waits for another: its rollouts may take hours. Who has died is noticed at once."""
+MESSAGE = 1 << 24
+"""Numbers that are added up over processes at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +57,19 @@ class Processes:
 
     def by_main(self, make: Callable[[], T]) -> T | None:
         """What the main process makes, there; what it does not like stops all of them."""
-        made, refused = None, None
-        if self.main:
-            try:
-                made = make()
-            except CoaError as error:
-                refused = error
-        if (first := self.gather(refused)[0]) is not None:
-            raise first
-        return made
+        return self.all_or_none(lambda: make() if self.main else None)
+
+    def all_or_none(self, do: Callable[[], T]) -> T:
+        """What each process makes; what one of them does not like stops all of them."""
+        made, refused = list[T](), None
+        try:
+            made.append(do())
+        except CoaError as error:
+            refused = error
+        for found in self.gather(refused):
+            if found is not None:
+                raise found
+        return made[0]
 
     def gather(self, value: T) -> list[T]:
         """The values of all processes, by index."""
@@ -75,21 +81,36 @@ class Processes:
         return held
 
     def add_up(self, tensors: Sequence[Tensor]) -> None:
-        """Replace each tensor by its sum over all processes; one message for all of them."""
-        if self.count == 1 or not tensors:
+        """Replace each tensor by its sum over all processes, in messages of a moderate size."""
+        if self.count == 1:
             return
-        flat = torch.cat([tensor.detach().flatten().float() for tensor in tensors])
-        with _all_there():
-            torch.distributed.all_reduce(flat)
-        parts = flat.split([tensor.numel() for tensor in tensors])
-        for tensor, part in zip(tensors, parts, strict=True):
-            tensor.detach().copy_(part.view_as(tensor))
+        for some in _messages(tensors):
+            flat = torch.cat([tensor.detach().flatten().float() for tensor in some])
+            with _all_there():
+                torch.distributed.all_reduce(flat)
+            parts = flat.split([tensor.numel() for tensor in some])
+            for tensor, part in zip(some, parts, strict=True):
+                tensor.detach().copy_(part.view_as(tensor))
 
     def wait(self) -> None:
         """Until all are here."""
         if self.count > 1:
             with _all_there():
                 torch.distributed.barrier()
+
+
+def _messages(tensors: Sequence[Tensor], most: int = MESSAGE) -> Iterator[list[Tensor]]:
+    """Tensors in their order, in parts of about `most` numbers: a sum is computed on a copy, and
+    one of all gradients at once would be another model in memory."""
+    some, size = list[Tensor](), 0
+    for tensor in tensors:
+        some.append(tensor)
+        size += tensor.numel()
+        if size >= most:
+            yield some
+            some, size = [], 0
+    if some:
+        yield some
 
 
 @contextmanager

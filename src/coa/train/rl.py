@@ -105,7 +105,9 @@ class RlLoop:
         saved: dict[str, Any] = {"optimizer": self.improver.learner.saved}
         if self.improver.value_head is not None:
             saved["value_head"] = self.improver.value_head
-        self._checkpoints = Checkpoints(self.root / "checkpoints", self.policy, **saved)
+        self._checkpoints = Checkpoints(
+            self.root / "checkpoints", self.policy, self.processes, **saved
+        )
 
     async def execute(self) -> RlResult:
         """Train from the newest checkpoint to the last update."""
@@ -126,7 +128,7 @@ class RlLoop:
             except (asyncio.CancelledError, CoaError):
                 # Ctrl-C, or a tool or judge that fails. It comes where something is awaited; there
                 # the weights are those of `done`, and finished rollouts are in files.
-                if not self.improver.learner.is_spread:  # others may have gone
+                if not self.policy.is_spread:  # others may have gone
                     self._save(done, position)
                 raise
             record = self._learn(drawn, done, clock)
@@ -138,11 +140,6 @@ class RlLoop:
         """Take over the newest checkpoint: its update, and the place in the stream of tasks."""
         state = self._checkpoints.restore() or {"update": -1, "position": 0}
         self._safe = int(state["update"])
-        if len(set(found := self.processes.gather(self._safe))) > 1:
-            raise TrainingError(
-                f"{self.root}: the processes found checkpoints of updates {found}; expected the "
-                "same. Use a directory that all machines see."
-            )
         return max(0, self._safe), int(state["position"])
 
     async def _draw(self, done: int, position: int, clock: Clock) -> Drawn:
@@ -183,25 +180,26 @@ class RlLoop:
         if done % every == 0 or done == last:
             self._save(done, position)
             if not self.recipe.rl.keep_rollouts and self.run is not None:
-                for path in self.sampler.directory.glob("*.jsonl"):
-                    path.unlink()
+                self._forget_rollouts(done)
+
+    def _forget_rollouts(self, done: int) -> None:
+        """Remove those that no checkpoint needs; other processes may write the next ones by now."""
+        for path in self.sampler.directory.glob("*.jsonl"):
+            if int(path.name.partition("-")[0]) <= done:
+                path.unlink()
 
     def _save(self, done: int, position: int) -> None:
         if done == self._safe:
             return
-        if self.run is not None:
-            self.watch.phase("checkpoint")
-            self._checkpoints.save(done, {"position": position}, self.watch.precious())
-        elif self._takes_part:
-            self.policy.write(self.root)
-            self.improver.learner.saved.state_dict()
+        self.watch.phase("checkpoint")
+        self._checkpoints.save(done, {"position": position}, self.watch.precious())
         self._safe = done
 
     @property
     def _takes_part(self) -> bool:
         """Whether this process is needed to write weights: one writes, and all gather what is
         spread over them."""
-        return self.run is not None or self.improver.learner.is_spread
+        return self.run is not None or self.policy.is_spread
 
     def _recall(self, done: int) -> dict[int, float]:
         """Drop what was written after the checkpoint, show the rest to who looks on; evaluations

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Literal
 
 from coa.errors import ConfigError
@@ -42,6 +46,10 @@ class RolloutSettings:
                 " of a group must differ."
             )
         Decoding(temperature=self.temperature)
+        if not self.seconds > 0:
+            raise ConfigError(f"rollout.seconds: found {self.seconds}, expected more than 0.")
+        if self.malformed < 0:
+            raise ConfigError(f"rollout.malformed: found {self.malformed}, expected 0 or more.")
 
     def budget(self) -> Budget:
         return Budget(
@@ -140,6 +148,16 @@ class CheckSettings:
     keep: Literal["best", "last"] = "best"
     """Which weights become `adapter`: those with the best evaluation, or the last."""
 
+    def __post_init__(self) -> None:
+        for name in ("every", "samples"):
+            if (found := getattr(self, name)) < 1:
+                raise ConfigError(f"check.{name}: found {found}, expected at least 1.")
+        if not 0 <= self.temperature < math.inf:
+            raise ConfigError(
+                f"check.temperature: found {self.temperature}, expected 0 (the most likely token) "
+                "or more."
+            )
+
 
 @dataclass(frozen=True, slots=True)
 class RlSettings:
@@ -192,9 +210,17 @@ class RlSettings:
         if self.preset not in PRESETS:
             names = ", ".join(PRESETS)
             raise ConfigError(f"rl.preset: found {self.preset!r}, expected one of {names}.")
-        for name in ("lr", "value_lr"):
+        for name in ("lr", "value_lr", "grad_clip"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"rl.{name}: found {getattr(self, name)}, expected more than 0.")
+        for name in ("refills", "weight_decay"):
+            if not getattr(self, name) >= 0:
+                raise ConfigError(f"rl.{name}: found {getattr(self, name)}, expected 0 or more.")
+        for name in ("alpha", "threads"):
+            if (given := getattr(self, name)) is not None and not given > 0:
+                raise ConfigError(f"rl.{name}: found {given}, expected more than 0.")
+        if not 0 <= self.warmup <= 1:
+            raise ConfigError(f"rl.warmup: found {self.warmup}, expected between 0 and 1.")
         if self.compares and self.group_size < 2:
             raise ConfigError(
                 f"rl.group_size: found 1 with baseline {self.loss.baseline!r} and scale "
@@ -227,3 +253,66 @@ class RlRecipe:
     alarms: AlarmSettings = field(default_factory=AlarmSettings)
     check: CheckSettings = field(default_factory=CheckSettings)
     tools: KitSettings = field(default_factory=KitSettings)
+
+    def __post_init__(self) -> None:
+        if self.rollout.engine and self.rl.deterministic:
+            raise ConfigError(
+                "rl.deterministic: a server cannot promise it; leave rollout.engine out."
+            )
+        if self.rollout.engine and self.rl.full:
+            raise ConfigError(
+                "rl.full: a server takes new weights only as an adapter; set it to false, or leave "
+                "rollout.engine out."
+            )
+
+
+def ignored(recipe: RlRecipe) -> Iterator[str]:
+    """A line for each setting that has no effect because of another one; what a recipe leaves as
+    the defaults or its preset have it is not spoken of."""
+    rl, loss = recipe.rl, recipe.rl.loss
+    kl_in_loss = loss.kl > 0 and loss.kl_place == "loss"
+    idle = (
+        (
+            loss.baseline != "value",
+            f"rl.loss.baseline is {loss.baseline!r}, so there is no value head",
+            "rl.value_lr rl.loss.gamma rl.loss.lam rl.loss.value_clip rl.loss.value_weight",
+        ),
+        (rl.refills > 0 and not rl.compares, "the loss compares no groups", "rl.refills"),
+        (rl.full, "rl.full trains all weights", "rl.rank rl.alpha"),
+        (
+            "+" in rl.model and not rl.full,
+            "the adapter of rl.model keeps its own",
+            "rl.rank rl.alpha",
+        ),
+        (not loss.kl, "rl.loss.kl is 0", "rl.loss.kl_estimator rl.loss.kl_place"),
+        (not kl_in_loss, "there is no KL in the loss", "rl.loss.kl_reweighted"),
+        (
+            loss.correction == "none",
+            "rl.loss.correction is 'none'",
+            "rl.loss.correction_cap rl.loss.correction_floor rl.loss.correction_mode",
+        ),
+        (
+            loss.normalise != "constant",
+            f"rl.loss.normalise is {loss.normalise!r}",
+            "rl.loss.constant_length",
+        ),
+        (
+            loss.scale == "none" or loss.baseline == "value",
+            "no deviation of rewards divides",
+            "rl.loss.std_epsilon",
+        ),
+        (not loss.overlong_buffer, "rl.loss.overlong_buffer is 0", "rl.loss.overlong_penalty"),
+        (not recipe.select.no_tool_samples, "select.no_tool_samples is 0", "select.no_tool_most"),
+        (not recipe.select.samples, "select.samples is 0", "select.least select.most"),
+        (
+            not recipe.check.tasks,
+            "check.tasks is not set",
+            "check.every check.samples check.temperature check.keep",
+        ),
+        (bool(recipe.rollout.engine), "rollout.engine is a server", "rollout.memory_gb"),
+    )
+    usual = RlRecipe(rl=RlSettings(preset=rl.preset, loss=PRESETS[rl.preset]))
+    for holds, why, names in idle:
+        for name in names.split() if holds else ():
+            if (found := attrgetter(name)(recipe)) != attrgetter(name)(usual):
+                yield f"{name} = {json.dumps(found)} is ignored: {why}"

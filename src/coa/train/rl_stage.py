@@ -19,13 +19,13 @@ from coa.engines.store import identity
 from coa.errors import ConfigError, MissingExtra, TrainingError, UsageError
 from coa.estimates import estimate
 from coa.protocol import Grammar
-from coa.rewards import lacking, open_reward
-from coa.runs import Json, Run, write_jsonl
+from coa.rewards import Scored, lacking, open_reward
+from coa.runs import METRICS, Json, Run, read_jsonl, write_jsonl
 from coa.runtime import Decoding
-from coa.tasks.task import TaskSet
+from coa.tasks.task import Task, TaskSet
 from coa.tools.kits import open_kit
 from coa.train.loss_settings import PRESETS, preset
-from coa.train.rl_settings import RlRecipe
+from coa.train.rl_settings import RlRecipe, ignored
 from coa.train.selection import select
 from coa.train.trackers import check_tracker
 from coa.train.watching import open_watch
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from coa.train.rl import Check, Loadable, RlResult
 
 Note = Callable[[str], None]
+TOLERATED = 0.1
+"""Share of the rollouts of an evaluation that the environment may end; they count as failed."""
 
 
 def read_rl_recipe(path: Path | None, overrides: Sequence[str]) -> RlRecipe:
@@ -80,6 +82,8 @@ async def _run(recipe: RlRecipe, processes: Processes, note: Note, quiet: bool) 
     from coa.train.sft import set_up_torch
 
     settings, root = recipe.rl, Path(recipe.out)
+    for line in ignored(recipe):
+        note(line)
     tasks, check_tasks = _load_tasks(recipe)
     grammar = choose_grammar(recipe.grammar, settings.model, tasks)
     prompt = choose_prompt(recipe.prompt, settings.model)
@@ -100,7 +104,8 @@ async def _run(recipe: RlRecipe, processes: Processes, note: Note, quiet: bool) 
             held.enter_context(run)
         if (root / ADAPTER / MANIFEST).is_file():
             note(f"{root / ADAPTER} is finished already")
-            return RlResult(root / ADAPTER, settings.updates, trained=False)
+            done = max((record["update"] for _, record in read_jsonl(root / METRICS)), default=0)
+            return RlResult(root / ADAPTER, done, trained=False)
         return await _train(
             recipe, tasks, check_tasks, policy, grammar, made, run, processes, note, quiet
         )
@@ -216,7 +221,7 @@ def load_sampler(recipe: RlRecipe, policy: Policy) -> Loadable:
         from coa.engines.local import LocalEngine
 
         return LocalEngine(
-            settings.model.partition("+")[0],
+            policy.base,
             dtype=settings.dtype,
             deterministic=settings.deterministic,
             slots=slots_for(rollout.concurrency),
@@ -224,13 +229,17 @@ def load_sampler(recipe: RlRecipe, policy: Policy) -> Loadable:
             threads=settings.threads,
             memory_gb=rollout.memory_gb,
         )
-    if settings.deterministic:
-        raise ConfigError("rl.deterministic: a server cannot promise it; leave rollout.engine out.")
     engine = load_engine(rollout.engine, slots=slots_for(rollout.concurrency))
     if not getattr(engine, "exact", False) or not hasattr(engine, "load"):
         raise ConfigError(
             f"rollout.engine: {rollout.engine!r} does not exchange token ids, or takes no new "
             "weights. Expected a vLLM server (docs/engines.md), or nothing for this process."
+        )
+    if rollout.temperature != 1 and not getattr(engine, "tempered", False):
+        raise ConfigError(
+            f"rollout.temperature: found {rollout.temperature}, and {rollout.engine!r} gives "
+            "logprobs before temperature, which are not those sampled from. Expected 1, or a vLLM "
+            "server started with --logprobs-mode processed_logprobs."
         )
     return cast("Loadable", engine)
 
@@ -241,13 +250,21 @@ def _load_tasks(recipe: RlRecipe) -> tuple[TaskSet, TaskSet | None]:
     if not recipe.check.tasks:
         return tasks, None
     check_tasks = _judgeable(recipe.check.tasks, recipe)
-    trained = {(task.question, task.answers) for task in tasks}
-    if both := [task for task in check_tasks if (task.question, task.answers) in trained]:
+    trained: dict[str, list[Task]] = {}
+    for task in tasks:
+        trained.setdefault(task.question, []).append(task)
+    if both := [task for task in check_tasks if _is_among(task, trained.get(task.question, ()))]:
         raise ConfigError(
             f"{recipe.check.tasks}: task {both[0].id} is in {recipe.tasks}, too, and so are "
             f"{len(both)} of {len(check_tasks)}. Measure with tasks that are not trained on."
         )
     return tasks, check_tasks
+
+
+def _is_among(task: Task, others: Sequence[Task]) -> bool:
+    """Whether it is one of these, which ask the same: other spellings of an answer make no other
+    task, another answer does, as in another world."""
+    return any(not task.answers or not set(task.answers).isdisjoint(o.answers) for o in others)
 
 
 def _judgeable(path: str, recipe: RlRecipe) -> TaskSet:
@@ -266,6 +283,8 @@ def _judgeable(path: str, recipe: RlRecipe) -> TaskSet:
 
 def _checker(recipe: RlRecipe, tasks: TaskSet, sampler: Sampler) -> Check:
     """Evaluates the engine's present weights on tasks that are not trained on."""
+    from coa.train.groups import failed_outside
+
     part, processes = recipe.check, sampler.processes
     decoding = dataclasses.replace(
         sampler.decoding, temperature=part.temperature, seed=recipe.rl.seed + 1
@@ -275,7 +294,12 @@ def _checker(recipe: RlRecipe, tasks: TaskSet, sampler: Sampler) -> Check:
         pairs = [(task, at) for task in processes.share(tasks) for at in range(part.samples)]
         path = directory / f"{processes.named('trajectories')}.jsonl"
         found, scored = await sampler.attempt(pairs, path, decoding)
-        own = [(t.task_id, one) for t, one in zip(found, scored, strict=True)]
+        own = [
+            (t.task_id, Scored(0.0) if failed_outside(t) else one)
+            for t, one in zip(found, scored, strict=True)
+        ]
+        failed = [t.error or str(t.stop) for t in found if failed_outside(t)]
+        outside = _check_environment(processes.gather(failed), part.samples * len(tasks), directory)
         scores: dict[str, list[float]] = {task.id: [] for task in tasks}
         for task_id, one in chain.from_iterable(processes.gather(own)):
             if one.score is None:  # no 0; and without it the evaluations were not of the same tasks
@@ -297,9 +321,22 @@ def _checker(recipe: RlRecipe, tasks: TaskSet, sampler: Sampler) -> Check:
             "eval_low": round(value.low, 4),
             "eval_high": round(value.high, 4),
             "eval_n": value.n,
+            "eval_environment": round(outside, 4),
         }
 
     return check
+
+
+def _check_environment(failed: Sequence[Sequence[str]], n: int, directory: Path) -> float:
+    """The share of rollouts that the environment ended, by the reasons that each process found;
+    when they are many, the evaluation measures the environment."""
+    reasons = list(chain.from_iterable(failed))
+    if len(reasons) > min(n - 1, max(1, TOLERATED * n)):
+        raise TrainingError(
+            f"Evaluation in {directory}: the environment ended {len(reasons)} of {n} rollouts, the "
+            f"first by: {reasons[0].rstrip('.')}. Put it right and give the same command again."
+        )
+    return len(reasons) / n
 
 
 def _recipe(recipe: RlRecipe) -> Json:

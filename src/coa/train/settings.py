@@ -56,8 +56,11 @@ class SftSettings:
         for name in ones:
             if getattr(self, name) < 1:
                 raise ConfigError(f"sft.{name}: found {getattr(self, name)}, expected at least 1.")
-        if not self.lr > 0:
-            raise ConfigError(f"sft.lr: found {self.lr}, expected a positive number.")
+        for name in ("lr", "grad_clip", "alpha", "threads"):
+            if (given := getattr(self, name)) is not None and not given > 0:
+                raise ConfigError(f"sft.{name}: found {given}, expected more than 0.")
+        if not self.weight_decay >= 0:
+            raise ConfigError(f"sft.weight_decay: found {self.weight_decay}, expected 0 or more.")
         for name in ("warmup", "err_weight"):
             if not 0 <= (share := getattr(self, name)) <= 1:
                 raise ConfigError(f"sft.{name}: found {share}, expected between 0 and 1.")

@@ -35,7 +35,7 @@ from coa.errors import ConfigError, TrainingError, boundary
 from coa.machine import cores
 from coa.runs import Run
 from coa.train.checkpoint import Checkpoints, held_interrupt
-from coa.train.learner import Learner, deal, micro_batches
+from coa.train.learner import Learner, NotFinite, deal, micro_batches
 from coa.train.losses import masked_cross_entropy
 from coa.train.packing import Order
 from coa.train.plain import computing_dtype
@@ -84,7 +84,7 @@ def run_sft(
     `manifest` adds to the adapter's manifest what rows cannot say: the grammar, the prompt.
     """
     processes = processes or Processes.open()
-    check_rows(rows, settings)
+    check_rows(rows, settings.max_length)
     if settings.batch_size < processes.count:
         raise ConfigError(
             f"sft.batch_size: found {settings.batch_size} with {processes.count} processes, "
@@ -93,6 +93,7 @@ def run_sft(
     set_up_torch(settings)
     if policy is None:
         policy = make_policy(settings)
+    check_positions(rows, policy)
     run = _open_run(settings, rows, directory, policy, processes)
     with run or nullcontext():
         training = _Training(settings, rows, directory, run, policy, processes)
@@ -150,18 +151,28 @@ def make_policy(settings: SftSettings, note: Callable[[str], None] | None = None
     )
 
 
-def check_rows(rows: Sequence[Row], settings: SftSettings) -> None:
+def check_rows(rows: Sequence[Row], max_length: int) -> None:
     """Raise, naming the task, unless every row can be trained on."""
     if not rows:
         raise TrainingError("There are no rows to train on.")
     for row in rows:
-        if len(row.ids) > settings.max_length:
+        if len(row.ids) > max_length:
             raise TrainingError(
                 f"Task {row.task_id!r}: its row has {len(row.ids)} tokens, max_length is "
-                f"{settings.max_length}. Raise sft.max_length or pass max_length to build_row."
+                f"{max_length}. Raise sft.max_length or pass max_length to build_row."
             )
         if not any(weight > 0 for weight in row.weights[1:]):
             raise TrainingError(f"Task {row.task_id!r}: its row has no trainable token.")
+
+
+def check_positions(rows: Sequence[Row], policy: Policy) -> None:
+    """Raise, naming the task, unless the model was made for sequences as long as these rows."""
+    longest = max(rows, key=lambda row: len(row.ids))
+    if policy.positions is not None and len(longest.ids) > policy.positions:
+        raise TrainingError(
+            f"Task {longest.task_id!r}: its row has {len(longest.ids)} tokens, and {policy.ref!r} "
+            f"is made for at most {policy.positions}. Set sft.max_length = {policy.positions}."
+        )
 
 
 class _Training:
@@ -189,7 +200,7 @@ class _Training:
             processes=processes,
         )
         self._checkpoints = Checkpoints(
-            directory / "checkpoints", policy, optimizer=self._learner.saved
+            directory / "checkpoints", policy, processes, optimizer=self._learner.saved
         )
 
     def execute(self, manifest: Mapping[str, Any], on_update: OnUpdate | None) -> SftResult:
@@ -209,43 +220,23 @@ class _Training:
                         on_update(UpdateReport(done, updates, loss, speed))
                 stop = any(self._processes.gather(interrupted.is_set()))
                 if stop or done % self._settings.checkpoint_every == 0:
-                    self._save(done, loss)
+                    save = partial(self._checkpoints.save, done, {"loss": loss})
+                    self._processes.all_or_none(save)
                 if stop:
                     raise KeyboardInterrupt
         made_by = {"stage": "sft", "updates": done, "loss": loss}
         made_by |= {"settings": asdict(self._settings), **manifest}
-        self._finish(made_by)
+        self._processes.all_or_none(partial(self._finish, made_by))
         return SftResult(self.adapter, done, loss)
 
-    @property
-    def _gathers(self) -> bool:
-        """Whether weights are spread and not written here: then all must take part in writing."""
-        return self._learner.is_spread and not self._processes.main
-
-    def _save(self, done: int, loss: float) -> None:
-        if self._gathers:
-            self._policy.write(self.adapter)
-            self._learner.saved.state_dict()
-        self._processes.by_main(partial(self._checkpoints.save, done, {"loss": loss}))
-
     def _finish(self, made_by: Mapping[str, Any]) -> None:
-        def write() -> None:
+        if self._processes.main or self._policy.is_spread:
             with boundary(TrainingError, f"{self.adapter}: writing it"):
                 self._policy.save(self.adapter, **made_by)
-
-        if self._gathers:
-            self._policy.save(self.adapter)
-        self._processes.by_main(write)
 
     def _restore(self) -> tuple[int, float]:
         held = self._checkpoints.restore() or {"update": 0, "loss": math.nan}
         done = int(held["update"])
-        found = self._processes.gather(done)
-        if len(set(found)) > 1:
-            raise TrainingError(
-                f"{self.adapter.parent}: the processes found checkpoints of updates {found}; "
-                "expected the same. Use a directory that all machines see."
-            )
         if self._run is not None:
             self._run.keep_metrics(lambda record: record["update"] <= done)
         return done, float(held["loss"])
@@ -258,7 +249,7 @@ class _Training:
         losses = [partial(sft_loss, self._policy, part, total) for part in parts]
         try:
             step = self._learner.step(done, losses)
-        except TrainingError as wrong:  # a loss or a gradient that is no number
+        except NotFinite as wrong:
             raise TrainingError(
                 f"Update {done + 1}: {str(wrong).rstrip('.')}. The last checkpoint is good; lower "
                 "sft.lr and run it again."
@@ -315,7 +306,8 @@ class Rehearsed:
 
 def rehearse(settings: SftSettings, rows: Sequence[Row], policy: Policy) -> Rehearsed:
     """Time a middling and the largest part of a run, and a step. The policy is spent afterwards."""
-    check_rows(rows, settings)
+    check_rows(rows, settings.max_length)
+    check_positions(rows, policy)
     set_up_torch(settings)
     order = Order(rows, settings)
     batches = (order.batch(update) for update in range(order.updates))

@@ -13,7 +13,7 @@ multiplied by the number of processes first.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -48,12 +48,12 @@ class Spread(Protocol):
     def settle(self, changes_weights: bool = False) -> None:
         """Put what a forward has gathered back to its place; before reading or changing weights."""
 
-    def gather(self, parameters: Sequence[Tensor]) -> list[Tensor]:
-        """Whole tensors, detached."""
+    def gather(self, parameters: Sequence[Tensor]) -> Iterator[Tensor]:
+        """Whole tensors, detached, one after the other: all of them may not fit on a device."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """The optimiser's state, whole."""
+        """The optimiser's state, whole; elsewhere than in the main process nothing is kept."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
@@ -127,15 +127,17 @@ class FsdpSpread:
             if isinstance(module, FSDPModule):
                 module.reshard()
 
-    def gather(self, parameters: Sequence[Tensor]) -> list[Tensor]:
-        return [whole(parameter.detach()) for parameter in parameters]
+    def gather(self, parameters: Sequence[Tensor]) -> Iterator[Tensor]:
+        return (whole(parameter.detach()) for parameter in parameters)
 
     def state_dict(self) -> dict[str, Any]:
         state: dict[str, Any] = self.optimizer.state_dict()
-        held = {
-            key: {name: whole(value).detach().cpu() for name, value in each.items()}
-            for key, each in state["state"].items()
-        }
+        held: dict[int, dict[str, Tensor]] = {}
+        for key, each in state["state"].items():
+            for name, value in each.items():
+                together = whole(value)
+                if self.main:
+                    held.setdefault(key, {})[name] = together.detach().cpu()
         return {**state, "state": held}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -71,7 +71,7 @@ class Watching:
             self._tracker.close()
 
     def precious(self) -> Collection[int]:
-        return (self._alarms.last_good,)
+        return self._alarms.precious
 
 
 @contextmanager
@@ -80,7 +80,8 @@ def open_watch(recipe: RlRecipe, root: Path, quiet: bool) -> Iterator[Watching]:
     mode: Mode = "silent" if quiet else "auto"
     log = "none" if quiet else recipe.rl.log
     with LiveView(recipe.rl.updates, mode=mode) as view:
-        watch = Watching(view, Alarms(recipe.alarms, recipe.rl.checkpoint_every), log, root)
+        alarms = Alarms(recipe.alarms, recipe.rl.checkpoint_every, recipe.rl.compares)
+        watch = Watching(view, alarms, log, root)
         try:
             yield watch
         finally:
