@@ -248,6 +248,8 @@ class RlLoop:
     def _finish(self, done: int, evaluated: Mapping[int, float]) -> Path:
         """Write `adapter`: the best weights that were measured, or the last."""
         adapter = self.root / ADAPTER
+        if self.run is not None:  # before the adapter, which says that all is done
+            write_atomic(self.root / "curves.svg", curve(self.root / METRICS, "Learning curves"))
         with boundary(TrainingError, f"{adapter}: writing the result"):
             if self.recipe.check.keep == "last" or not evaluated:
                 if self._takes_part:
@@ -258,7 +260,6 @@ class RlLoop:
                 sync_folder(copy)
                 replace_folder(copy, adapter)
         if self.run is not None:
-            write_atomic(self.root / "curves.svg", curve(self.root / METRICS))
             self.run.timing({"event": "finished"})
         self.processes.wait()
         return adapter
