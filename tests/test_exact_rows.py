@@ -155,10 +155,10 @@ def test_the_same_with_the_real_model_and_the_atlas(tmp_path: Path) -> None:
 
 
 def taught(root: Path) -> Path:
-    """The real model after a minute of fine-tuning on what the experts do: it calls its tools."""
-    settings = SftSettings(rank=8, lr=1e-3, batch_size=8, max_length=1024, checkpoint_every=1000)
+    """The real model, fine-tuned for two minutes on what the experts do: it calls its tools."""
+    settings = SftSettings(rank=16, lr=1e-3, batch_size=4, max_length=1024, checkpoint_every=1000)
     policy = make_policy(settings)
-    tasks = make_tasks("atlas-mhqa", "train", 64, 1, families=FAMILIES)
+    tasks = make_tasks("atlas-mhqa", "train", 128, 1, families=FAMILIES)
     bound = TOOLBOX_OF(Task("any")).bind(load_grammar("mhqa"))
     chains = [convert(episode, bound) for episode in episodes_of(tasks)]
     rows = list(map(row_maker(policy.codec, max_length=1024), chains))
