@@ -90,7 +90,7 @@ def ask(
     trajectory = asyncio.run(ask_once(question, how, out, quiet=as_json))
     if as_json:
         emit({**trajectory.to_json(), "seconds": trajectory.seconds})
-    if trajectory.stop is not None and trajectory.stop.environment:
+    if trajectory.failed_outside:
         raise SystemExit(1)
 
 

@@ -166,6 +166,16 @@ class Trajectory:
     """Wall-clock figures: total, engine, tools. Not part of the record."""
 
     @property
+    def failed_outside(self) -> bool:
+        """Whether the environment, not the model, ended it."""
+        return self.stop is not None and self.stop.environment
+
+    @property
+    def truncated(self) -> bool:
+        """Whether a budget ended it."""
+        return self.stop is not None and self.stop.truncated
+
+    @property
     def steps(self) -> list[Step]:
         """Model turns, each with the observation that followed."""
         steps: list[Step] = []

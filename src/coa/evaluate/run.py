@@ -61,9 +61,9 @@ def summarise(
         "tool_calls_per_task": round(sum(t.usage.tool_calls for t in trajectories) / n, 2),
         "malformed_per_task": round(sum(t.usage.malformed for t in trajectories) / n, 3),
         "stop_reasons": dict(sorted(stops.items())),
-        "truncated": sum(bool(t.stop and t.stop.truncated) for t in trajectories),
+        "truncated": sum(t.truncated for t in trajectories),
         "malformed": stops[StopReason.MALFORMED.value],
-        "environment": sum(bool(t.stop and t.stop.environment) for t in trajectories),
+        "environment": sum(t.failed_outside for t in trajectories),
     }
     if len(parts := mean_parts(scored)) > 1:
         summary["parts"] = parts

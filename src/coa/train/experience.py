@@ -18,8 +18,8 @@ from torch import Tensor
 from coa.errors import TrainingError
 from coa.protocol import Grammar
 from coa.train.advantages import group_advantages, overlong_penalty
-from coa.train.groups import Group, LeftOut, failed_outside, has_void_turn
-from coa.train.learner import deal, micro_batches
+from coa.train.groups import Group, LeftOut, has_void_turn
+from coa.train.learner import deal, micro_batches, written
 from coa.train.losses import PolicyTokens, Totals, gae, kl_penalty, last_token_rewards, whiten
 from coa.train.policy import Policy
 from coa.train.processes import Processes
@@ -47,15 +47,15 @@ class Sample:
     advantages: Tensor | None = None
     """None: left out."""
     returns: Tensor | None = None
+    trained: list[int] = field(init=False)
+    """Places in the row of the tokens that count, found once."""
+
+    def __post_init__(self) -> None:
+        self.trained = self.row.places
 
     @property
     def ids(self) -> list[int]:
         return self.row.ids
-
-    @property
-    def trained(self) -> list[int]:
-        """Places in the row of the tokens that the model wrote; the first is predicted by none."""
-        return [at for at, weight in enumerate(self.row.weights) if at and weight > 0]
 
 
 @dataclass(slots=True)
@@ -84,7 +84,7 @@ def experience_of(
     for place, group in enumerate(groups):
         for trajectory, scored in zip(group.trajectories, group.scored, strict=True):
             number += 1
-            if failed_outside(trajectory):
+            if trajectory.failed_outside:
                 found.left_out["environment"] += 1
             elif scored.score is None:
                 found.left_out["unjudged"] += 1
@@ -107,14 +107,14 @@ def check_judged(groups: Sequence[Group], where: str) -> None:
     pairs = [p for group in groups for p in zip(group.trajectories, group.scored, strict=True)]
     if not pairs or any(score is not None for group in groups for score in group.scores):
         return
-    outside = [trajectory for trajectory, _ in pairs if failed_outside(trajectory)]
+    outside = [trajectory for trajectory, _ in pairs if trajectory.failed_outside]
     if len(outside) == len(pairs):
         why = (outside[0].error or str(outside[0].stop)).rstrip(".")
         raise TrainingError(
             f"{where}: all {len(pairs)} rollouts were ended by the environment, the first by: "
             f"{why}. Put it right and give the same command again."
         )
-    why = next(s.reason for t, s in pairs if s.score is None and not failed_outside(t))
+    why = next(s.reason for t, s in pairs if s.score is None and not t.failed_outside)
     cut = f", and the environment ended {len(outside)}" if outside else ""
     raise TrainingError(
         f"{where}: none of {len(pairs)} rollouts could be judged{cut} "
@@ -153,7 +153,7 @@ def look_before(
 
     if wanted["old"] or value_head is not None:
         for part in parts:
-            hidden, targets = written(policy, part)
+            hidden, targets = written(policy, [sample.row for sample in part])
             if wanted["old"]:
                 store("old", part, policy.logprobs(hidden, targets, temperature))
             if value_head is not None:
@@ -163,7 +163,7 @@ def look_before(
     if wanted["reference"]:
         with policy.reference():
             for part in parts:
-                hidden, targets = written(policy, part)
+                hidden, targets = written(policy, [sample.row for sample in part])
                 store("reference", part, policy.logprobs(hidden, targets, temperature))
             for _ in range(idle):
                 policy.idle()
@@ -175,19 +175,6 @@ def look_before(
             setattr(sample, name, values)
 
 
-def written(policy: Policy, samples: Sequence[Sample]) -> tuple[Tensor, Tensor]:
-    """Hidden states before the tokens that the model wrote, and those tokens."""
-    places, targets, offset = [], [], 0
-    for sample in samples:
-        trained = sample.trained
-        places += [offset + at - 1 for at in trained]
-        targets += [sample.ids[at] for at in trained]
-        offset += len(sample.ids)
-    hidden = policy.hidden([sample.ids for sample in samples])
-    chosen = torch.tensor(places, device=hidden.device)
-    return hidden[chosen], torch.tensor(targets, device=hidden.device)
-
-
 def assign_advantages(experience: Experience, grammar: Grammar, settings: RlSettings) -> None:
     """Give every sample its advantages; leave out what must not become a negative example."""
     loss = settings.loss
@@ -197,18 +184,14 @@ def assign_advantages(experience: Experience, grammar: Grammar, settings: RlSett
         _by_value_head(experience.samples, settings)
     else:
         _by_comparison(experience, settings)
-    failed = [s for s in experience.samples if s.advantages is not None and _is_negative(s)]
+    failed = [s for s in experience.samples if _known(s.advantages).sum() < 0]
     if settings.truncated == "leave_out":
-        cut = [s for s in failed if s.trajectory.stop and s.trajectory.stop.truncated]
+        cut = [s for s in failed if s.trajectory.truncated]
         experience.leave_out("truncated", cut)
         failed = [s for s in failed if s not in cut]  # by identity
     if settings.void_turns == "leave_out":
         void = [s for s in failed if has_void_turn(grammar, s.trajectory)]
         experience.leave_out("void", void)
-
-
-def _is_negative(sample: Sample) -> bool:
-    return sample.advantages is not None and float(sample.advantages.sum()) < 0
 
 
 def _by_comparison(experience: Experience, settings: RlSettings) -> None:
@@ -258,12 +241,20 @@ def sampled_logprobs(sample: Sample) -> Tensor:
 
 
 def _known(values: Tensor | None) -> Tensor:
-    assert values is not None, "look_before() fills this in"
+    assert values is not None, "look_before() or assign_advantages() fills this in"
     return values
 
 
 def _numbers(samples: Sequence[Sample]) -> Tensor:
     return torch.cat([torch.full((len(s.trained),), s.number) for s in samples])
+
+
+def _groups(samples: Sequence[Sample]) -> Tensor:
+    return torch.cat([torch.full((len(s.trained),), s.group) for s in samples])
+
+
+def _weights(samples: Sequence[Sample]) -> Tensor:
+    return torch.tensor([s.row.weights[at] for s in samples for at in s.trained])
 
 
 def policy_tokens(samples: Sequence[Sample], device: torch.device) -> PolicyTokens:
@@ -274,17 +265,16 @@ def policy_tokens(samples: Sequence[Sample], device: torch.device) -> PolicyToke
         return torch.cat([_known(of(sample)) for sample in samples]).to(device)
 
     return PolicyTokens(
-        weights=joined(lambda s: torch.tensor([s.row.weights[at] for at in s.trained])),
+        weights=_weights(samples).to(device),
         sequence=_numbers(samples).to(device),
         advantages=joined(lambda s: s.advantages),
         old=None if first.old is None else joined(lambda s: s.old),
         sampled=joined(sampled_logprobs),
         reference=None if first.reference is None else joined(lambda s: s.reference),
-        group=joined(lambda s: torch.full((len(s.trained),), s.group)),
+        group=_groups(samples).to(device),
     )
 
 
 def totals_of(samples: Sequence[Sample]) -> Totals:
     """What the whole batch is divided by."""
-    tokens = policy_tokens(samples, torch.device("cpu"))
-    return Totals.of(tokens.weights, tokens.sequence, tokens.group)
+    return Totals.of(_weights(samples), _numbers(samples), _groups(samples))

@@ -46,7 +46,7 @@ class Group:
     def scores(self) -> list[float | None]:
         """What the reward says of each; None where it cannot, or the environment failed."""
         pairs = zip(self.trajectories, self.scored, strict=True)
-        return [None if failed_outside(t) else s.score for t, s in pairs]
+        return [None if t.failed_outside else s.score for t, s in pairs]
 
     @property
     def flat(self) -> bool:
@@ -57,11 +57,6 @@ class Group:
     def solved(self) -> bool:
         """Whether every rollout has full marks."""
         return all(score is not None and score >= 1.0 for score in self.scores)
-
-
-def failed_outside(trajectory: Trajectory) -> bool:
-    """Whether the environment, not the model, ended it."""
-    return trajectory.stop is not None and trajectory.stop.environment
 
 
 @dataclass(slots=True)
@@ -185,7 +180,7 @@ class Sampler:
 
         def does_not_count(found: Trajectory) -> bool:
             here = (found.task_id, found.sample) in wanted
-            return not here or found.weights != self.engine.weights or failed_outside(found)
+            return not here or found.weights != self.engine.weights or found.failed_outside
 
         found = await attempt(
             pairs,
@@ -210,6 +205,6 @@ def has_void_turn(grammar: Grammar, trajectory: Trajectory) -> bool:
     grammar = bound_to(grammar, trajectory.tools)
     acts = {*grammar.tool_roles, *grammar.of_kind("answer")}
     turns = trajectory.steps
-    if turns and trajectory.stop is not None and trajectory.stop.truncated:
+    if turns and trajectory.truncated:
         turns = turns[:-1]
     return any(acts.isdisjoint(b.role for b in parse(grammar, t.model.text).blocks) for t in turns)

@@ -21,9 +21,8 @@ from coa.train.experience import (
     look_before,
     policy_tokens,
     totals_of,
-    written,
 )
-from coa.train.learner import Learner, Part, Step, deal, micro_batches
+from coa.train.learner import Learner, Part, Step, deal, micro_batches, written
 from coa.train.losses import PolicyMetrics, Totals, policy_loss, value_loss
 from coa.train.policy import Policy
 from coa.train.processes import Processes
@@ -115,7 +114,7 @@ class Improver:
 
     def _loss(self, part: list[Sample], totals: Totals, found: list[PolicyMetrics]) -> Tensor:
         settings = self.settings.loss
-        hidden, targets = written(self.policy, part)
+        hidden, targets = written(self.policy, [sample.row for sample in part])
         logprobs = self.policy.logprobs(hidden, targets, self.temperature)
         tokens = policy_tokens(part, hidden.device)
         made = policy_loss(logprobs, tokens, settings, totals)

@@ -20,6 +20,7 @@ from torch import Tensor
 from coa.errors import TrainingError
 from coa.train.policy import Policy
 from coa.train.processes import Processes
+from coa.train.rows import Row
 from coa.train.settings import Schedule
 from coa.train.spread import Spread, spread_wanted
 
@@ -159,6 +160,23 @@ class Sequenced(Protocol):
 
 
 R = TypeVar("R", bound=Sequenced)
+
+
+def written(policy: Policy, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
+    """Hidden states before the tokens that count, and those tokens, of all rows in order.
+
+    Only these go through the output layer: logits of a 49k vocabulary are the largest tensor of a
+    small model.
+    """
+    places, targets, offset = [], [], 0
+    for row in rows:
+        counted = row.places
+        places += [offset + at - 1 for at in counted]
+        targets += [row.ids[at] for at in counted]
+        offset += len(row.ids)
+    hidden = policy.hidden([row.ids for row in rows])
+    chosen = hidden[torch.tensor(places, device=hidden.device)]
+    return chosen, torch.tensor(targets, device=hidden.device)
 
 
 def micro_batches(rows: Iterable[R], limit: int) -> list[list[R]]:

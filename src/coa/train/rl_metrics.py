@@ -12,7 +12,7 @@ from coa.protocol.bound import bound_to
 from coa.rewards import mean_parts
 from coa.runs import Json
 from coa.train.experience import Experience
-from coa.train.groups import Drawn, LeftOut, failed_outside
+from coa.train.groups import Drawn, LeftOut
 from coa.train.learner import Step
 from coa.train.losses import PolicyMetrics
 from coa.trajectory import Author, StopReason, Trajectory
@@ -32,7 +32,7 @@ def rollout_record(drawn: Drawn, grammar: Grammar) -> Json:
     record: Json = {
         "reward": fmean(judged) if judged else None,
         "pass_rate": fmean(score >= 1.0 for score in judged) if judged else None,
-        "environment_rate": sum(failed_outside(t) for t in trajectories) / n,
+        "environment_rate": sum(t.failed_outside for t in trajectories) / n,
         **drawn.account(),
         "length_mean": fmean(lengths),
         "length_max": max(lengths),
@@ -40,7 +40,7 @@ def rollout_record(drawn: Drawn, grammar: Grammar) -> Json:
         "tool_calls": sum(t.usage.tool_calls for t in trajectories) / n,
         "answered_rate": sum(t.stop is StopReason.ANSWERED for t in trajectories) / n,
         "malformed_rate": sum(t.usage.malformed > 0 for t in trajectories) / n,
-        "truncated_rate": sum(bool(t.stop and t.stop.truncated) for t in trajectories) / n,
+        "truncated_rate": sum(t.truncated for t in trajectories) / n,
         "agents": agent_shares(trajectories, grammar),
     }
     if len(parts := mean_parts([scored for _, _, scored in pairs])) > 1:

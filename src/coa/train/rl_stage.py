@@ -283,7 +283,6 @@ def _judgeable(path: str, recipe: RlRecipe) -> TaskSet:
 
 def _checker(recipe: RlRecipe, tasks: TaskSet, sampler: Sampler) -> Check:
     """Evaluates the engine's present weights on tasks that are not trained on."""
-    from coa.train.groups import failed_outside
 
     part, processes = recipe.check, sampler.processes
     decoding = dataclasses.replace(
@@ -295,10 +294,10 @@ def _checker(recipe: RlRecipe, tasks: TaskSet, sampler: Sampler) -> Check:
         path = directory / f"{processes.named('trajectories')}.jsonl"
         found, scored = await sampler.attempt(pairs, path, decoding)
         own = [
-            (t.task_id, Scored(0.0) if failed_outside(t) else one)
+            (t.task_id, Scored(0.0) if t.failed_outside else one)
             for t, one in zip(found, scored, strict=True)
         ]
-        failed = [t.error or str(t.stop) for t in found if failed_outside(t)]
+        failed = [t.error or str(t.stop) for t in found if t.failed_outside]
         outside = _check_environment(processes.gather(failed), part.samples * len(tasks), directory)
         scores: dict[str, list[float]] = {task.id: [] for task in tasks}
         for task_id, one in chain.from_iterable(processes.gather(own)):

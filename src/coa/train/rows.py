@@ -48,6 +48,11 @@ class Row:
     def trained(self) -> int:
         return sum(weight > 0 for weight in self.weights)
 
+    @property
+    def places(self) -> list[int]:
+        """Where the tokens that count are; the first of a row is predicted by none."""
+        return [at for at, weight in enumerate(self.weights) if at and weight > 0]
+
 
 class TooLong(TrainingError):
     """Nothing to train is left of a trajectory within `max_length`."""

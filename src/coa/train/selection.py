@@ -34,7 +34,6 @@ from coa.runtime import Budget, Decoding
 from coa.tasks.task import Task
 from coa.tools.base import Toolbox
 from coa.train.rl_settings import SelectSettings
-from coa.trajectory import Trajectory
 
 if TYPE_CHECKING:
     from coa.train.processes import Processes
@@ -178,14 +177,14 @@ class _Attempts:
                 budget=self.budget,
                 decoding=replace(self.decoding, seed=seed),
                 concurrency=rollouts_at_once(engine, self.concurrency),
-                again=_broken,
+                again=lambda trajectory: trajectory.failed_outside,
                 on_done=on_done,
             )
         by_id = {task.id: task for task in tasks}
         scored = await self.reward.score_all((by_id[t.task_id], t) for t in trajectories)
         scores: dict[str, list[float]] = {task.id: [] for task in tasks}
         for trajectory, found in zip(trajectories, scored, strict=True):
-            if found.score is not None and not _broken(trajectory):
+            if found.score is not None and not trajectory.failed_outside:
                 scores[trajectory.task_id].append(found.score)
         return {i: Rate(sum(s) / len(s) if s else None, len(s)) for i, s in scores.items()}
 
@@ -239,11 +238,6 @@ def _why(found: Rate, settings: SelectSettings) -> str:
     if found.rate >= settings.most:
         return "too_easy"
     return "too_hard" if found.rate < settings.least else ""
-
-
-def _broken(trajectory: Trajectory) -> bool:
-    """Whether the environment ended it; such an attempt is made again when a run is continued."""
-    return trajectory.stop is not None and trajectory.stop.environment
 
 
 def _rate_of(record: Json) -> tuple[str, Rate]:

@@ -35,7 +35,7 @@ from coa.errors import ConfigError, TrainingError, boundary
 from coa.machine import cores
 from coa.runs import Run
 from coa.train.checkpoint import Checkpoints, held_interrupt
-from coa.train.learner import Learner, NotFinite, deal, micro_batches
+from coa.train.learner import Learner, NotFinite, deal, micro_batches, written
 from coa.train.losses import masked_cross_entropy
 from coa.train.packing import Order
 from coa.train.plain import computing_dtype
@@ -276,23 +276,11 @@ def parts_of(
 
 
 def sft_loss(policy: Policy, rows: Sequence[Row], total: float) -> Tensor:
-    """Weighted cross-entropy of rows, normalised by `total` weight.
-
-    Position t of a row predicts token t+1 and has that token's weight. Only weighted positions go
-    through the output layer: logits of a 49k vocabulary are the largest tensor of a small model.
-    """
-    places, targets, weights, offset = [], [], [], 0
-    for row in rows:
-        for at, weight in enumerate(row.weights[1:]):
-            if weight > 0:
-                places.append(offset + at)
-                targets.append(row.ids[at + 1])
-                weights.append(weight)
-        offset += len(row.ids)
-    hidden, device = policy.hidden([row.ids for row in rows]), policy.device
-    chosen = hidden[torch.tensor(places, device=device)]
-    logprobs = policy.logprobs(chosen, torch.tensor(targets, device=device))
-    return masked_cross_entropy(logprobs, torch.tensor(weights, device=device), total)
+    """Weighted cross-entropy of rows, normalised by `total` weight."""
+    hidden, targets = written(policy, rows)
+    weights = [row.weights[at] for row in rows for at in row.places]
+    logprobs = policy.logprobs(hidden, targets)
+    return masked_cross_entropy(logprobs, torch.tensor(weights, device=hidden.device), total)
 
 
 @dataclass(frozen=True, slots=True)
