@@ -10,6 +10,7 @@ from pathlib import Path
 from threading import Barrier
 from typing import Any, TypeVar
 
+from coa.attempts import Grammars
 from coa.engines.base import Completion, OnText, Sampling, sampling_key
 from coa.engines.scripted import ScriptedEngine
 from coa.errors import EngineError
@@ -24,6 +25,7 @@ from playing import box
 
 T = TypeVar("T")
 GRAMMAR = load_grammar("search_r1")
+GRAMMARS = Grammars((GRAMMAR,))
 WHOLE = "<think>t</think><answer>{}</answer>"
 CALL = "<think>t</think><search>it</search>"
 
@@ -80,7 +82,7 @@ def make_sampler(tasks: Sequence[Task], engine: Told, directory: Path, **changes
     settings: dict[str, Any] = {
         "stream": TaskStream(tasks, seed=3),
         "engine": engine,
-        "grammar": GRAMMAR,
+        "grammars": GRAMMARS,
         "toolbox_of": lambda task: box("search_r1"),
         "reward": ByAnswer(),
         "budget": Budget(turns=3),

@@ -12,6 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from coa.attempts import Grammars  # noqa: E402
 from coa.distill.convert import convert  # noqa: E402
 from coa.engines.base import Completion, OnText, Sampling  # noqa: E402
 from coa.engines.local import LocalEngine  # noqa: E402
@@ -120,7 +121,7 @@ def test_every_row_of_an_update_of_200_rollouts_is_what_the_engine_sampled(
             policy,
             toy_tasks(50),
             tmp_path / "rollouts",
-            grammar=GRAMMAR,
+            grammars=Grammars((GRAMMAR,)),
             toolbox_of=toy_toolbox,
             budget=budget,
         )
@@ -130,7 +131,9 @@ def test_every_row_of_an_update_of_200_rollouts_is_what_the_engine_sampled(
     assert found["observed"] > 200, "most rollouts have observations, some several"
     lively = any(not group.flat for group in drawn.all)
     experience = experience_of(drawn.all, row_maker(policy.codec), SETTINGS, 64)
-    steps, metrics = Improver(policy, SETTINGS, TEMPERATURE).improve(experience, GRAMMAR, 0)
+    steps, metrics = Improver(policy, SETTINGS, TEMPERATURE).improve(
+        experience, Grammars((GRAMMAR,)), 0
+    )
     assert lively and len(steps) == 2
     assert metrics[0].sampler_gap_max < 1e-4 and metrics[0].ratio_max < 1 + 1e-3
 

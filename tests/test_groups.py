@@ -22,7 +22,7 @@ from coa.train.processes import Processes
 from coa.trajectory import StopReason, load_trajectories
 from rl_parts import (
     CALL,
-    GRAMMAR,
+    GRAMMARS,
     WHOLE,
     Told,
     group_of,
@@ -282,7 +282,7 @@ async def test_processes_share_the_tasks_and_all_get_all_groups_in_order(
 def test_a_void_turn_neither_calls_nor_answers_and_was_not_cut(
     turns: tuple[str, ...], stop: StopReason, void: bool
 ) -> None:
-    assert has_void_turn(GRAMMAR, made(*turns, stop=stop)) == void
+    assert has_void_turn(GRAMMARS, made(*turns, stop=stop)) == void
 
 
 async def test_what_is_drawn_is_what_the_files_say(tmp_path: Path) -> None:

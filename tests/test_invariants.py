@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from coa.attempts import attempt_all
+from coa.attempts import Grammars, attempt_all
 from coa.distill.pipeline import distill
 from coa.engines.base import Completion, OnText, Sampling
 from coa.engines.scripted import ByteCodec, ScriptedEngine
@@ -131,8 +131,10 @@ def test_only_the_runtime_awaits_an_engine() -> None:
         and isinstance(node.value.func, ast.Attribute)
         and node.value.func.attr == "generate"
     }
-    # The measurement of bare engines plays no chain of agents: tokens in, tokens out.
-    assert callers == {"runtime.py", "evaluate/rollout_players.py"}
+    # Two measurements play no chain of agents: the one of bare engines, and the one of what a model
+    # writes when there is no loop that stops it at the end of a call.
+    alone = {"evaluate/rollout_players.py", "evaluate/study_mask.py"}
+    assert callers == {"runtime.py", *alone}
 
 
 def test_observations_are_rendered_by_the_loop_and_by_what_makes_chains_only() -> None:
@@ -197,7 +199,7 @@ def test_rollouts_do_not_depend_on_arrival_or_on_gold(tmp_path: Path) -> None:
             attempt_all(
                 these,
                 Unpunctual(script, seed),
-                load_grammar("mhqa"),
+                Grammars((load_grammar("mhqa"),)),
                 TOOLBOX_OF,
                 folder,
                 k=2,

@@ -15,7 +15,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from coa.attempts import attempt_all
+from coa.attempts import Grammars, attempt_all
 from coa.engines import load_engine
 from coa.protocol import check, parse
 from coa.rewards import open_reward
@@ -59,7 +59,7 @@ def measure(model: str, root: Path, name: str = "test") -> float:
         found = await attempt_all(
             tasks,
             engine,
-            GRAMMAR,
+            Grammars((GRAMMAR,)),
             toy_toolbox,
             root,
             budget=ROLLOUT.budget(),
@@ -97,7 +97,7 @@ def train(start: str, root: Path, name: str, **settings: Any) -> RlResult:
             sampler = Sampler(
                 TaskStream(tasks, recipe.rl.seed),
                 engine,
-                GRAMMAR,
+                Grammars((GRAMMAR,)),
                 toy_toolbox,
                 reward,
                 ROLLOUT.budget(),

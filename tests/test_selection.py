@@ -17,6 +17,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from coa.attempts import Grammars
 from coa.engines import load_engine
 from coa.engines.base import Completion, Engine, OnText, Sampling, sampling_key
 from coa.engines.scripted import ScriptedEngine
@@ -90,7 +91,7 @@ async def chosen(
             tasks or tasks_of(successes),
             SelectSettings(**asked),
             engine or Sometimes(successes),
-            MHQA,
+            Grammars((MHQA,)),
             lambda task: box("mhqa"),
             reward,
             budget or Budget(turns=3),
@@ -352,7 +353,7 @@ async def test_without_tools_there_are_no_programs_either(tmp_path: Path) -> Non
                 [task],
                 SelectSettings(no_tool_samples=1),
                 engine,
-                load_grammar("code"),
+                Grammars((load_grammar("code"),)),
                 toolbox_of,
                 reward,
                 Budget(),

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from coa.collect import OnDone, collect
 from coa.engines.base import Engine
 from coa.engines.store import trained_on
-from coa.errors import ConfigError
+from coa.errors import ConfigError, ModelError
 from coa.protocol import Grammar, PromptKind, load_grammar
 from coa.runs import Appender
 from coa.runtime import Budget, Decoding, run
-from coa.tasks.sets import grammar_for
+from coa.tasks.sets import DEFAULT_SET, KINDS, grammar_of
 from coa.tasks.task import Task
 from coa.tools.base import Toolbox
 from coa.trajectory import StopReason, Trajectory
@@ -27,10 +27,37 @@ from coa.trajectory import StopReason, Trajectory
 ToolboxOf = Callable[[Task], Toolbox]
 
 
+@dataclass(frozen=True, slots=True)
+class Grammars:
+    """The grammar that each task is answered in: one for all, or that of the task's set."""
+
+    known: tuple[Grammar, ...]
+
+    def of(self, task: Task) -> Grammar:
+        return self.single or self.named(grammar_of(task))
+
+    @property
+    def single(self) -> Grammar | None:
+        return self.known[0] if len(self.known) == 1 else None
+
+    def named(self, name: str) -> Grammar:
+        """The grammar that a trajectory says it was written in."""
+        return self.single or next(found for found in self.known if found.name == name)
+
+    @property
+    def names(self) -> str | list[str]:
+        """For manifests: one name, or a list of several."""
+        found = [grammar.name for grammar in self.known]
+        return found[0] if len(found) == 1 else found
+
+    def fingerprint(self) -> str:
+        return "+".join(grammar.fingerprint() for grammar in self.known)
+
+
 async def attempt_all(
     tasks: Sequence[Task],
     engine: Engine,
-    grammar: Grammar,
+    grammars: Grammars,
     toolbox_of: ToolboxOf,
     directory: Path,
     *,
@@ -50,7 +77,7 @@ async def attempt_all(
         return await attempt(
             ((task, sample) for task in tasks for sample in range(k)),
             engine,
-            grammar,
+            grammars,
             toolbox_of,
             directory / "trajectories.jsonl",
             budget=budget,
@@ -64,7 +91,7 @@ async def attempt_all(
 async def attempt(
     pairs: Iterable[tuple[Task, int]],
     engine: Engine,
-    grammar: Grammar,
+    grammars: Grammars,
     toolbox_of: ToolboxOf,
     path: Path,
     *,
@@ -82,7 +109,7 @@ async def attempt(
     def one(task: Task, sample: int) -> Callable[[], Awaitable[Trajectory]]:
         public, chosen = task.public(), replace(decoding, sample=sample)
         return lambda: run(
-            public, engine, grammar, toolbox_of(public), budget=budget, decoding=chosen
+            public, engine, grammars.of(task), toolbox_of(public), budget=budget, decoding=chosen
         )
 
     def to_repeat(trajectory: Trajectory) -> bool:
@@ -101,35 +128,61 @@ async def attempt(
     )
 
 
-def choose_grammar(grammar: str, model: str, tasks: Sequence[Task] = ()) -> Grammar:
-    """The grammar that was asked for; `auto` is the one that the model's adapter was trained on,
-    and without an adapter the one that the tasks are made for."""
-    known = "+" in model or grammar != "auto"
-    return load_grammar(
-        _fitting("grammar", grammar, model, "mhqa" if known else grammar_for(tasks))
-    )
+def choose_grammars(asked: str, model: str, tasks: Iterable[Task]) -> Grammars:
+    """The grammar that was asked for, for all tasks. `auto` is the one that the model's adapter was
+    trained on; a model that knows several, or none yet, gets those that the tasks are made for."""
+    suited = sorted({grammar_of(task) for task in tasks}) or [KINDS[DEFAULT_SET].grammar]
+    known = remembered("grammar", model)
+    if asked != "auto":
+        _warn("grammar", asked, model, known)
+        return Grammars((load_grammar(asked),))
+    if len(known) == 1:
+        return Grammars((load_grammar(known[0]),))
+    if unknown := [name for name in suited if known and name not in known]:
+        raise ConfigError(
+            f"{model} was trained on the grammars {', '.join(known)}, and the tasks are made for "
+            f"{unknown[0]}. Choose one with --grammar."
+        )
+    return Grammars(tuple(load_grammar(name) for name in suited))
 
 
-def choose_prompt(prompt: str, model: str) -> PromptKind:
+def choose_grammar(asked: str, model: str) -> Grammar:
+    """The grammar for a single question, which belongs to no set."""
+    known = remembered("grammar", model)
+    if asked == "auto" and len(known) > 1 and KINDS[DEFAULT_SET].grammar not in known:
+        choices = ", ".join(known)
+        raise ConfigError(f"{model} was trained on several: {choices}. Choose one with --grammar.")
+    return choose_grammars(asked, model, ()).known[0]
+
+
+def choose_prompt(asked: str, model: str) -> PromptKind:
     """The prompt that was asked for; `auto` is the one that the model's adapter was trained on, and
     the full one for a model without an adapter, which was never trained on the protocol."""
-    scripted = "compact" if model.startswith("scripted:") else "full"
-    prompt = _fitting("prompt", prompt, model, scripted)
-    if prompt not in ("full", "compact"):
-        raise ConfigError(f"prompt {prompt!r}: expected full, compact or auto.")
-    return "full" if prompt == "full" else "compact"
-
-
-def _fitting(what: str, asked: str, model: str, otherwise: str) -> str:
-    """What was asked for, or for `auto` what the adapter remembers of its training."""
-    known = (trained_on(model) if "+" in model else {}).get(what)
+    known = remembered("prompt", model)
     if asked != "auto":
-        if known and asked not in ([known] if isinstance(known, str) else known):
-            note = f"{model} was trained on {what} {known}, not {asked}: expect malformed turns"
-            print(note, file=sys.stderr)
-        return asked
-    remembered = known or otherwise
-    if not isinstance(remembered, str):
-        choices = ", ".join(remembered)
-        raise ConfigError(f"{model} was trained on several: {choices}. Choose one with --{what}.")
-    return remembered
+        _warn("prompt", asked, model, known)
+    elif len(known) > 1:
+        choices = ", ".join(known)
+        raise ConfigError(f"{model} was trained on several: {choices}. Choose one with --prompt.")
+    else:
+        scripted = "compact" if model.startswith("scripted:") else "full"
+        asked = known[0] if known else scripted
+    if asked not in ("full", "compact"):
+        raise ConfigError(f"prompt {asked!r}: expected full, compact or auto.")
+    return "full" if asked == "full" else "compact"
+
+
+def remembered(what: str, model: str) -> list[str]:
+    """What the model's adapter remembers of its training; nothing when there is none."""
+    try:
+        known = trained_on(model).get(what) or []
+    except ModelError:  # loading it reports what is wrong, and a caller may have an engine
+        return []
+    return [known] if isinstance(known, str) else list(known)
+
+
+def _warn(what: str, asked: str, model: str, known: list[str]) -> None:
+    if known and asked not in known:
+        listed = ", ".join(known)
+        note = f"{model} was trained on {what} {listed}, not {asked}: expect malformed turns"
+        print(note, file=sys.stderr)

@@ -34,9 +34,14 @@ def kind_of(task: Task) -> SetKind:
     return KINDS.get(str(task.meta.get("set", DEFAULT_SET)), KINDS[DEFAULT_SET])
 
 
+def grammar_of(task: Task) -> str:
+    """The grammar that a task is made for: what it names itself, or its set's."""
+    return str(task.meta.get("grammar") or kind_of(task).grammar)
+
+
 def grammar_for(tasks: Iterable[Task]) -> str:
     """The grammar that all these tasks are made for."""
-    found = sorted({kind_of(task).grammar for task in tasks}) or [KINDS[DEFAULT_SET].grammar]
+    found = sorted({grammar_of(task) for task in tasks}) or [KINDS[DEFAULT_SET].grammar]
     if len(found) > 1:
         listed = ", ".join(found)
         raise ConfigError(f"the tasks suit several grammars: {listed}. Choose one with --grammar.")

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from coa.attempts import ToolboxOf, attempt
+from coa.attempts import Grammars, ToolboxOf, attempt
 from coa.engines.base import Engine
 from coa.errors import ConfigError
-from coa.protocol import Grammar, parse
+from coa.protocol import parse
 from coa.protocol.bound import bound_to
 from coa.rewards import Reward, Scored
 from coa.runtime import Budget, Decoding
@@ -115,7 +115,7 @@ class Sampler:
 
     stream: TaskStream
     engine: Engine
-    grammar: Grammar
+    grammars: Grammars
     toolbox_of: ToolboxOf
     reward: Reward
     budget: Budget
@@ -185,7 +185,7 @@ class Sampler:
         found = await attempt(
             pairs,
             self.engine,
-            self.grammar,
+            self.grammars,
             self.toolbox_of,
             path,
             budget=self.budget,
@@ -200,9 +200,9 @@ class Sampler:
         return found, await self.reward.score_all((task, t) for (task, _), t in judged)
 
 
-def has_void_turn(grammar: Grammar, trajectory: Trajectory) -> bool:
+def has_void_turn(grammars: Grammars, trajectory: Trajectory) -> bool:
     """Whether a turn held neither a whole call nor a whole answer, and no budget cut it."""
-    grammar = bound_to(grammar, trajectory.tools)
+    grammar = bound_to(grammars.named(trajectory.grammar), trajectory.tools)
     acts = {*grammar.tool_roles, *grammar.of_kind("answer")}
     turns = trajectory.steps
     if turns and trajectory.truncated:

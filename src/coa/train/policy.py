@@ -77,8 +77,7 @@ class Policy:
         if source.kind != "local":
             raise ModelError(f"{ref!r} cannot be trained: it does not run in this process.")
         self.ref, self.folder, self.full = ref, model_folder(source), full
-        # A plus sign may also belong to a folder's own name.
-        self.base = ref if source.adapter is None else ref.partition("+")[0]
+        self.base = source.base
         self.base_sha256 = base_hash(self.folder)
         self.codec = Codec.from_folder(self.folder)
         self._device = choose_device(device)

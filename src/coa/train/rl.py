@@ -154,15 +154,15 @@ class RlLoop:
 
     def _learn(self, drawn: Drawn, done: int, clock: Clock) -> Json:
         """Optimiser steps on what was drawn; the record of the update."""
-        settings, rollout, grammar = self.recipe.rl, self.recipe.rollout, self.sampler.grammar
+        settings, rollout, grammars = self.recipe.rl, self.recipe.rollout, self.sampler.grammars
         make_row = row_maker(self.policy.codec, max_length=rollout.context)
         with clock("train"):
             try:
                 experience = experience_of(drawn.groups, make_row, settings, rollout.tokens)
-                steps, found = self.improver.improve(experience, grammar, done, self.watch.phase)
+                steps, found = self.improver.improve(experience, grammars, done, self.watch.phase)
             except TrainingError as wrong:
                 raise TrainingError(f"Update {done + 1}: {wrong}") from None
-        record = {"update": done + 1, **rollout_record(drawn, grammar)}
+        record = {"update": done + 1, **rollout_record(drawn, grammars)}
         return record | learning_record(experience, steps, found)
 
     async def _hand_over(self, done: int) -> None:

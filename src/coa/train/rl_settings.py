@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
+from coa.config import read_toml, to_json
+from coa.engines.store import OURS
 from coa.errors import ConfigError
 from coa.rewards import RewardSettings
 from coa.runtime import Budget, Decoding
@@ -266,6 +269,34 @@ class RlRecipe:
             )
 
 
+def preset_defaults(
+    path: Path | None, overrides: Sequence[str], defaults: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """`defaults` of a recipe with a table `[rl]`, on what the loss preset says that it names.
+
+    It is looked for before anything is validated: settings that go with one preset are wrong with
+    another.
+    """
+    named = RlSettings().preset
+    for values in (defaults or {}, {} if path is None else read_toml(path)):
+        table = values.get("rl")
+        named = str(table.get("preset", named)) if isinstance(table, dict) else named
+    for override in overrides:
+        key, _, value = override.partition("=")
+        if key.strip() == "rl.preset":
+            named = value.strip().strip("\"'")
+    rl = dict((defaults or {}).get("rl", {}))
+    loss = to_json(PRESETS[named]) if named in PRESETS else {}  # RlSettings refuses it
+    return {**(defaults or {}), "rl": rl | {"loss": loss | rl.get("loss", {})}}
+
+
+def with_length(rl: RlSettings, rollout: RolloutSettings) -> RlSettings:
+    """A loss that divides by a constant, and does not say which, divides by the longest rollout."""
+    if rl.loss.normalise != "constant" or rl.loss.constant_length is not None:
+        return rl
+    return replace(rl, loss=replace(rl.loss, constant_length=rollout.tokens))
+
+
 def ignored(recipe: RlRecipe) -> Iterator[str]:
     """A line for each setting that has no effect because of another one; what a recipe leaves as
     the defaults or its preset have it is not spoken of."""
@@ -280,7 +311,7 @@ def ignored(recipe: RlRecipe) -> Iterator[str]:
         (rl.refills > 0 and not rl.compares, "the loss compares no groups", "rl.refills"),
         (rl.full, "rl.full trains all weights", "rl.rank rl.alpha"),
         (
-            "+" in rl.model and not rl.full,
+            ("+" in rl.model or rl.model == OURS) and not rl.full,
             "the adapter of rl.model keeps its own",
             "rl.rank rl.alpha",
         ),

@@ -4,28 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from itertools import chain
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, cast
 
-from coa.attempts import choose_grammar, choose_prompt
-from coa.config import load_recipe, read_toml, to_json
+from coa.attempts import Grammars, choose_grammars, choose_prompt, remembered
+from coa.config import load_recipe, to_json
 from coa.engines import load_engine, rollouts_at_once, slots_for
 from coa.engines.lora import MANIFEST
 from coa.engines.store import identity
 from coa.errors import ConfigError, MissingExtra, TrainingError, UsageError
 from coa.estimates import estimate
-from coa.protocol import Grammar
 from coa.rewards import Scored, lacking, open_reward
 from coa.runs import METRICS, Json, Run, read_jsonl, write_jsonl
 from coa.runtime import Decoding
 from coa.tasks.task import Task, TaskSet
 from coa.tools.kits import open_kit
-from coa.train.loss_settings import PRESETS, preset
-from coa.train.rl_settings import RlRecipe, ignored
+from coa.train.rl_settings import RlRecipe, ignored, preset_defaults, with_length
 from coa.train.selection import select
 from coa.train.trackers import check_tracker
 from coa.train.watching import open_watch
@@ -43,18 +41,8 @@ TOLERATED = 0.1
 
 def read_rl_recipe(path: Path | None, overrides: Sequence[str]) -> RlRecipe:
     """The recipe, with what its loss preset says where the recipe says nothing."""
-    table = {} if path is None else read_toml(path).get("rl")
-    named = str(table.get("preset", "dapo")) if isinstance(table, dict) else "dapo"
-    for override in overrides:
-        key, _, value = override.partition("=")
-        if key.strip() == "rl.preset":
-            named = value.strip().strip("\"'")
-    loss = to_json(preset(named)) if named in PRESETS else {}  # RlSettings refuses it
-    recipe = load_recipe(path, overrides, RlRecipe, {"rl": {"loss": loss}})
-    if recipe.rl.loss.normalise == "constant" and recipe.rl.loss.constant_length is None:
-        loss_settings = dataclasses.replace(recipe.rl.loss, constant_length=recipe.rollout.tokens)
-        recipe = dataclasses.replace(recipe, rl=dataclasses.replace(recipe.rl, loss=loss_settings))
-    return recipe
+    recipe = load_recipe(path, overrides, RlRecipe, preset_defaults(path, overrides))
+    return dataclasses.replace(recipe, rl=with_length(recipe.rl, recipe.rollout))
 
 
 def rl_from_recipe(path: Path, overrides: Sequence[str], note: Note) -> Path:
@@ -85,13 +73,14 @@ async def _run(recipe: RlRecipe, processes: Processes, note: Note, quiet: bool) 
     for line in ignored(recipe):
         note(line)
     tasks, check_tasks = _load_tasks(recipe)
-    grammar = choose_grammar(recipe.grammar, settings.model, tasks)
+    both = [*tasks, *(check_tasks or ())]
+    grammars = choose_grammars(recipe.grammar, settings.model, both)
     prompt = choose_prompt(recipe.prompt, settings.model)
     check_tracker(settings.log)
     set_up_torch(settings)
     policy = make_policy(recipe)
-    made: Json = {"grammar": grammar.name, "prompt": prompt}
-    inputs = {"tasks": tasks.fingerprint(), "grammar": grammar.fingerprint()}
+    made: Json = {"grammar": grammars.names, "prompt": prompt}
+    inputs = {"tasks": tasks.fingerprint(), "grammar": grammars.fingerprint()}
     inputs |= {"check": check_tasks.fingerprint()} if check_tasks else {}
     inputs |= _start(settings.model) | recipe.tools.identity()
     with ExitStack() as held:
@@ -107,7 +96,7 @@ async def _run(recipe: RlRecipe, processes: Processes, note: Note, quiet: bool) 
             done = max((record["update"] for _, record in read_jsonl(root / METRICS)), default=0)
             return RlResult(root / ADAPTER, done, trained=False)
         return await _train(
-            recipe, tasks, check_tasks, policy, grammar, made, run, processes, note, quiet
+            recipe, tasks, check_tasks, policy, grammars, made, run, processes, note, quiet
         )
 
 
@@ -116,7 +105,7 @@ async def _train(
     tasks: TaskSet,
     check_tasks: TaskSet | None,
     policy: Policy,
-    grammar: Grammar,
+    grammars: Grammars,
     made: Json,
     run: Run | None,
     processes: Processes,
@@ -133,7 +122,7 @@ async def _train(
     decoding = Decoding(temperature=rollout.temperature, seed=settings.seed, prompt=made["prompt"])
     async with AsyncExitStack() as stack:
         # Tools and rewards first: what is wrong with them is found before a model is loaded.
-        toolbox_of = await stack.enter_async_context(open_kit(both, recipe.tools, grammar))
+        toolbox_of = await stack.enter_async_context(open_kit(both, recipe.tools, grammars.single))
         reward = await stack.enter_async_context(open_reward(recipe.reward, tasks=both))
         engine = load_sampler(recipe, policy)
         stack.push_async_callback(engine.close)
@@ -144,7 +133,7 @@ async def _train(
             tasks,
             recipe.select,
             engine,
-            grammar,
+            grammars,
             toolbox_of,
             reward,
             budget,
@@ -159,7 +148,7 @@ async def _train(
         sampler = Sampler(
             TaskStream(selected.tasks, settings.seed),
             engine,
-            grammar,
+            grammars,
             toolbox_of,
             reward,
             budget,
@@ -183,7 +172,7 @@ async def _train(
             root,
             watch,
             check,
-            made | {"settings": to_json(settings)},
+            made | _knows(settings.model, grammars) | {"settings": to_json(settings)},
             processes,
         )
         result = await loop.execute()
@@ -250,10 +239,7 @@ def _load_tasks(recipe: RlRecipe) -> tuple[TaskSet, TaskSet | None]:
     if not recipe.check.tasks:
         return tasks, None
     check_tasks = _judgeable(recipe.check.tasks, recipe)
-    trained: dict[str, list[Task]] = {}
-    for task in tasks:
-        trained.setdefault(task.question, []).append(task)
-    if both := [task for task in check_tasks if _is_among(task, trained.get(task.question, ()))]:
+    if both := among(check_tasks, tasks):
         raise ConfigError(
             f"{recipe.check.tasks}: task {both[0].id} is in {recipe.tasks}, too, and so are "
             f"{len(both)} of {len(check_tasks)}. Measure with tasks that are not trained on."
@@ -261,10 +247,20 @@ def _load_tasks(recipe: RlRecipe) -> tuple[TaskSet, TaskSet | None]:
     return tasks, check_tasks
 
 
-def _is_among(task: Task, others: Sequence[Task]) -> bool:
-    """Whether it is one of these, which ask the same: other spellings of an answer make no other
-    task, another answer does, as in another world."""
-    return any(not task.answers or not set(task.answers).isdisjoint(o.answers) for o in others)
+def among(tasks: Iterable[Task], trained: Iterable[Task]) -> list[Task]:
+    """Those that are trained on: other spellings of an answer make no other task, another answer
+    to the same question does, as in another world."""
+    asked: dict[str, list[Task]] = {}
+    for task in trained:
+        asked.setdefault(task.question, []).append(task)
+    return [
+        task
+        for task in tasks
+        if any(
+            not task.answers or not set(task.answers).isdisjoint(other.answers)
+            for other in asked.get(task.question, ())
+        )
+    ]
 
 
 def _judgeable(path: str, recipe: RlRecipe) -> TaskSet:
@@ -340,15 +336,31 @@ def _check_environment(failed: Sequence[Sequence[str]], n: int, directory: Path)
 
 def _recipe(recipe: RlRecipe) -> Json:
     """What results depend on; the rest is speed, or is said by a fingerprint."""
-    made = to_json(recipe)
-    for name in ("tasks", "out", "reward", "tools", "alarms"):
+    made = without_speed(to_json(recipe))
+    for name in ("tasks", "out", "reward", "tools"):
         del made[name]
-    for name in ("threads", "log", "checkpoint_every", "keep_rollouts"):
-        del made["rl"][name]
-    for name in ("concurrency", "memory_gb", "seconds"):
-        del made["rollout"][name]
     del made["check"]["tasks"]
     return made
+
+
+def without_speed(recipe: Json) -> Json:
+    """The tables of a recipe without what changes no result: a run may be continued with another
+    number of threads, or after an alarm without that alarm."""
+    made = {name: table for name, table in recipe.items() if name != "alarms"}
+    made["rl"] = _without(made["rl"], "threads", "log", "checkpoint_every", "keep_rollouts")
+    made["rollout"] = _without(made["rollout"], "concurrency", "memory_gb", "seconds")
+    return made
+
+
+def _without(table: Json, *names: str) -> Json:
+    return {name: value for name, value in table.items() if name not in names}
+
+
+def _knows(model: str, grammars: Grammars) -> Json:
+    """The grammars that the adapter can be asked in: those of this run's tasks, and those that its
+    start was trained on. Practice in one of them does not make it forget that it knows others."""
+    names = {*remembered("grammar", model), *(grammar.name for grammar in grammars.known)}
+    return {"grammar": sorted(names) if len(names) > 1 else grammars.names}
 
 
 def _start(model: str) -> dict[str, str]:

@@ -22,12 +22,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from coa.attempts import ToolboxOf, attempt, choose_prompt
+from coa.attempts import Grammars, ToolboxOf, attempt, choose_prompt
 from coa.engines import load_engine, rollouts_at_once, slots_for
 from coa.engines.base import Engine, sampling_key
 from coa.errors import RecordError, TrainingError
 from coa.progress import Mode, counted
-from coa.protocol import Grammar
 from coa.rewards import Reward
 from coa.runs import Json, read_records, write_jsonl
 from coa.runtime import Budget, Decoding
@@ -89,7 +88,7 @@ async def select(
     tasks: Sequence[Task],
     settings: SelectSettings,
     engine: Engine,
-    grammar: Grammar,
+    grammars: Grammars,
     toolbox_of: ToolboxOf,
     reward: Reward,
     budget: Budget,
@@ -114,7 +113,9 @@ async def select(
     known = read_records(path, Verdict.from_json) if path.is_file() else []
     verdicts = known = processes.gather(known)[0]
     if not known:
-        work = _Attempts(grammar, reward, budget, decoding, directory, concurrency, processes, mode)
+        work = _Attempts(
+            grammars, reward, budget, decoding, directory, concurrency, processes, mode
+        )
         verdicts = await _judge(tasks, settings, engine, toolbox_of, work)
     elif [verdict.task_id for verdict in known] != [task.id for task in tasks]:
         raise RecordError(
@@ -131,7 +132,7 @@ async def select(
 class _Attempts:
     """What the attempts of both questions have in common."""
 
-    grammar: Grammar
+    grammars: Grammars
     reward: Reward
     budget: Budget
     decoding: Decoding
@@ -171,7 +172,7 @@ class _Attempts:
             trajectories = await attempt(
                 ((task, sample) for task in tasks for sample in range(samples)),
                 engine,
-                self.grammar,
+                self.grammars,
                 tools,
                 path,
                 budget=self.budget,
