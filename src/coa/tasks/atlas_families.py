@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Protocol
 
 from coa.corpus.relations import RELATIONS, values_of
@@ -100,6 +101,51 @@ def amount(text: str) -> int | None:
     """The whole number that a page prints; None if the text is something else."""
     digits = text.replace(",", "")
     return int(digits) if digits.isdecimal() else None
+
+
+_SCALES = ((10**9, "billion"), (10**6, "million"), (10**3, "thousand"))
+_PLAIN = 10_000
+"""Numbers below, years among them, are compared as they are."""
+
+
+def side_by_side(first: int, second: int) -> str:
+    """How two numbers are compared, in steps that a small model can take: their scales, then the
+    lengths of what stands before the point, then digit by digit until one differs:
+    '57.9 million and 51.5 million, 2 and 2 digits, 5 5, 7 1'."""
+    if max(first, second) < _PLAIN:
+        return _by_digits(str(first), str(second))
+    (left, scale), (right, other) = _scaled(first), _scaled(second)
+    said = " and ".join((f"{left} {scale}".strip(), f"{right} {other}".strip()))
+    return said if scale != other else f"{said}, {_by_digits(left, right)}"
+
+
+def _scaled(number: int) -> tuple[str, str]:
+    """'57.9', 'million' for 57,900,000."""
+    for size, word in _SCALES:
+        if number >= size:
+            whole, rest = divmod(number, size)
+            point = f".{rest:0{len(str(size)) - 1}d}".rstrip("0") if rest else ""
+            return f"{whole}{point}", word
+    return str(number), ""
+
+
+def _by_digits(left: str, right: str) -> str:
+    lengths = [len(text.partition(".")[0]) for text in (left, right)]
+    said = f"{lengths[0]} and {lengths[1]} digits"
+    if lengths[0] != lengths[1]:
+        return said
+    digits = (left.replace(".", ""), right.replace(".", ""))
+    for one, other in zip_longest(*digits, fillvalue="0"):
+        said += f", {one} {other}"
+        if one != other:
+            break
+    return said
+
+
+def counted_up(low: int, high: int) -> str:
+    """How far two numbers are apart, in tens and a rest: 'From 83: 93 is 10, 102 is 19.'"""
+    marks = [*range(low + 10, high, 10), high] if high > low else [high]
+    return f"From {low}: {', '.join(f'{mark} is {mark - low}' for mark in marks)}."
 
 
 def _amount(text: str) -> int:

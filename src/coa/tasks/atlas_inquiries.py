@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 
 from coa.corpus.relations import RELATIONS, values_of
 from coa.corpus.world import World
-from coa.tasks.atlas_families import CLEAR_MARGIN, Fact, Slots, Solution, amount
+from coa.tasks.atlas_families import CLEAR_MARGIN, Fact, Slots, Solution, amount, side_by_side
 
 Facts = Mapping[tuple[str, str], Sequence[str]]
 """(relation, subject) -> the values that were found."""
@@ -149,7 +149,8 @@ class Choice:
             return None
         sides = " and ".join(f"{n:,} for {name}" for n, name in zip(numbers, names, strict=True))
         extreme = "smaller" if self.smaller else "larger"
-        because = f"{sides}: the {extreme} is {chosen}, which has {asked[0]}."
+        steps = f"{sides}: {side_by_side(*numbers)}."
+        because = f"{steps} The {extreme} is {chosen}, which has {asked[0]}."
         return Conclusion(asked[0], RELATIONS[self.ask].value, because)
 
     def solve(self, world: World, slots: Slots) -> Solution | None:
@@ -201,15 +202,21 @@ class Tally:
         mine, *others = numbers
         if any(max(mine, n) < CLEAR_MARGIN * min(mine, n) for n in others):
             return None
-        return self._counted(sides, around, [(n > mine) == (self.than == "more") for n in others])
+        holds = [(n > mine) == (self.than == "more") for n in others]
+        return self._counted(sides, around, holds, [side_by_side(n, mine) for n in others])
 
     def _counted(
-        self, sides: Sequence[Sequence[str]], around: Sequence[str], holds: Sequence[bool]
+        self,
+        sides: Sequence[Sequence[str]],
+        around: Sequence[str],
+        holds: Sequence[bool],
+        steps: Sequence[str] = (),
     ) -> Conclusion:
         own, *theirs = (", ".join(side) for side in sides)
-        rows = zip(around, theirs, holds, strict=True)
-        compared = ", ".join(
-            f"{name} {value} {'yes' if yes else 'no'}" for name, value, yes in rows
+        said = [f" {step}:" for step in steps] or [""] * len(theirs)
+        compared = "; ".join(
+            f"{name} {value}{how} {'yes' if yes else 'no'}"
+            for name, value, how, yes in zip(around, theirs, said, holds, strict=True)
         )
         return Conclusion(str(sum(holds)), "", f"Against {own}: {compared}. That is {sum(holds)}.")
 

@@ -16,6 +16,8 @@ from coa.tasks.atlas_families import (
     Intersection,
     Superlative,
     amount,
+    counted_up,
+    side_by_side,
 )
 from coa.tasks.atlas_understanding import understand
 from coa.teachers.wording import WORDINGS
@@ -131,21 +133,28 @@ def conclude(plan: Plan, findings: Sequence[Sequence[str]]) -> Verdict | None:
     if numbers[0] is None or numbers[1] is None:
         return None
     gap = numbers[0] - numbers[1]
-    return Verdict(str(gap), f"{numbers[0]} - {numbers[1]} = {gap}.")
+    steps = counted_up(numbers[1], numbers[0])
+    return Verdict(str(gap), f"{steps} {numbers[0]} - {numbers[1]} = {gap}.")
 
 
 def _most(
     names: list[str], values: Sequence[Sequence[str]], shape: Comparison | Superlative
 ) -> Verdict | None:
-    numbers = [amount(value[0]) for value in values]
-    if len(names) != len(numbers) or any(number is None for number in numbers):
+    """One is held against the next, and the better of the two against the one after it."""
+    rows = [
+        (number, f"{value[0]} for {name}", name)
+        for name, value in zip(names, values, strict=False)
+        if (number := amount(value[0])) is not None
+    ]
+    if not rows or len(rows) != len(names) or len(names) != len(values):
         return None
-    ranked = sorted(zip(numbers, names, values, strict=True), key=lambda row: row[0] or 0)
-    chosen = ranked[0] if shape.smaller else ranked[-1]
-    extreme = _extreme(shape, len(names) == 2)
-    sides = [f"{value[0]} for {name}" for name, value in zip(names, values, strict=True)]
-    best = f"{chosen[2][0]} for {chosen[1]}"
-    return Verdict(chosen[1], f"{' and '.join(sides)}: the {extreme} is {best}.")
+    extreme, said = _extreme(shape, pair=True), []
+    best, *others = rows
+    for other in others:
+        steps = f"{best[1]} and {other[1]}: {side_by_side(best[0], other[0])}"
+        best = (min if shape.smaller else max)(best, other)
+        said.append(f"{steps}. The {extreme} is {best[2]}.")
+    return Verdict(best[2], " ".join(said))
 
 
 def _extreme(shape: Comparison | Superlative, pair: bool) -> str:
