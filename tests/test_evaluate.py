@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from coa.attempts import attempt_all, choose_grammar, choose_prompt
+from coa.attempts import Grammars, attempt_all, choose_grammar, choose_grammars, choose_prompt
 from coa.corpus.reading import read
 from coa.engines.scripted import ScriptedEngine
 from coa.errors import ConfigError, RecordError, UsageError
@@ -111,7 +111,7 @@ async def test_every_task_counts_whatever_became_of_it(tmp_path: Path) -> None:
     trajectories = await attempt_all(
         tasks,
         FailingEngine(scripts),
-        MHQA,
+        Grammars((MHQA,)),
         lambda task: box("mhqa"),
         tmp_path,
         budget=Budget(seconds=1.0, turns=4),
@@ -180,7 +180,13 @@ async def test_samples_differ_in_their_key_and_stand_in_order(tmp_path: Path) ->
     tasks = [Task(f"{n}?", ("Paris",)) for n in range(4)]
     engine = ScriptedEngine([SEARCH.format("x"), ANSWER])
     trajectories = await attempt_all(
-        tasks, engine, MHQA, lambda _: box("mhqa"), tmp_path, k=3, decoding=Decoding(seed=5)
+        tasks,
+        engine,
+        Grammars((MHQA,)),
+        lambda _: box("mhqa"),
+        tmp_path,
+        k=3,
+        decoding=Decoding(seed=5),
     )
     order = [(task.id, sample) for task in tasks for sample in range(3)]
     assert [(t.task_id, t.sample) for t in trajectories] == order
@@ -201,7 +207,7 @@ async def test_a_rollout_that_was_interrupted_is_done_again_and_a_failed_one_is_
     failed.stop = StopReason.ENGINE_FAILED
     path.write_text("".join(json.dumps(t.to_json()) + "\n" for t in (cut, failed)))
     engine = ScriptedEngine([SEARCH.format("x"), ANSWER])
-    done = await attempt_all(tasks, engine, MHQA, lambda _: box("mhqa"), tmp_path)
+    done = await attempt_all(tasks, engine, Grammars((MHQA,)), lambda _: box("mhqa"), tmp_path)
     assert [t.stop for t in done] == [StopReason.ANSWERED, StopReason.ENGINE_FAILED]
 
 
@@ -213,7 +219,7 @@ async def test_tools_are_chosen_without_gold(tmp_path: Path) -> None:
         return box("mhqa")
 
     task = Task("q?", ("Paris",), gold={"hops": ["France"]})
-    await attempt_all([task], ScriptedEngine([ANSWER]), MHQA, toolbox_of, tmp_path)  # type: ignore[arg-type]
+    await attempt_all([task], ScriptedEngine([ANSWER]), Grammars((MHQA,)), toolbox_of, tmp_path)  # type: ignore[arg-type]
     assert seen == [task.public()]
 
 
@@ -243,7 +249,7 @@ def files_of(directory: Path) -> dict[str, bytes]:
     return {
         path.name: path.read_bytes()
         for path in directory.iterdir()
-        if path.name not in ("timings.jsonl", ".lock")
+        if path.name not in ("timings.jsonl", "latency.json", ".lock")
     }
 
 
@@ -363,10 +369,20 @@ def test_the_grammar_and_the_prompt_fit_the_model(tmp_path: Path) -> None:
         )
 
 
-def test_an_adapter_of_two_grammars_wants_a_choice(tmp_path: Path) -> None:
-    both = adapter_trained_on(tmp_path / "a", grammar=["mhqa", "react"], prompt="compact")
-    with pytest.raises(ConfigError, match=r"several: mhqa, react\. Choose one with --gr"):
-        choose_grammar("auto", both)
+def test_an_adapter_of_several_grammars_answers_each_task_in_that_of_its_set(
+    tmp_path: Path,
+) -> None:
+    both = adapter_trained_on(tmp_path / "a", grammar=["code", "mhqa"], prompt="compact")
+    gym, plain = Task("2 + 2?", meta={"set": "gym-code"}), Task("Where?")
+    chosen = choose_grammars("auto", both, [plain, gym, plain])
+    assert (chosen.of(gym).name, chosen.of(plain).name) == ("code", "mhqa")
+    assert chosen.names == ["code", "mhqa"]
+    assert chosen.single is None
+    assert choose_grammars("auto", both, [gym]).names == "code"
+    assert choose_grammars("react", both, [gym, plain]).names == "react"
+    assert choose_grammar("auto", both).name == "mhqa"
+    with pytest.raises(ConfigError, match=r"the grammars code, mhqa, and the tasks are made for w"):
+        choose_grammars("auto", both, [Task("Who?", meta={"set": "atlas-web"})])
 
 
 # -- controls --------------------------------------------------------------------------------

@@ -11,11 +11,15 @@ from coa.errors import CoaError, ConfigError, UsageError
 from coa.tasks import make_tasks
 from coa.tasks.sets import grammar_for
 from coa.tools.base import Toolbox
-from coa.tools.kits import KitSettings, check_corpus, open_kit, toolbox_for
+from coa.tools.code import NOTHING as PRINTED_NOTHING
+from coa.tools.code import code_tool
+from coa.tools.kits import KitSettings, check_corpus, one_of_each, open_kit, toolbox_for
+from coa.tools.sandbox import Sandbox
 from coa.tools.search import NOTHING
 
 WEB = Task("What is the capital of Peru?", meta={"set": "atlas-web"})
 GYM = Task("What is 6 * 7?", meta={"set": "gym-code"})
+OWN = Task("Draw it.", meta={"tools": [{"name": "area", "parameters": {}}]})
 
 
 async def say(toolbox: Toolbox, tool: str, argument: str) -> str:
@@ -94,7 +98,23 @@ async def test_controls_on_the_web() -> None:
         assert first == await say(toolbox_of(WEB), "web_search", "capital of Peru")
         assert "Lima" not in await say(toolbox_of(WEB), "crawl_page", peru)
     async with open_kit([WEB], KitSettings("closed_book")) as toolbox_of:
-        assert list(toolbox_of(WEB)) == []
+        assert list(toolbox_of(WEB)) == list(toolbox_of(OWN)) == []
+
+
+async def test_controls_of_programs_look_like_the_real_tool_and_run_nothing() -> None:
+    real = code_tool(Sandbox())
+    program, seen = "```py\nprint(6 * 7)\n```", {}
+    for observations in ("withheld", "wrong"):
+        async with open_kit([GYM], KitSettings(observations)) as toolbox_of:
+            assert toolbox_of(GYM)["code"].role() == real.role()
+            seen[observations] = await say(toolbox_of(GYM), "code", program)
+            assert await say(toolbox_of(GYM), "code", program) == seen[observations]
+    assert seen["withheld"] == PRINTED_NOTHING
+    assert seen["wrong"].isdecimal() and seen["wrong"] != "42"
+
+
+def test_what_is_opened_is_known_from_one_task_of_each_kind() -> None:
+    assert one_of_each([Task("Mine?"), Task("Yours?"), OWN]) == [Task("Yours?"), OWN]
 
 
 async def test_a_run_is_repeated_without_its_tools(

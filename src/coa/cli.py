@@ -15,17 +15,13 @@ from typing import Annotated
 import typer
 
 from coa.cli_datasets import add_datasets
+from coa.cli_measure import add_measures
 from coa.cli_options import (
-    CacheOption,
     ConstrainFlag,
-    CorpusOption,
-    ExpireOption,
     GrammarOption,
     JsonFlag,
     ModelOption,
-    ModeOption,
     SeedOption,
-    SessionFlag,
     UnsafeFlag,
     emit,
     note,
@@ -43,6 +39,7 @@ app = typer.Typer(
 )
 add_things(app)
 add_datasets(app)
+add_measures(app)
 
 
 def main() -> None:
@@ -92,6 +89,61 @@ def ask(
         emit({**trajectory.to_json(), "seconds": trajectory.seconds})
     if trajectory.failed_outside:
         raise SystemExit(1)
+
+
+@app.command()
+def serve(
+    model: ModelOption = "auto",
+    port: Annotated[int, typer.Option(help="0 takes any that is free.")] = 8000,
+    host: Annotated[str, typer.Option(help="Others than this machine need a key.")] = "127.0.0.1",
+    key_file: Annotated[
+        Path | None, typer.Option(help="File with the key of clients; else COA_SERVE_KEY.")
+    ] = None,
+    name: Annotated[str, typer.Option(help="What clients call the model.")] = "",
+    grammar: Annotated[
+        list[str] | None, typer.Option(help="Repeatable; the first is the default.")
+    ] = None,
+    corpus: Annotated[
+        str, typer.Option(help="atlas, atlas:K, a corpus directory, or a .toml for the web.")
+    ] = "atlas",
+    prompt: Annotated[str, typer.Option(help="full or compact; auto fits the model.")] = "auto",
+    rollouts: Annotated[int, typer.Option(min=1, help="At a time; further ones wait.")] = 64,
+    queue: Annotated[int, typer.Option(min=0, help="Waiting; further ones get 429.")] = 128,
+    seconds: Annotated[float, typer.Option(min=1, help="Most for one rollout.")] = 300.0,
+    tokens: Annotated[int, typer.Option(min=1, help="Most sampled in one rollout.")] = 2048,
+    context: Annotated[int, typer.Option(min=1, help="Most tokens of a whole rollout.")] = 2048,
+    grace: Annotated[float, typer.Option(min=0, help="Seconds to finish when stopped.")] = 20.0,
+    temperature: float = 0.0,
+    constrain: ConstrainFlag = False,
+    out: Annotated[Path | None, typer.Option(help="Append trajectories to this file.")] = None,
+    log_questions: Annotated[
+        bool, typer.Option("--log-questions", help="Show what was asked in the log.")
+    ] = False,
+) -> None:
+    """Answer OpenAI-compatible clients, streaming the chain; Ctrl-C ends it."""
+    from coa.serve.keys import read_key
+    from coa.serve.request import Limits
+    from coa.serve.server import Serving
+    from coa.serve.server import serve as serve_until_stopped
+
+    settings = Serving(
+        model=model,
+        name=name,
+        grammars=tuple(grammar or ()),
+        corpus=corpus,
+        prompt=prompt,
+        host=host,
+        port=port,
+        key=read_key(key_file),
+        limits=Limits(rollouts=rollouts, queue=queue, seconds=seconds, tokens=tokens),
+        temperature=temperature,
+        constrain=constrain,
+        context=context,
+        grace_s=grace,
+        out=out,
+        log_questions=log_questions,
+    )
+    serve_until_stopped(settings, note)
 
 
 @app.command()
@@ -158,153 +210,26 @@ def _say_adapter(adapter: Path, as_json: bool) -> None:
         print(adapter)
 
 
-@app.command("eval")
-def evaluate(
-    tasks: Annotated[Path, typer.Option(help="Task file with gold answers.")],
-    out: Annotated[Path, typer.Option(help="Run directory to write or continue.")],
-    model: ModelOption = "auto",
-    grammar: GrammarOption = "auto",
-    k: Annotated[int, typer.Option(help="Rollouts per task.")] = 1,
-    observations: Annotated[
-        str, typer.Option(help="real; controls: withheld, wrong, closed_book.")
-    ] = "real",
-    prompt: Annotated[str, typer.Option(help="full or compact; auto fits the model.")] = "auto",
-    temperature: float = 0.0,
-    constrain: ConstrainFlag = False,
-    reward: Annotated[
-        str, typer.Option(help="An expression, as judge*format; auto suits the tasks.")
-    ] = "auto",
-    judge: Annotated[str, typer.Option(help="openai:NAME@URL, for the reward 'judge'.")] = "",
-    corpus: CorpusOption = "",
-    tool_cache: CacheOption = "",
-    tool_mode: ModeOption = "live",
-    tool_expire: ExpireOption = None,
-    code_session: SessionFlag = False,
-    unsafe_code: UnsafeFlag = False,
-    turns: Annotated[int, typer.Option(help="Most turns of a rollout.")] = 12,
-    turn_tokens: Annotated[int, typer.Option(help="Most tokens sampled in a turn.")] = 320,
-    context: Annotated[int, typer.Option(help="Most tokens of a whole rollout.")] = 2048,
-    concurrency: Annotated[int, typer.Option(help="Rollouts at once.")] = 96,
-    memory: Annotated[float | None, typer.Option(help="Most GB for keys and values.")] = None,
-    deterministic: Annotated[bool, typer.Option(help="fp32, fixed batch shapes.")] = False,
-    seed: SeedOption = 0,
-    as_json: JsonFlag = False,
-) -> None:
-    """Measure a model on tasks; every task counts, answered or not."""
-    from coa.evaluate.stage import EvalSettings, run_eval
-
-    settings = EvalSettings(
-        model=model,
-        tasks=str(tasks),
-        grammar=grammar,
-        k=k,
-        observations=observations,
-        prompt=prompt,
-        temperature=temperature,
-        constrain=constrain,
-        reward=reward,
-        judge=judge,
-        corpus=corpus,
-        tool_cache=tool_cache,
-        tool_mode=tool_mode,
-        tool_expire=tool_expire,
-        code_session=code_session,
-        unsafe_code=unsafe_code,
-        turns=turns,
-        turn_tokens=turn_tokens,
-        context=context,
-        concurrency=concurrency,
-        memory_gb=memory,
-        deterministic=deterministic,
-        seed=seed,
-    )
-    summary = run_eval(settings, out, quiet=as_json)
-    if as_json:
-        emit(summary)
-    else:
-        from coa.display import console, print_summary
-
-        print_summary(console(), summary, str(out))
-
-
-@app.command()
-def compare(
-    runs: Annotated[list[Path], typer.Argument(help="Run directories of `coa eval`.")],
-    as_json: JsonFlag = False,
-) -> None:
-    """Compare runs on the same tasks: paired differences with intervals."""
-    from coa.evaluate.run import compare as compare_runs
-
-    if len(runs) < 2:
-        raise UsageError("compare needs at least two run directories.")
-    result = compare_runs(runs)
-    if as_json:
-        emit(result)
-    else:
-        from coa.display import console, print_comparison
-
-        print_comparison(console(), result)
-
-
 @app.command()
 def speedrun(
-    out: Annotated[Path, typer.Option(help="Run directory.")] = Path("runs/speedrun"),
+    out: Annotated[
+        Path | None, typer.Option(help="Run directory; runs/speedrun, or runs/full.")
+    ] = None,
     recipe: Annotated[Path | None, typer.Option(help="A TOML recipe of one's own.")] = None,
+    full: Annotated[
+        bool, typer.Option("--full", help="The recipe of AFM-135M: all three sets, hours.")
+    ] = False,
     overrides: Annotated[list[str] | None, typer.Argument(help="a.b=value ...")] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """The whole way on this machine: record, distil, train, measure; continues if interrupted."""
-    from coa.display import console, print_speedrun
+    """The whole way: record, distil, fine-tune, RL, measure, report; continues if interrupted."""
+    from coa.display import console
     from coa.speedrun import run_speedrun
+    from coa.speedrun.table import print_speedrun
 
-    result = run_speedrun(out, recipe, overrides or [], note)
+    out = out or Path("runs", "full" if full else "speedrun")
+    result = run_speedrun(out, recipe, overrides or [], note, full=full, questions=not as_json)
     if as_json:
         emit(result)
     else:
         print_speedrun(console(), result)
-
-
-@app.command()
-def bench(
-    name: Annotated[
-        str, typer.Argument(help="What to measure: parse, rl, rollout, sandbox, search or sft.")
-    ],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(help="Of rl and sft: name=value ...")
-    ] = None,
-    rollouts: Annotated[str, typer.Option(help="Of rollout: how many at once.")] = "32,64",
-    as_json: JsonFlag = False,
-) -> None:
-    """Measure speed against peers, in the same run."""
-    from coa.evaluate.bench import run_bench
-
-    result, lines = run_bench(name, rollouts, note, overrides or [])
-    if as_json:
-        emit(result)
-    else:
-        print("\n".join(lines))
-
-
-@app.command()
-def study(
-    name: Annotated[str, typer.Argument(help="cost: a team against its chain.")],
-    out: Annotated[Path, typer.Option(help="Directory to write or continue.")] = Path("runs"),
-    n: Annotated[int, typer.Option(min=1, help="Tasks of each set.")] = 600,
-    prices: Annotated[
-        str, typer.Option(help="Per million tokens: input, cached input, output; an example.")
-    ] = "1,0.1,5",
-    seed: SeedOption = 5,
-    as_json: JsonFlag = False,
-) -> None:
-    """Put a claim to the test: an experiment with intervals."""
-    from coa.evaluate.cost_counts import parse_price
-    from coa.evaluate.cost_lines import cost_lines
-    from coa.evaluate.study_cost import study_cost
-
-    if name != "cost":
-        raise UsageError(f"{name!r} is not a study; expected cost.")
-    result = study_cost(out / name, n=n, seed=seed, price=parse_price(prices), note=note)
-    if as_json:
-        emit(result)
-    else:
-        print("\n".join(cost_lines(result)))

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import re
-import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coa.protocol import Grammar, Splitter
 from coa.protocol.bound import load_bound
 from coa.protocol.parse import Event
 from coa.runs import Json
-from coa.trajectory import Author, Segment, Trajectory, load_trajectories
+from coa.trajectory import Author, Segment, Trajectory
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -54,6 +52,12 @@ def fold(text: str, limit: int = FOLD) -> str:
     return flat if len(flat) <= limit else f"{flat[:limit].rstrip()} ... (+{len(flat) - limit})"
 
 
+def observed(segment: Segment, grammar: Grammar) -> str:
+    """What the environment said, without the tags around it."""
+    tag = grammar.observation
+    return segment.text.strip().removeprefix(f"<{tag}>").removesuffix(f"</{tag}>")
+
+
 def console(*, stderr: bool = False) -> Console:
     from rich.console import Console
 
@@ -81,10 +85,7 @@ class ChainPrinter:
         self._break_line()
         if observation is not None:
             self._label(self.grammar.observation, "dim")
-            body = observation.text.strip()
-            tag = self.grammar.observation
-            body = body.removeprefix(f"<{tag}>").removesuffix(f"</{tag}>")
-            self.out.print(fold(body), style="dim")
+            self.out.print(fold(observed(observation, self.grammar)), style="dim")
 
     def _print(self, events: Sequence[Event]) -> None:
         for event in events:
@@ -197,24 +198,61 @@ def percent(value: float, interval: Sequence[float]) -> str:
     return f"{100 * value:5.1f}% [{100 * interval[0]:.1f}, {100 * interval[1]:.1f}]"
 
 
-def print_summary(out: Console, summary: Json, where: str) -> None:
+def print_summary(out: Console, summary: Json, where: str, latency: Json | None = None) -> None:
     """An evaluation in a few lines."""
     accuracy = percent(summary["accuracy"], summary["ci95"])
     reward = summary.get("reward", "exact")
     figure = "accuracy" if reward == "exact" else f"mean of {reward}"
     out.print(f"{figure} {accuracy}  n={summary['n']} k={summary['k']}", style="bold")
+    for name, found in _of_samples(summary):
+        out.print(f"{name:>20}  {percent(found['value'], found['ci95'])}")
     out.print(f"{'model':>20}  {summary.get('model', '')}")
     for key in ("tokens_per_task", "tokens_per_solved", "tool_calls_per_task", "f1"):
         out.print(f"{key:>20}  {summary[key]}")
+    for name, line in _costs(summary, latency or {}):
+        out.print(f"{name:>20}  {line}")
     stops = ", ".join(f"{name} {count}" for name, count in summary["stop_reasons"].items())
     out.print(f"{'stop reasons':>20}  {stops}")
     if summary["environment"]:
         ended = f"{summary['environment']} rollouts were ended by the environment and count as 0"
         out.print(f"{'!!':>20}  {ended}", style="red")
-    for name, group in summary.get("by_family", {}).items():
+    groups = list(_groups(summary))
+    wide = max([20, *(len(name) for name, _ in groups)])
+    for name, group in groups:
         accuracy = percent(group["accuracy"], group["ci95"])
-        out.print(f"{name:>20}  {accuracy}  n={group['n']}", style="dim")
+        out.print(f"{name:>{wide}}  {accuracy}  n={group['n']}", style="dim")
     out.print(f"trajectories, scores and summary in {where}", style="dim")
+
+
+def _of_samples(summary: Json) -> Iterator[tuple[str, Json]]:
+    """What several samples are worth together; with one they say nothing new."""
+    if summary["k"] < 2 or "pass_at" not in summary:
+        return
+    for k, found in summary["pass_at"].items():
+        yield f"pass@{k}", found
+    yield f"avg@{summary['k']}", summary["avg_at_k"]
+    yield "majority", summary["majority"]
+    yield f"best by {summary['best_of']['by']}", summary["best_of"]
+
+
+def _costs(summary: Json, latency: Json) -> Iterator[tuple[str, str]]:
+    if called := summary.get("tool_calls_by_agent"):
+        yield "calls by agent", ", ".join(f"{role} {mean:g}" for role, mean in called.items())
+    if cost := summary.get("money"):
+        solved = "" if cost["per_solved"] is None else f", {cost['per_solved']:g} per solved task"
+        yield "money", f"{cost['per_task']:g} per task{solved} {cost['currency']}".rstrip()
+    if latency.get("n"):
+        figures = ", ".join(f"{name} {latency[name]:g}" for name in ("mean", "p50", "p95"))
+        yield "seconds per task", f"{figures}, up to {latency['concurrency']} at once"
+
+
+def _groups(summary: Json) -> Iterator[tuple[str, Json]]:
+    """Families; and whatever else divides the tasks."""
+    yield from summary.get("by_family", {}).items()
+    for key, groups in summary.items():
+        field = key.removeprefix("by_")
+        if key.startswith("by_") and field != "family" and len(groups) > 1:
+            yield from ((f"{field} {name}", group) for name, group in groups.items())
 
 
 def significance(p_value: float) -> str:
@@ -222,35 +260,37 @@ def significance(p_value: float) -> str:
 
 
 def print_comparison(out: Console, result: Json) -> None:
-    """Runs side by side, each against the first."""
+    """Runs below each other, each against the first."""
+    wide = max(len(row["run"]) for row in result["runs"])
     for row in result["runs"]:
-        line = f"{row['run']:<32} {percent(row['accuracy'], row['ci95'])}"
-        if "difference" in row:
-            low, high = row["difference_ci95"]
-            line += f"  {100 * row['difference']:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}]"
-            line += f"  wins {row['wins']} losses {row['losses']} {significance(row['p_value'])}"
-        out.print(line)
+        tokens = ""
+        if "tokens_per_task" in row:
+            tokens = f"  {row['tokens_per_task']:.0f} tokens per task"
+            if row["tokens_per_solved"] is not None:
+                tokens += f", {row['tokens_per_solved']:.0f} per solved task"
+        out.print(f"{row['run']:<{wide}}  {percent(row['accuracy'], row['ci95'])}{tokens}")
+        for line in _against_lines(row):
+            out.print(f"    {line}")
+    out.print(f"n={result['n']}, each against {result['baseline']}", style="dim")
 
 
-def print_speedrun(out: Console, result: Json) -> None:
-    """The table of a speedrun and three chains of the trained model."""
-    columns = f"{'n':>5}{'calls':>7}{'tokens/task':>13}{'uncached':>10}"
-    out.print(f"{'':<22}{'accuracy, 95% interval':<24}{columns}")
-    for row in result["rows"]:
-        accuracy = percent(row["accuracy"], row["ci95"])
-        out.print(
-            f"{row['name']:<22}{accuracy:<24}{row['n']:>5}{row['tool_calls_per_task']:>7}"
-            f"{row['tokens_per_task']:>13.0f}{row['tokens_per_task_uncached']:>10.0f}"
-        )
-    gain = result["gain"]
-    low, high = gain["difference_ci95"]
-    out.print(
-        f"sft against base: {100 * gain['difference']:+.1f} points [{100 * low:+.1f}, "
-        f"{100 * high:+.1f}], wins {gain['wins']}, losses {gain['losses']}"
+def _against_lines(row: Json) -> Iterator[str]:
+    if "difference" not in row:
+        return
+    low, high = row["difference_ci95"]
+    yield (
+        f"{100 * row['difference']:+.1f} points [{100 * low:+.1f}, {100 * high:+.1f}]  "
+        f"wins {row['wins']} losses {row['losses']} {significance(row['p_value'])}"
     )
-    out.print()
-    for trajectory in load_trajectories(Path(result["out"]) / "eval-sft")[:3]:
-        print_chain(out, trajectory)
-        out.print()
-    question = "What is the capital of the country where Osaka is located?"
-    out.print(f'now try: {Path(sys.argv[0])} ask "{question}"')
+    if "tokens_difference" in row:
+        low, high = row["tokens_difference_ci95"]
+        yield f"{row['tokens_difference']:+.0f} tokens per task [{low:+.0f}, {high:+.0f}]"
+    if ratio := row.get("tokens_per_solved_ratio"):
+        low, high = ratio["ci95"]
+        yield f"{ratio['value']:.2f} times the tokens per solved task [{low:.2f}, {high:.2f}]"
+    for name, found in row.get("by_family", {}).items():
+        if found["wins"] or found["losses"]:
+            yield (
+                f"{name:<28} n={found['n']:<4} wins {found['wins']:<3} losses {found['losses']:<3} "
+                f"{100 * found['difference']:+.1f} points"
+            )

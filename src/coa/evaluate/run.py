@@ -11,67 +11,106 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from coa.distill.chain import Chain, GrammarOf, bound_grammar
 from coa.errors import RecordError, UsageError
-from coa.estimates import Estimate, estimate, paired
+from coa.estimates import Estimate, estimate
+from coa.evaluate.comparing import Measured, against
+from coa.evaluate.samples import OWN_CHECK, Sample, own_check, sample_figures
+from coa.evaluate.spending import Tariff, calls_by_agent, money
 from coa.rewards import Scored, f1, mean_parts
-from coa.runs import Json, read_jsonl, write_atomic, write_jsonl
+from coa.runs import MANIFEST, Json, read_records, write_atomic, write_jsonl
+from coa.tasks.sets import DEFAULT_SET
 from coa.tasks.task import Task
-from coa.trajectory import StopReason, Trajectory
+from coa.trajectory import StopReason, Trajectory, Usage
+
+SCORES, SUMMARY = "scores.jsonl", "summary.json"
+GROUPS = ("family", "hops", "phrasing_heldout", "world", "level", "set")
+"""Fields of a task's meta that a summary groups by."""
 
 
 def summarise(
-    tasks: Sequence[Task], trajectories: Sequence[Trajectory], scored: Sequence[Scored]
+    tasks: Sequence[Task],
+    trajectories: Sequence[Trajectory],
+    scored: Sequence[Scored],
+    *,
+    ratings: Sequence[float | None] | None = None,
+    chosen_by: str = OWN_CHECK,
+    tariff: Tariff | None = None,
+    grammar_of: GrammarOf = bound_grammar,
 ) -> tuple[Json, list[Json]]:
     """The evaluation object and one score record per trajectory, given what the reward said.
 
-    Every task counts. With several samples a task's accuracy is the mean over them.
+    Every task counts. With several samples a task's accuracy is the mean over them. `ratings` are
+    what `best_of` goes by and `chosen_by` names them; without, the models' own checks.
     """
     _check_judged(trajectories, scored)
     by_id = {task.id: task for task in tasks}
-    scores: dict[str, list[float]] = {task.id: [] for task in tasks}
+    samples: dict[str, list[Sample]] = {task.id: [] for task in tasks}
     records: list[Json] = []
-    f1_sum = 0.0
-    for trajectory, found in zip(trajectories, scored, strict=True):
-        task, score = by_id[trajectory.task_id], found.score
-        assert score is not None, task.id
-        scores[task.id].append(score)
-        f1_sum += f1(task, trajectory) or 0.0
-        record: Json = {"task_id": task.id, "sample": trajectory.sample, "score": score}
-        record |= {"answer": trajectory.answer, "stop": trajectory.stop}
-        if len(found.parts) > 1 or found.reason:  # otherwise they say nothing new
-            record["parts"] = found.to_json()["parts"]
-        records.append(record)
-    means = {task_id: sum(values) / max(1, len(values)) for task_id, values in scores.items()}
+    if ratings is None:
+        ratings = [own_check(Chain.read(trajectory, grammar_of)) for trajectory in trajectories]
+    for trajectory, found, rating in zip(trajectories, scored, ratings, strict=True):
+        assert found.score is not None, trajectory.task_id
+        sample = Sample(trajectory, found.score, rating)
+        samples[trajectory.task_id].append(sample)
+        records.append(_record(by_id[trajectory.task_id], sample, found))
+    means = {name: sum(s.score for s in own) / max(1, len(own)) for name, own in samples.items()}
     overall = estimate(list(means.values()))
+    solved = sum(sample.score for own in samples.values() for sample in own)
+    summary: Json = {
+        "n": len(tasks),
+        "k": max(map(len, samples.values())),
+        "accuracy": round(overall.value, 4),
+        "ci95": [round(overall.low, 4), round(overall.high, 4)],
+        **sample_figures(tasks, samples, chosen_by),
+        "f1": round(
+            sum(f1(by_id[t.task_id], t) or 0.0 for t in trajectories) / max(1, len(trajectories)), 4
+        ),
+        **_spent(trajectories, solved, grammar_of),
+    }
+    if tariff is not None:
+        summary["money"] = money(trajectories, solved, tariff)
+    if len(parts := mean_parts(scored)) > 1:
+        summary["parts"] = parts
+    for field in GROUPS:
+        if groups := _grouped(tasks, means, field):
+            summary[f"by_{field}"] = groups
+    return summary, records
+
+
+def _record(task: Task, sample: Sample, found: Scored) -> Json:
+    """A line of scores.jsonl."""
+    trajectory = sample.trajectory
+    record: Json = {"task_id": task.id, "sample": trajectory.sample, "score": sample.score}
+    record |= {"answer": trajectory.answer, "stop": trajectory.stop}
+    if sample.rating is not None:
+        record["rating"] = sample.rating
+    if groups := {field: name for field in GROUPS if (name := group_of(task, field)) is not None}:
+        record["groups"] = groups
+    if len(found.parts) > 1 or found.reason:  # otherwise they say nothing new
+        record["parts"] = found.to_json()["parts"]
+    return record
+
+
+def _spent(trajectories: Sequence[Trajectory], solved: float, grammar_of: GrammarOf) -> Json:
+    """What rollouts took and how they ended; `tokens` count with a perfect cache."""
     n = max(1, len(trajectories))
-    solved = sum(sum(values) for values in scores.values())
     tokens = sum(t.usage.total_tokens for t in trajectories)
     uncached = sum(t.usage.prompt_tokens + t.usage.sampled_tokens for t in trajectories)
     stops = Counter(str(t.stop) for t in trajectories)
-    summary: Json = {
-        "n": len(tasks),
-        "k": max(len(values) for values in scores.values()),
-        "accuracy": round(overall.value, 4),
-        "ci95": [round(overall.low, 4), round(overall.high, 4)],
-        "f1": round(f1_sum / n, 4),
+    return {
         "tokens_per_task": round(tokens / n, 1),
         "tokens_per_task_uncached": round(uncached / n, 1),
         "tokens_per_solved": round(tokens / solved, 1) if solved else None,
         "sampled_tokens_per_task": round(sum(t.usage.sampled_tokens for t in trajectories) / n, 1),
         "tool_calls_per_task": round(sum(t.usage.tool_calls for t in trajectories) / n, 2),
+        "tool_calls_by_agent": calls_by_agent(trajectories, grammar_of),
         "malformed_per_task": round(sum(t.usage.malformed for t in trajectories) / n, 3),
         "stop_reasons": dict(sorted(stops.items())),
         "truncated": sum(t.truncated for t in trajectories),
         "malformed": stops[StopReason.MALFORMED.value],
         "environment": sum(t.failed_outside for t in trajectories),
     }
-    if len(parts := mean_parts(scored)) > 1:
-        summary["parts"] = parts
-    for field in ("family", "hops", "phrasing_heldout"):
-        groups = _grouped(tasks, means, field)
-        if groups:
-            summary[f"by_{field}"] = groups
-    return summary, records
 
 
 def _check_judged(trajectories: Sequence[Trajectory], scored: Sequence[Scored]) -> None:
@@ -86,11 +125,18 @@ def _check_judged(trajectories: Sequence[Trajectory], scored: Sequence[Scored]) 
         )
 
 
+def group_of(task: Task, field: str) -> str | None:
+    """The group that a task is in; None: none. Tasks of the Atlas's first set do not name it."""
+    if field == "set" and "set" not in task.meta and "world" in task.meta:
+        return DEFAULT_SET
+    return str(task.meta[field]) if field in task.meta else None
+
+
 def _grouped(tasks: Iterable[Task], means: dict[str, float], field: str) -> Json:
     values: dict[str, list[float]] = defaultdict(list)
     for task in tasks:
-        if field in task.meta:
-            values[str(task.meta[field])].append(means[task.id])
+        if (name := group_of(task, field)) is not None:
+            values[name].append(means[task.id])
     return {name: _brief(estimate(scores)) for name, scores in sorted(values.items())}
 
 
@@ -103,49 +149,86 @@ def _brief(value: Estimate) -> Json:
 
 
 def save_summary(directory: Path, summary: Json, records: Sequence[Json]) -> None:
-    write_jsonl(directory / "scores.jsonl", records)
-    write_atomic(directory / "summary.json", json.dumps(summary, indent=2) + "\n")
+    """The summary comes last: where it is, the evaluation is finished."""
+    write_jsonl(directory / SCORES, records)
+    write_atomic(directory / SUMMARY, json.dumps(summary, indent=2) + "\n")
 
 
-def load_scores(directory: Path) -> dict[str, float]:
-    """Mean score per task of a finished evaluation."""
-    path = directory / "scores.jsonl"
-    if not path.is_file():
-        raise UsageError(f"{directory}: no scores.jsonl; is it the --out of a finished `coa eval`?")
-    values: dict[str, list[float]] = defaultdict(list)
-    for _, record in read_jsonl(path):
-        values[record["task_id"]].append(float(record["score"]))
-    return {task_id: sum(v) / len(v) for task_id, v in values.items()}
+# -- finished evaluations ---------------------------------------------------------------------
 
 
-def _reward_of(directory: Path) -> str:
-    path = directory / "summary.json"
-    summary = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return str(summary.get("reward", "exact"))
+def load_measured(directory: Path) -> Measured:
+    """What a finished evaluation found, by task; tokens only where its trajectories are kept."""
+    summary = _finished(directory)
+    scores: dict[str, list[float]] = defaultdict(list)
+    families: dict[str, str] = {}
+    for name, score, family in read_records(directory / SCORES, _scored_line):
+        scores[name].append(score)
+        if family is not None:
+            families[name] = family
+    tokens: dict[str, list[int]] = defaultdict(list)
+    if (chains := directory / "trajectories.jsonl").is_file():
+        for name, usage in read_records(chains, lambda r: (r["task_id"], Usage(**r["usage"]))):
+            tokens[name].append(usage.total_tokens)
+    return Measured(
+        str(directory),
+        str(summary.get("reward", "exact")),
+        scores,
+        {name: sum(found) / len(found) for name, found in tokens.items()},
+        families,
+    )
+
+
+def _scored_line(record: Json) -> tuple[str, float, str | None]:
+    return record["task_id"], float(record["score"]), record.get("groups", {}).get("family")
+
+
+def _finished(directory: Path) -> Json:
+    """The summary of an evaluation, or why there is none."""
+    manifest, summary = directory / MANIFEST, directory / SUMMARY
+    if manifest.is_file() and not summary.is_file():
+        stage = json.loads(manifest.read_text(encoding="utf-8")).get("stage")
+        if stage != "eval":
+            raise UsageError(f"{directory}: is a run of {stage!r}, expected one of `coa eval`.")
+        chains = directory / "trajectories.jsonl"
+        done = chains.read_bytes().count(b"\n") if chains.is_file() else 0
+        raise UsageError(
+            f"{directory}: the evaluation is not finished, it has {done} rollouts so far. "
+            "Give the same `coa eval` again, it continues."
+        )
+    if not (directory / SCORES).is_file():
+        raise UsageError(f"{directory}: no {SCORES}; is it the --out of a finished `coa eval`?")
+    found: Json = json.loads(summary.read_text(encoding="utf-8")) if summary.is_file() else {}
+    return found
+
+
+def load_alike(directories: Sequence[Path]) -> list[Measured]:
+    """Finished evaluations of the same tasks by the same reward."""
+    runs = [load_measured(directory) for directory in directories]
+    rewards = {run.reward: run.name for run in runs}
+    if len(rewards) > 1:
+        listed = ", ".join(f"{reward} ({name})" for reward, name in rewards.items())
+        raise UsageError(f"the runs have different rewards: {listed}; compare like with like.")
+    first = runs[0]
+    for run in runs[1:]:
+        if only := len(run.scores.keys() ^ first.scores.keys()):
+            raise UsageError(
+                f"{run.name} and {first.name} differ in {only} tasks; "
+                "compare runs of the same task file."
+            )
+    return runs
 
 
 def compare(directories: Sequence[Path]) -> Json:
     """Each later run against the first, paired by task; tasks must be the same."""
-    runs = [load_scores(directory) for directory in directories]
-    first, names = runs[0], [str(directory) for directory in directories]
-    rewards = {_reward_of(directory): str(directory) for directory in directories}
-    if len(rewards) > 1:
-        listed = ", ".join(f"{reward} ({name})" for reward, name in rewards.items())
-        raise UsageError(f"the runs have different rewards: {listed}; compare like with like.")
+    runs = load_alike(directories)
+    first = runs[0]
     rows: list[Json] = []
-    for name, scores in zip(names, runs, strict=True):
-        if scores.keys() != first.keys():
-            only = len(scores.keys() ^ first.keys())
-            raise UsageError(
-                f"{name} and {names[0]} differ in {only} tasks; compare runs of the same task file."
-            )
-        row: Json = {"run": name, **_brief(estimate(list(scores.values())))}
-        if scores is not first:
-            order = sorted(first)
-            pair = paired([first[i] for i in order], [scores[i] for i in order])
-            row["difference"] = round(pair.difference.value, 4)
-            row["difference_ci95"] = [round(pair.difference.low, 4), round(pair.difference.high, 4)]
-            row |= {"wins": pair.wins, "losses": pair.losses, "ties": pair.ties}
-            row["p_value"] = round(pair.p_value, 5)
-        rows.append(row)
-    return {"n": len(first), "baseline": names[0], "runs": rows}
+    for run in runs:
+        row: Json = {"run": run.name, **_brief(estimate(run.means))}
+        if run.tokens:
+            spent, solved = sum(run.tokens.values()), sum(run.means)
+            row["tokens_per_task"] = round(spent / len(run.tokens), 1)
+            row["tokens_per_solved"] = round(spent / solved, 1) if solved else None
+        rows.append(row | (against(first, run) if run is not first else {}))
+    return {"n": len(first.scores), "baseline": first.name, "runs": rows}

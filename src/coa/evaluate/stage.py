@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
-from coa.attempts import attempt_all, choose_grammar, choose_prompt
+from coa.attempts import Grammars, attempt_all, choose_grammars, choose_prompt
 from coa.config import to_json
+from coa.distill.chain import GrammarOf
 from coa.engines import load_engine, rollouts_at_once, slots_for
 from coa.engines.base import Engine
 from coa.engines.store import identity, resolve_default
 from coa.errors import ConfigError, ModelError, UsageError
+from coa.evaluate.rating import check_chooser, rate_all
 from coa.evaluate.run import save_summary, summarise
+from coa.evaluate.samples import OWN_CHECK
+from coa.evaluate.spending import LATENCY, find_tariff, latency
 from coa.progress import Mode, counted
 from coa.protocol import Grammar, PromptKind
+from coa.protocol.bound import bound_to
 from coa.rewards import (
     JudgeSettings,
     ProgramSettings,
@@ -26,14 +33,14 @@ from coa.rewards import (
     lacking,
     open_reward,
 )
-from coa.runs import Json, Run
+from coa.runs import Json, Run, write_atomic
 from coa.runtime import Budget, Decoding
 from coa.tasks.task import TaskSet
 from coa.tools.kits import KitSettings, open_kit
 from coa.tools.search import PASSAGES
 from coa.trajectory import Trajectory
 
-VERDICTS = "verdicts.db"
+VERDICTS, RATINGS = "verdicts.db", "ratings.db"
 
 
 @dataclass(frozen=True)
@@ -46,7 +53,7 @@ class EvalSettings:
     """auto: what the model's adapter was trained on, else what suits the tasks."""
     k: int = 1
     observations: str = "real"
-    """real; withheld and wrong are the controls."""
+    """real; withheld, wrong and closed_book are the controls."""
     prompt: str = "auto"
     """full, compact, or auto: compact for a model with an adapter, full for one without."""
     temperature: float = 0.0
@@ -55,7 +62,13 @@ class EvalSettings:
     reward: str = "auto"
     """auto: what suits the tasks; or an expression, see docs/rewards.md."""
     judge: str = ""
-    """openai:NAME@URL, for a reward that asks a judge."""
+    """openai:NAME@URL, for a reward or a choice (`best_of`) that asks a judge."""
+    best_of: str = OWN_CHECK
+    """What chooses between the samples of a task, without gold: double_check, judge, or a function
+    of one's own (module:attribute) of the public task and a trajectory."""
+    prices: str = ""
+    """A table of prices (.toml), or three numbers for a million tokens read, read from a cache and
+    written; empty: money is not counted."""
     passages: int = PASSAGES
     corpus: str = ""
     """A corpus directory; empty: the Atlas of each task's world."""
@@ -85,6 +98,7 @@ class EvalSettings:
                 raise ConfigError(f"{name} is {found!r}, expected at least 1.")
         Decoding(temperature=self.temperature)  # refuses what cannot be sampled at
         self.kit()
+        check_chooser(self.best_of, JudgeSettings(self.judge))
         if self.k > 1 and self.temperature == 0:
             raise ConfigError(
                 f"k is {self.k} at temperature 0: all rollouts of a task would be the same. "
@@ -111,6 +125,11 @@ class EvalSettings:
             expression, judge=judge, tests=ProgramSettings(unsafe=self.unsafe_code)
         )
 
+    @property
+    def chooser(self) -> str:
+        """Who chooses between samples; one leaves nothing to choose, so nobody has to be asked."""
+        return self.best_of if self.k > 1 else OWN_CHECK
+
     def budget(self) -> Budget:
         """What one rollout may spend; the clock is left out, since it is the machine's."""
         return Budget(
@@ -131,41 +150,79 @@ def run_eval(
     """
     tasks = TaskSet.load(Path(settings.tasks))
     model = resolve_default(settings.model)
-    grammar = choose_grammar(settings.grammar, model, tasks)
+    grammars = choose_grammars(settings.grammar, model, tasks)
     prompt = choose_prompt(settings.prompt, model)
     reward = choose_reward(settings.reward, tasks)
     rewards = settings.rewards(reward, directory)
+    tariff = find_tariff(settings.prices, model)
     _check_gold(tasks, settings, rewards)
-    recipe = _recipe(settings) | {"model": model, "grammar": grammar.name}
+    recipe = _recipe(settings) | {"model": model, "grammar": grammars.names}
     recipe |= {"prompt": prompt, "reward": reward}
-    inputs = {"tasks": tasks.fingerprint(), "grammar": grammar.fingerprint()}
+    inputs = {"tasks": tasks.fingerprint(), "grammar": grammars.fingerprint()}
     inputs |= _weights(model, engine) | settings.kit().identity()
     if len(rewards.identity(tasks)) > 1:  # more than the expression, which the recipe has
         recipe["rewards"] = rewards.identity(tasks)
+    grammar_of = _grammar_of(grammars)
     with Run.open(directory, "eval", recipe, inputs, settings.seed) as run:
-        trajectories, scored = asyncio.run(
-            _judged(
+        made, scored, ratings = asyncio.run(
+            _measured(
+                settings,
                 tasks,
                 rewards,
-                lambda: _attempt(settings, tasks, engine, model, grammar, prompt, directory, quiet),
+                lambda: _attempt(
+                    settings, tasks, engine, model, grammars, prompt, directory, quiet
+                ),
+                grammar_of,
+                directory,
             )
         )
-        summary, records = summarise(tasks, trajectories, scored)
+        summary, records = summarise(
+            tasks,
+            made,
+            scored,
+            ratings=ratings,
+            chosen_by=settings.chooser,
+            tariff=tariff,
+            grammar_of=grammar_of,
+        )
         summary = {"model": model, "tasks": settings.tasks, "reward": reward, **summary}
+        solved = sum(record["score"] for record in records)
+        seconds = latency(directory, solved, settings.concurrency)
+        write_atomic(directory / LATENCY, json.dumps(seconds, indent=2) + "\n")
         save_summary(directory, summary, records)
         run.timing({"event": "finished"})
         return summary
 
 
-async def _judged(
-    tasks: TaskSet, rewards: RewardSettings, attempt: Callable[[], Awaitable[list[Trajectory]]]
-) -> tuple[list[Trajectory], list[Scored]]:
-    """All rollouts with their scores; the reward is opened first, for the same reason as tools."""
+def _grammar_of(grammars: Grammars) -> GrammarOf:
+    """What a trajectory of this evaluation was written under; the file of one's own grammar is
+    known here, and nowhere later."""
+
+    @cache
+    def bound(name: str, tools: tuple[str, ...]) -> Grammar:
+        return bound_to(grammars.named(name), tools)
+
+    return lambda trajectory: bound(trajectory.grammar, tuple(trajectory.tools))
+
+
+async def _measured(
+    settings: EvalSettings,
+    tasks: TaskSet,
+    rewards: RewardSettings,
+    attempt: Callable[[], Awaitable[list[Trajectory]]],
+    grammar_of: GrammarOf,
+    directory: Path,
+) -> tuple[list[Trajectory], list[Scored], list[float | None]]:
+    """All rollouts, their scores, and how they are rated without gold.
+
+    The reward is opened first, for the same reason as the tools.
+    """
     by_id = {task.id: task for task in tasks}
     async with open_reward(rewards, tasks=tasks) as reward:
-        trajectories = await attempt()
-        pairs = ((by_id[trajectory.task_id], trajectory) for trajectory in trajectories)
-        return trajectories, await reward.score_all(pairs)
+        made = await attempt()
+        scored = await reward.score_all((by_id[each.task_id], each) for each in made)
+    rater = JudgeSettings(settings.judge, cache=str(directory / RATINGS))
+    return made, scored, await rate_all(settings.chooser, tasks, made, rater, grammar_of)
 
 
 async def _attempt(
@@ -173,7 +230,7 @@ async def _attempt(
     tasks: TaskSet,
     engine: Engine | None,
     model: str,
-    grammar: Grammar,
+    grammars: Grammars,
     prompt: PromptKind,
     directory: Path,
     quiet: bool,
@@ -186,7 +243,10 @@ async def _attempt(
         prompt=prompt,
         constrain=settings.constrain,
     )
-    async with open_kit(tasks, settings.kit(), grammar) as toolbox_of, AsyncExitStack() as stack:
+    async with (
+        open_kit(tasks, settings.kit(), grammars.single) as toolbox_of,
+        AsyncExitStack() as stack,
+    ):
         if engine is None:
             engine = load_engine(
                 model,
@@ -200,7 +260,7 @@ async def _attempt(
             return await attempt_all(
                 tasks,
                 engine,
-                grammar,
+                grammars,
                 toolbox_of,
                 directory,
                 k=settings.k,
@@ -212,11 +272,12 @@ async def _attempt(
 
 
 def _recipe(settings: EvalSettings) -> Json:
-    """What results depend on; the rest is speed, and a fingerprint stands for the tasks."""
+    """What rollouts depend on; the rest is speed, or is worked out of them at the end, and a
+    fingerprint stands for the tasks."""
     recipe = to_json(settings)
     tools = ("corpus", "tool_cache", "tool_mode", "tool_expire", "code_session", "unsafe_code")
     # Kit and reward have identities of their own.
-    for name in ("tasks", "concurrency", "memory_gb", "judge", *tools):
+    for name in ("tasks", "concurrency", "memory_gb", "judge", "best_of", "prices", *tools):
         del recipe[name]
     if not settings.constrain:  # as in records from before there was a choice
         del recipe["constrain"]

@@ -2,19 +2,22 @@
 
 They answer one question about a trained model: does it read? `withheld` finds nothing, `wrong`
 returns what belongs to other subjects, `closed_book` takes the tools away. A model that memorised
-facts does not mind; a model that reads fails.
+facts does not mind; a model that reads fails. Programs are tools, too: theirs print nothing, or
+what another program would have printed.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 
 from coa.corpus.page import Page
 from coa.corpus.site import Corpus
 from coa.errors import ConfigError, ToolMistake, did_you_mean
 from coa.tools.base import Tool, fingerprint_of
+from coa.tools.code import NOTHING as PRINTED_NOTHING
 from coa.tools.extract import WebPage
 from coa.tools.search import NOTHING, PASSAGES, WIKI_ABOUT, show_passages
 from coa.tools.web import CorpusSource, SearchHit
@@ -49,6 +52,29 @@ def wrong_search(corpus: Corpus, passages: int = PASSAGES) -> Tool:
 
     name = fingerprint_of("wrong", corpus.fingerprint, passages)
     return Tool("wiki_search", search, about=WIKI_ABOUT, fingerprint=name)
+
+
+def withheld_code(real: Tool) -> Tool:
+    """A program that never shows what it found out."""
+
+    async def run(block: str) -> str:
+        return PRINTED_NOTHING
+
+    return replace(real, run=run, session=None, fingerprint="withheld")
+
+
+def wrong_code(real: Tool) -> Tool:
+    """A number that has nothing to do with the program, always the same for the same one."""
+
+    async def run(block: str) -> str:
+        (place,) = _places(block, 1, 1000)
+        return str(place)
+
+    return replace(real, run=run, session=None, fingerprint="wrong")
+
+
+CODE_CONTROLS = {"withheld": withheld_code, "wrong": wrong_code}
+"""What the tool `code` becomes under a control."""
 
 
 class WithheldWeb:

@@ -27,12 +27,14 @@ from coa.tools.base import Tool, Toolbox
 from coa.tools.cache import ToolCache
 from coa.tools.code import code_tool
 from coa.tools.controls import (
+    CODE_CONTROLS,
     WithheldWeb,
     WrongWeb,
     check_observations,
     withheld_search,
     wrong_search,
 )
+from coa.tools.declared import declared_tools
 from coa.tools.replay import cached, check_mode
 from coa.tools.sandbox import Sandbox
 from coa.tools.search import PASSAGES, wiki_search
@@ -108,7 +110,8 @@ async def open_kit(
         check_corpus(settings.corpus)
     async with AsyncExitStack() as stack:
         box = None
-        if any("code" in tools_of(task, grammar) for task in tasks) and settings.mode != "replay":
+        programs = settings.observations == "real" and settings.mode != "replay"
+        if programs and any("code" in tools_of(task, grammar) for task in tasks):
             opened = Sandbox(
                 slots=min(cores(), len(tasks)), unsafe=settings.unsafe_code, sessions=SESSIONS
             )
@@ -128,7 +131,10 @@ async def open_kit(
 
 
 def tools_of(task: Task, grammar: Grammar | None = None) -> tuple[str, ...]:
-    """Names of a task's tools: those of its set, or else those that the grammar names."""
+    """Names of a task's tools: those of its set, or else those that the grammar names; none of
+    these for a task that declares its own."""
+    if "tools" in task.meta:
+        return ()
     if task.meta.get("set") not in KINDS and grammar is not None:
         named = [grammar.by_name[name].tool or name for name in grammar.tool_roles]
         known = tuple(name for name in named if name in KNOWN_TOOLS)
@@ -138,8 +144,8 @@ def tools_of(task: Task, grammar: Grammar | None = None) -> tuple[str, ...]:
 
 
 def one_of_each(tasks: Iterable[Task]) -> list[Task]:
-    """A task of each set: enough to say which tools have to be opened."""
-    return list({str(task.meta.get("set")): task for task in tasks}.values())
+    """A task of each set, with tools of its own and without: enough to say what to open."""
+    return list({(str(t.meta.get("set")), "tools" in t.meta): t for t in tasks}.values())
 
 
 def toolbox_for(observations: str = "real", passages: int = PASSAGES) -> ToolboxOf:
@@ -177,14 +183,17 @@ class _Kit:
         names = tools_of(task, self._grammar)
         corpus = self._settings.corpus or f"atlas:{_world(task)}"
         if self._settings.observations == "closed_book":
-            names = tuple(name for name in names if name == "code")
-        elif _is_web(corpus):
+            names = ()
+        elif _is_web(corpus) and names:
             names = tuple(name for name in names if name != "wiki_search")
             if not names:
                 raise UsageError(
                     f"{corpus}: the web has no passages for wiki_search; use --grammar web."
                 )
-        made = Toolbox([self._tool(name, corpus, task) for name in names], beside=self._first)
+        tools = [self._tool(name, corpus, task) for name in names]
+        if self._settings.observations != "closed_book":
+            tools += declared_tools(task)
+        made = Toolbox(tools, beside=self._first)
         self._first = self._first or made
         if self._stored is None:
             return made
@@ -199,11 +208,11 @@ class _Kit:
         return self._tools[name, corpus]
 
     def _make(self, name: str, corpus: str) -> Tool:
+        observations, passages = self._settings.observations, self._settings.passages
         if name == "code":
             return self._code()
         if name == "web_search":
             return web_search(self._source(corpus))
-        observations, passages = self._settings.observations, self._settings.passages
         if observations == "withheld":
             return withheld_search()
         if observations == "wrong":
@@ -226,10 +235,12 @@ class _Kit:
         return CorpusSource(known)
 
     def _code(self) -> Tool:
-        if self._box is None and self._settings.mode != "replay":
+        control = CODE_CONTROLS.get(self._settings.observations)
+        if self._box is None and self._settings.mode != "replay" and control is None:
             raise UsageError("a task needs the tool code; open its sandbox with `open_kit`.")
-        box = self._box or Sandbox()  # replaying, it is never opened: every answer is recorded
-        return code_tool(box, persistent=self._settings.code_session)
+        box = self._box or Sandbox()  # a control or a replay runs nothing, so it is never opened
+        real = code_tool(box, persistent=self._settings.code_session)
+        return control(real) if control else real
 
 
 def _say_missing(stored: ToolCache) -> None:

@@ -1,0 +1,113 @@
+"""One evaluation against another on the same tasks: paired differences, ratios, wins and losses.
+
+Pairing takes out what both have in common: a hard task is hard for both. Intervals are bootstraps
+over tasks; significance is the exact sign test, which for one sample per task is McNemar's.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
+
+from coa.estimates import RESAMPLES, Estimate, bootstrap, paired
+from coa.evaluate.resampling import Resamples
+from coa.runs import Json
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a finished evaluation says of each task, by its id, in the order of the tasks."""
+
+    name: str
+    reward: str
+    scores: Mapping[str, Sequence[float]]
+    """Of every sample."""
+    tokens: Mapping[str, float] = field(default_factory=dict)
+    """Mean of the samples; empty when the trajectories are not there."""
+    families: Mapping[str, str] = field(default_factory=dict)
+
+    def mean(self, task_id: str) -> float:
+        found = self.scores[task_id]
+        return sum(found) / len(found)
+
+    @property
+    def means(self) -> list[float]:
+        return [self.mean(task_id) for task_id in self.scores]
+
+    def family(self, task_id: str) -> str:
+        return self.families.get(task_id, "")
+
+
+def against(first: Measured, other: Measured) -> Json:
+    """The figures of `other` compared with `first`; above 0 is better for it, a win is its."""
+    order = list(first.scores)
+    pair = paired([first.mean(i) for i in order], [other.mean(i) for i in order])
+    gains = {i: other.mean(i) - first.mean(i) for i in order}
+    row: Json = {
+        "difference": round(pair.difference.value, 4),
+        "difference_ci95": _bounds(pair.difference, 4),
+        **{"wins": pair.wins, "losses": pair.losses, "ties": pair.ties},
+        "p_value": round(pair.p_value, 5),
+        "won": [task_id for task_id, gain in gains.items() if gain > 0],
+        "lost": [task_id for task_id, gain in gains.items() if gain < 0],
+    }
+    if first.families:
+        row["by_family"] = _by_family(first, gains)
+    if first.tokens and other.tokens:
+        row |= _token_figures(first, other, order)
+    return row
+
+
+def _by_family(first: Measured, gains: Mapping[str, float]) -> Json:
+    groups: dict[str, list[float]] = defaultdict(list)
+    for task_id, gain in gains.items():
+        groups[first.family(task_id)].append(gain)
+    return {
+        name: {
+            "n": len(found),
+            "wins": sum(gain > 0 for gain in found),
+            "losses": sum(gain < 0 for gain in found),
+            "difference": round(sum(found) / len(found), 4),
+        }
+        for name, found in sorted(groups.items())
+    }
+
+
+def _token_figures(first: Measured, other: Measured, order: Sequence[str]) -> Json:
+    """Tokens of a task, subtracted; tokens of a solved task, divided. Nothing solved: no ratio."""
+    spent = bootstrap([other.tokens[i] - first.tokens[i] for i in order])
+    row: Json = {
+        "tokens_difference": round(spent.value, 1),
+        "tokens_difference_ci95": _bounds(spent, 1),
+        "tokens_per_solved_ratio": None,
+    }
+    columns = {
+        "tokens": [first.tokens[i] for i in order],
+        "solved": [first.mean(i) for i in order],
+        "other tokens": [other.tokens[i] for i in order],
+        "other solved": [other.mean(i) for i in order],
+    }
+    if all(map(sum, columns.values())):
+        drawn = Resamples(columns, resamples=RESAMPLES)
+        less = drawn.reduction(("tokens", "solved"), ("other tokens", "other solved"))
+        ratio = Estimate(1 - less.value, 1 - less.high, 1 - less.low, less.n)
+        row["tokens_per_solved_ratio"] = {
+            "value": round(ratio.value, 4),
+            "ci95": _bounds(ratio, 4),
+        }
+    return row
+
+
+def _bounds(found: Estimate, digits: int) -> list[float]:
+    return [round(found.low, digits), round(found.high, digits)]
+
+
+def spread(task_ids: Iterable[str], first: Measured, n: int) -> list[str]:
+    """The first n of these tasks, one of each family in turn, so that no family is all of them."""
+    groups: dict[str, list[str]] = defaultdict(list)
+    for task_id in task_ids:
+        groups[first.family(task_id)].append(task_id)
+    turns = zip_longest(*groups.values())
+    return [task_id for turn in turns for task_id in turn if task_id is not None][:n]

@@ -1,0 +1,127 @@
+"""What an evaluation spent: tool calls by agent, money, and (apart from results) seconds."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from coa.config import load_recipe
+from coa.distill.chain import GrammarOf
+from coa.engines.store import resolve
+from coa.evaluate.cost_counts import parse_price
+from coa.protocol import Block, Fault, Grammar, State, parse
+from coa.runs import TIMINGS, Json, read_jsonl
+from coa.teachers.llm_budget import Price, PriceTable, find_price
+from coa.trajectory import Trajectory
+
+LATENCY = "latency.json"
+
+
+class Tariff(NamedTuple):
+    """A price, and in which currency it is."""
+
+    price: Price
+    currency: str = ""
+
+
+def find_tariff(prices: str, model: str) -> Tariff | None:
+    """What a model costs: from a table of prices (.toml), or three numbers; None without either."""
+    if not prices:
+        return None
+    if not prices.endswith(".toml"):
+        return Tariff(parse_price(prices))
+    served = resolve(model).model if model.startswith("openai:") else None
+    price = find_price(prices, served or model)
+    assert price is not None, prices
+    return Tariff(price, load_recipe(Path(prices), [], PriceTable).currency)
+
+
+def money(trajectories: Sequence[Trajectory], solved: float, tariff: Tariff) -> Json:
+    """What the tokens cost, for a rollout and for a solved one."""
+    spent = sum(
+        tariff.price.of(t.usage.prompt_tokens, t.usage.cached_tokens, t.usage.sampled_tokens)
+        for t in trajectories
+    )
+    return {
+        "per_task": _short(spent / max(1, len(trajectories))),
+        "per_solved": _short(spent / solved) if solved else None,
+        "currency": tariff.currency,
+    }
+
+
+def calls_of(trajectory: Trajectory, grammar: Grammar) -> list[Block]:
+    """The calls that were made, in order, as the loop read them from the turns."""
+    called, state = list[Block](), State()
+    for step in trajectory.steps:
+        parsed = parse(grammar, step.model.text)
+        fault = parsed.faults[0] if parsed.faults else None
+        for block in parsed.blocks:
+            moved = grammar.advance(state, block)
+            if isinstance(moved, Fault) or (fault is not None and fault.at < block.end):
+                break
+            state = moved
+            if state.awaiting or state.done:
+                called += [block] * state.awaiting
+                break
+        if step.observation is not None:
+            seen = grammar.advance(state, Block(grammar.observation, ""))
+            assert isinstance(seen, State), seen
+            state = seen
+    return called[: trajectory.usage.tool_calls]  # a turn that a budget cut calls nothing
+
+
+def calls_by_agent(trajectories: Sequence[Trajectory], grammar_of: GrammarOf) -> Json:
+    """Mean calls of each tool role for a rollout."""
+    calls = Counter(call.role for each in trajectories for call in calls_of(each, grammar_of(each)))
+    return {role: round(count / len(trajectories), 3) for role, count in sorted(calls.items())}
+
+
+def latency(directory: Path, solved: float, concurrency: int) -> Json:
+    """Seconds of a rollout from its start to its end, while up to `concurrency` run together.
+
+    From timings.jsonl, so not a result. A rollout that was done again counts with its last time; of
+    one that a kill left without a line nobody knows.
+    """
+    seconds = {
+        (record["task_id"], record["sample"]): record
+        for _, record in read_jsonl(directory / TIMINGS, growing=True)
+        if "total" in record
+    }
+    totals = sorted(float(record["total"]) for record in seconds.values())
+    if not totals:
+        return {"n": 0}
+
+    def mean(name: str) -> float:
+        found = [float(record.get(name, 0.0)) for record in seconds.values()]
+        return round(sum(found) / len(found), 3)
+
+    return {
+        "n": len(totals),
+        "concurrency": concurrency,
+        "mean": mean("total"),
+        "p50": _percentile(totals, 0.5),
+        "p95": _percentile(totals, 0.95),
+        "per_solved": round(sum(totals) / solved, 3) if solved else None,
+        "engine": mean("engine"),
+        "tools": mean("tools"),
+    }
+
+
+def load_latency(directory: Path) -> Json:
+    """What `latency` found, where an evaluation has kept it."""
+    path = directory / LATENCY
+    found: Json = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return found
+
+
+def _percentile(ordered: Sequence[float], part: float) -> float:
+    """The smallest value that so large a part does not exceed."""
+    place = max(0, -(-len(ordered) * round(part * 100) // 100) - 1)
+    return round(ordered[place], 3)
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.6g}")
