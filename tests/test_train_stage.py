@@ -74,6 +74,13 @@ def test_several_protocols_are_a_list() -> None:
     assert protocol_of(mixed) == {"grammar": "mhqa", "prompt": ["compact", "full"]}
 
 
+def test_an_adapter_keeps_the_grammars_that_its_start_knew(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    (tmp_path / "manifest.json").write_text('{"grammar": ["code", "mhqa"], "prompt": "full"}')
+    made = protocol_of([trajectory(0)], f"smollm2-135m+{tmp_path}")
+    assert made == {"grammar": ["code", "mhqa"], "prompt": "compact"}
+
+
 def test_what_cannot_be_trained_on_is_one_line(tiny_model: Path, tmp_path: Path) -> None:
     headless, strange = trajectory(0), trajectory(1)
     del headless.segments[0]

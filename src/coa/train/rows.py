@@ -1,9 +1,10 @@
 """Row: one training sequence, with a weight for every token.
 
 Weights come from authorship: what the model wrote has weight 1, what it was shown has weight 0, and
-a mistake that was left in so that its correction can be learnt has weight 0 too. Nothing is found
-by searching text or ids. A row that would train nothing is an error. How rows become batches is
-`coa.train.packing`; what is in them is told by `coa.train.row_report`.
+a mistake that was left in so that its correction can be learnt has weight 0 too. (Both can be given
+a weight, to measure what that does.) Nothing is found by searching text or ids. A row that would
+train nothing is an error. How rows become batches is `coa.train.packing`; what is in them is told
+by `coa.train.row_report`.
 
 Ids that a trajectory carries are trained as they are, so they must belong to the tokenizer of the
 model that is trained. Ids do not say whose they are; that they decode to their text does.
@@ -74,6 +75,7 @@ def build_row(
     encode_with_offsets: EncodeWithOffsets,
     *,
     err_weight: float = 0.0,
+    observation_weight: float = 0.0,
     max_length: int | None = None,
     decode: Decode | None = None,
 ) -> Row:
@@ -91,7 +93,9 @@ def build_row(
     for segment in trajectory.segments:
         if segment.author is Author.PROMPT:
             continue
-        new_ids, new_weights = _weigh(segment, encode_with_offsets, decode, err_weight)
+        new_ids, new_weights = _weigh(
+            segment, encode_with_offsets, decode, err_weight, observation_weight
+        )
         if max_length is not None and len(ids) + len(new_ids) > max_length:
             shortened = True
             break
@@ -103,7 +107,12 @@ def build_row(
     if not any(weight > 0 for weight in weights):
         if shortened:
             whole = build_row(
-                trajectory, prompt_ids, encode_with_offsets, err_weight=err_weight, decode=decode
+                trajectory,
+                prompt_ids,
+                encode_with_offsets,
+                err_weight=err_weight,
+                observation_weight=observation_weight,
+                decode=decode,
             )
             raise _too_long(whole, max_length or 0)
         raise TrainingError(
@@ -139,7 +148,11 @@ def _too_long(whole: Row, limit: int) -> TooLong:
 
 
 def row_maker(
-    codec: Codec, *, err_weight: float = 0.0, max_length: int | None = None
+    codec: Codec,
+    *,
+    err_weight: float = 0.0,
+    observation_weight: float = 0.0,
+    max_length: int | None = None,
 ) -> Callable[[Trajectory], Row]:
     """A function that makes the training row of a trajectory."""
 
@@ -151,6 +164,7 @@ def row_maker(
             prompt_ids,
             codec.encode_with_offsets,
             err_weight=err_weight,
+            observation_weight=observation_weight,
             max_length=max_length,
             decode=codec.decode,
         )
@@ -181,11 +195,15 @@ def _check_tokenizer(trajectory: Trajectory, encode: EncodeWithOffsets, decode: 
 
 
 def _weigh(
-    segment: Segment, encode: EncodeWithOffsets, decode: Decode | None, err_weight: float
+    segment: Segment,
+    encode: EncodeWithOffsets,
+    decode: Decode | None,
+    err_weight: float,
+    observation_weight: float,
 ) -> tuple[list[int], list[float]]:
     if segment.author is not Author.MODEL:
         ids = segment.ids if segment.ids is not None else encode(segment.text)[0]
-        return list(ids), [0.0] * len(ids)
+        return list(ids), [observation_weight] * len(ids)
     if segment.ids is not None and not segment.errs:
         return list(segment.ids), [1.0] * len(segment.ids)
     if segment.ids is None:

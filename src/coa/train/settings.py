@@ -44,6 +44,8 @@ class SftSettings:
     weight_decay: float = 0.0
     grad_clip: float = 1.0
     err_weight: float = 0.0
+    observation_weight: float = 0.0
+    """Of what tools answered. Above 0 the model learns to write it itself: docs/evidence.md."""
     micro_tokens: int = 4096
     """Most tokens computed at once; a larger batch is split, with the same result. A pack is not
     split: it is what is computed at once."""
@@ -61,7 +63,7 @@ class SftSettings:
                 raise ConfigError(f"sft.{name}: found {given}, expected more than 0.")
         if not self.weight_decay >= 0:
             raise ConfigError(f"sft.weight_decay: found {self.weight_decay}, expected 0 or more.")
-        for name in ("warmup", "err_weight"):
+        for name in ("warmup", "err_weight", "observation_weight"):
             if not 0 <= (share := getattr(self, name)) <= 1:
                 raise ConfigError(f"sft.{name}: found {share}, expected between 0 and 1.")
         if self.pack_tokens is not None and self.pack_tokens < self.max_length:

@@ -118,7 +118,10 @@ def _open_run(
         inputs = {"rows": fingerprint(rows)}
         inputs |= {k: v for k, v in identity(settings.model).items() if k != "base"}
         base = policy.base_sha256
-        return Run.open(directory, "sft", to_json(settings), inputs, settings.seed, base=base)
+        recipe = to_json(settings)
+        if not settings.observation_weight:  # as in runs from before there was a choice
+            del recipe["observation_weight"]
+        return Run.open(directory, "sft", recipe, inputs, settings.seed, base=base)
 
     return processes.by_main(open_run)
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from coa.attempts import remembered
 from coa.config import load_recipe
 from coa.errors import ConfigError, MissingExtra, RecordError
 from coa.machine import memory_gb
@@ -181,7 +182,7 @@ def train_on(
             directory,
             on_update=on_update,
             policy=policy,
-            manifest=protocol_of(chosen.trajectories),
+            manifest=protocol_of(chosen.trajectories, settings.model),
             processes=processes,
         )
     finally:
@@ -202,7 +203,12 @@ def choose(trajectories: Sequence[Trajectory], settings: SftSettings, codec: Cod
 
     if not trajectories:
         raise RecordError("there is no trajectory to train on.")
-    make = row_maker(codec, err_weight=settings.err_weight, max_length=settings.max_length)
+    make = row_maker(
+        codec,
+        err_weight=settings.err_weight,
+        observation_weight=settings.observation_weight,
+        max_length=settings.max_length,
+    )
     kept: list[Trajectory] = []
     rows: list[Row] = []
     refused: list[TooLong] = []
@@ -218,10 +224,12 @@ def choose(trajectories: Sequence[Trajectory], settings: SftSettings, codec: Cod
     return Chosen(kept, rows, len(refused))
 
 
-def protocol_of(trajectories: Sequence[Trajectory]) -> dict[str, str | list[str]]:
-    """Grammar and prompt that the adapter will know: one each, or a list of several."""
+def protocol_of(trajectories: Sequence[Trajectory], start: str = "") -> dict[str, str | list[str]]:
+    """Grammar and prompt that the adapter will know, one each or a list of several. A grammar that
+    its start was trained on counts: it is not forgotten because the rows are of another."""
+    grammars = {*(trajectory.grammar for trajectory in trajectories), *remembered("grammar", start)}
     found = {
-        "grammar": sorted({trajectory.grammar for trajectory in trajectories}),
+        "grammar": sorted(grammars),
         "prompt": sorted({trajectory.prompt for trajectory in trajectories}),
     }
     return {name: held[0] if len(held) == 1 else held for name, held in found.items()}

@@ -1,0 +1,342 @@
+"""What the studies that train have in common: chains, arms, and how an arm is measured.
+
+Chains are recorded, distilled and trained on per seed; the tasks to measure with are the same for
+all seeds and arms, and what is like one of them is not trained on. Every arm is a run directory of
+the usual stages, so a killed study continues where it was; a model is loaded only for measurements
+that are missing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from coa.distill.stage import DistillSettings, run_distillation
+from coa.engines import load_engine, slots_for
+from coa.engines.base import Engine
+from coa.engines.lora import MANIFEST
+from coa.engines.store import resolve
+from coa.errors import ConfigError, UsageError
+from coa.evaluate.stage import EvalSettings, run_eval
+from coa.evaluate.study_pooled import Scores
+from coa.progress import duration
+from coa.runs import Json, read_jsonl
+from coa.tasks import make_tasks
+from coa.tasks.task import TaskSet, in_turn
+from coa.teachers.stage import run_recording
+from coa.train.settings import SftSettings
+from coa.trajectory import Trajectory, load_trajectories
+
+if TYPE_CHECKING:
+    from coa.engines.codec import Codec
+
+Note = Callable[[str], None]
+SET = "atlas-mhqa"
+FAMILIES = (
+    "city_currency",
+    "capital_currency",
+    "city_capital",
+    "city_language",
+    "country_capital",
+    "more_populous_country",
+)
+SUMMARY, SCORES = "summary.json", "scores.jsonl"
+CHAINS, FINISHED = "trajectories.jsonl", "README.md"
+"""What distillation writes, and what it writes last."""
+WITHIN = 0.01
+"""How far the tokens of arms may be apart that are to have the same."""
+SPARE = 1.25
+"""Tasks to record for each chain that is wanted: the team errs, and filters drop some."""
+
+
+@dataclass(frozen=True)
+class ChainPart:
+    """What is trained on: chains of the experts' work on training tasks, other ones per seed."""
+
+    rows: int = 200
+    families: tuple[str, ...] = FAMILIES
+    worlds: tuple[int, ...] = (0, 1, 2, 3)
+    """Recorded in the real world and in three invented ones, in equal parts."""
+    error_rate: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.rows < 1 or not self.worlds:
+            raise ConfigError(
+                f"chains: found rows {self.rows} and worlds {list(self.worlds)}, expected at least "
+                "one of each."
+            )
+
+
+@dataclass(frozen=True)
+class MeasurePart:
+    """How arms are measured: held-out entities, in the real world and in one never trained on."""
+
+    n: int = 200
+    world_seed: int = 11
+    """0: no invented world."""
+    seed: int = 5
+    turns: int = 8
+    turn_tokens: int = 128
+    malformed: int = 1
+    context: int = 1536
+    """Prompt, written and observed together: the budget of a rollout, the same for all arms."""
+    concurrency: int = 96
+    deterministic: bool = False
+
+    def __post_init__(self) -> None:
+        if self.n < 1:
+            raise ConfigError(f"eval.n: found {self.n}, expected at least 1.")
+
+
+@dataclass(frozen=True)
+class TrainingStudy:
+    """Settings of a study that trains."""
+
+    seeds: tuple[int, ...] = (0, 1, 2)
+    chains: ChainPart = field(default_factory=ChainPart)
+    sft: SftSettings = field(default_factory=lambda: SftSettings(rank=32, batch_size=4))
+    eval: MeasurePart = field(default_factory=MeasurePart)
+
+    def __post_init__(self) -> None:
+        if not self.seeds or len(set(self.seeds)) < len(self.seeds):
+            raise ConfigError(f"seeds: found {list(self.seeds)}, expected different numbers.")
+        if self.eval.world_seed and self.eval.world_seed in self.chains.worlds:
+            raise ConfigError(
+                f"eval.world_seed: found {self.eval.world_seed}, which is one of chains.worlds; "
+                "expected a world that nothing is trained in."
+            )
+
+
+class Piece(NamedTuple):
+    """A part of the work, for the estimate."""
+
+    what: str
+    times: int
+    seconds: float
+    """Of one time, on two cores without a GPU."""
+
+
+ROW_SECONDS = 0.9
+"""Of training: a chain of atlas-mhqa has about 330 tokens, and 370 are trained in a second."""
+TASK_SECONDS = 0.35
+"""Of a greedy rollout of a trained model, 96 at once."""
+RECORD_SECONDS = 0.12
+"""Of recording, distilling and replaying a task."""
+
+
+def pieces(settings: TrainingStudy, arms: int, recorded: int | None = None) -> list[Piece]:
+    """What a study with so many trained arms does, evaluations included."""
+    rows, n, seeds = settings.chains.rows, settings.eval.n, len(settings.seeds)
+    sets = 1 + bool(settings.eval.world_seed)
+    recorded = recorded or to_record(rows)
+    return [
+        Piece(f"record and distil {recorded} tasks", seeds, recorded * RECORD_SECONDS),
+        Piece(f"fine-tune on about {rows} chains", arms * seeds, rows * ROW_SECONDS),
+        Piece(f"evaluate on {n} held-out tasks", arms * seeds * sets, n * TASK_SECONDS),
+    ]
+
+
+def plan_lines(name: str, question: str, planned: Sequence[Piece]) -> Iterable[str]:
+    """What will be run and how long it may take."""
+    yield f"study {name}: {question}"
+    for piece in planned:
+        yield f"   {piece.times:>3} x {piece.what:<48}{duration(piece.times * piece.seconds):>8}"
+    total = sum(piece.times * piece.seconds for piece in planned)
+    yield f"   about {duration(total)} on two free cores; the same command continues what is there"
+
+
+# -- what is trained on ----------------------------------------------------------------------
+
+
+def held_out(root: Path, part: MeasurePart, families: Sequence[str]) -> dict[str, Path]:
+    """The task files to measure with, by what they are."""
+    worlds = {"held out": 0} | ({"invented world": part.world_seed} if part.world_seed else {})
+    paths = {}
+    for name, world in worlds.items():
+        made = make_tasks(
+            SET, "heldout_entity", part.n, part.seed, world_seed=world, families=families or None
+        )
+        if len(made) < part.n:
+            raise UsageError(f"eval.n: found {part.n}, and there are {len(made)} such tasks.")
+        paths[name] = root / f"tasks-{name.replace(' ', '-')}.jsonl"
+        made.save(paths[name])
+    return paths
+
+
+class Chains(NamedTuple):
+    """Tasks and, by grammar, the chains that were kept of the team's work on them."""
+
+    tasks: TaskSet
+    by_grammar: Mapping[str, list[Trajectory]]
+
+
+def make_chains(
+    folder: Path,
+    part: ChainPart,
+    seed: int,
+    against: Iterable[Path],
+    grammars: Sequence[str] = ("mhqa",),
+    *,
+    n: int | None = None,
+) -> Chains:
+    """Record the experts on training tasks of this seed and distil their work, once per grammar.
+
+    Worlds take turns, so that any first part of the chains is a fair sample.
+    """
+    recorded = n or to_record(part.rows)
+    each = -(-recorded // len(part.worlds))
+    worlds = [
+        make_tasks(SET, "train", each, seed, world_seed=w, families=part.families or None)
+        for w in part.worlds
+    ]
+    tasks = TaskSet(tuple(in_turn(map(iter, worlds)))[:recorded], "train")
+    path, episodes = folder / "tasks.jsonl", folder / "episodes.jsonl"
+    outs = {grammar: folder / f"distilled-{grammar}" for grammar in grammars}
+    missing = [g for g, out in outs.items() if not (out / FINISHED).is_file()]
+    if missing:
+        tasks.save(path)
+        run_recording(tasks=path, out=episodes, options={"error_rate": part.error_rate}, seed=seed)
+    for grammar in missing:
+        settings = DistillSettings(grammar=grammar)
+        run_distillation(episodes, outs[grammar], path, settings, against=list(against))
+    kept = {grammar: load_trajectories(out / CHAINS) for grammar, out in outs.items()}
+    return Chains(tasks, kept)
+
+
+def to_record(rows: int) -> int:
+    """Tasks to record for so many chains."""
+    return round(rows * SPARE) + 4
+
+
+def first(chains: Sequence[Trajectory], count: int) -> list[Trajectory]:
+    """So many chains; fewer would make arms unequal."""
+    if len(chains) < count:
+        raise UsageError(
+            f"chains.rows: {count} chains are wanted and {len(chains)} were kept of the team's "
+            "work. Lower it, or the team's mistakes (chains.error_rate)."
+        )
+    return list(chains[:count])
+
+
+# -- arms ------------------------------------------------------------------------------------
+
+
+def train(
+    chains: Sequence[Trajectory], sft: SftSettings, seed: int, folder: Path, note: Note
+) -> str:
+    """Fine-tune, unless that is done; the reference of the trained model."""
+    from coa.train.stage import train_on
+
+    adapter = folder / "adapter"
+    if not (adapter / MANIFEST).is_file():
+        adapter = train_on(chains, replace(sft, seed=seed), folder, note)
+        gc.collect()  # a policy has cycles, and the next model needs its memory
+    return f"{resolve(sft.model).base}+{adapter}"
+
+
+class Measurement(NamedTuple):
+    """A folder that holds `summary.json` when it is done, and how to get there."""
+
+    out: Path
+    run: Callable[[Engine], Any]
+
+
+def evaluation(
+    model: str, tasks: Path, out: Path, part: MeasurePart, grammar: str = "mhqa", **more: Any
+) -> Measurement:
+    """The usual evaluation as a measurement."""
+    settings = EvalSettings(
+        model=model,
+        tasks=str(tasks),
+        grammar=grammar,
+        turns=part.turns,
+        turn_tokens=part.turn_tokens,
+        malformed=part.malformed,
+        context=part.context,
+        concurrency=part.concurrency,
+        deterministic=part.deterministic,
+        seed=part.seed,
+        **more,
+    )
+    return Measurement(out, lambda engine: run_eval(settings, out, engine=engine))
+
+
+def measure_all(model: str, measurements: Iterable[Measurement], part: MeasurePart) -> None:
+    """Take the measurements that are missing, with one engine; without any, nothing is loaded."""
+    missing = [each for each in measurements if not (each.out / SUMMARY).is_file()]
+    if not missing:
+        return
+    engine = load_engine(
+        model,
+        slots=slots_for(part.concurrency),
+        context=part.context,
+        deterministic=part.deterministic,
+    )
+    try:
+        for each in missing:
+            each.run(engine)
+    finally:
+        asyncio.run(engine.close())
+        gc.collect()
+
+
+def with_tokens(
+    chains: Iterable[Trajectory], tokens: int, sft: SftSettings, what: str
+) -> list[Trajectory]:
+    """As many of the first chains as have `tokens` tokens together, as nearly as whole chains can;
+    at least one. `what` is a count of `trained_on`."""
+    total, chosen = 0, list[Trajectory]()
+    for chain in chains:
+        more = int(trained_on([chain], sft)[what])
+        if chosen and abs(total + more - tokens) >= abs(total - tokens):
+            return chosen
+        total += more
+        chosen.append(chain)
+    if total < (1 - WITHIN) * tokens:
+        raise UsageError(
+            f"arms are to have {tokens} {what.replace('_', ' ')} each, and all {len(chosen)} chains"
+            f" have {total}. Record more of them, or train on fewer (chains.rows)."
+        )
+    return chosen
+
+
+def solved(folder: Path) -> Scores:
+    """The score of each task of a finished evaluation, by its one rollout."""
+    return {str(r["task_id"]): float(r["score"]) for _, r in read_jsonl(folder / SCORES)}
+
+
+def counted(folder: Path, what: Callable[[Trajectory], float]) -> Scores:
+    """A number for each task from its rollout."""
+    trajectories = load_trajectories(folder / CHAINS)
+    return {each.task_id: float(what(each)) for each in trajectories}
+
+
+def faulty(trajectory: Trajectory) -> float:
+    """Whether a turn was malformed."""
+    return float(trajectory.usage.malformed > 0)
+
+
+def trained_on(chains: Sequence[Trajectory], sft: SftSettings) -> Json:
+    """Rows, their tokens and those that have a weight, for telling what arms have in common."""
+    from coa.train.rows import total_tokens
+    from coa.train.stage import choose
+
+    rows = choose(chains, sft, _codec(resolve(sft.model).base)).rows
+    return {
+        "rows": len(rows),
+        "tokens": total_tokens(rows),
+        "trained_tokens": sum(row.trained for row in rows),
+        "updates": -(-len(rows) // sft.batch_size) * sft.epochs,
+    }
+
+
+@cache
+def _codec(model: str) -> Codec:
+    from coa.train.export import codec_of
+
+    return codec_of(model)

@@ -1,0 +1,214 @@
+"""`coa study rl`: what does reinforcement learning add to imitation?
+
+For every seed there is one start, fine-tuned on the first chains. From it one arm goes on with
+reinforcement learning on further training tasks, and another with more imitation: the team's chains
+for those same tasks, again from the first if need be, until as many tokens were trained on as in
+all updates of the other. Sampling, which takes RL about as long as training, is not given to the
+control; what both took is in the timings of their runs. No held-out task chooses a checkpoint: the
+last weights are measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import cycle
+from pathlib import Path
+
+from coa.config import load_recipe, to_json
+from coa.engines.lora import MANIFEST
+from coa.engines.store import resolve
+from coa.errors import ConfigError, UsageError
+from coa.evaluate.study_arms import (
+    ROW_SECONDS,
+    TASK_SECONDS,
+    ChainPart,
+    MeasurePart,
+    Note,
+    Piece,
+    TrainingStudy,
+    counted,
+    evaluation,
+    faulty,
+    first,
+    held_out,
+    make_chains,
+    measure_all,
+    pieces,
+    solved,
+    to_record,
+    train,
+    trained_on,
+    with_tokens,
+)
+from coa.evaluate.study_pooled import Tables, differences, lines
+from coa.rewards import RewardSettings
+from coa.runs import METRICS, Json, read_jsonl
+from coa.tasks.task import TaskSet
+from coa.train.rl_settings import RlRecipe, RlSettings, RolloutSettings
+from coa.trajectory import Trajectory
+
+QUESTION = "what does reinforcement learning add to imitation, and to more of it?"
+AGAINST = "SFT"
+COUNTS = ("written tokens",)
+UPDATE_SECONDS = 60.0
+"""Of six groups of eight rollouts, sampled and trained on."""
+RECIPE = (
+    "rl.updates=6",
+    "rl.tasks_per_update=6",
+    "rl.refills=1",
+    "rl.void_turns=keep",
+    "rl.lr=2e-4",
+    "rl.warmup=0.1",
+    "rl.loss.overlong_buffer=0.2",
+    "rl.loss.correction=token",
+    "rollout.turn_tokens=128",
+    "rollout.tokens=640",
+    "rollout.context=1536",
+)
+"""As recipes/rl-135m.toml has them, with fewer updates."""
+
+
+@dataclass(frozen=True)
+class RlStudy(TrainingStudy):
+    chains: ChainPart = field(default_factory=lambda: ChainPart(rows=150))
+    eval: MeasurePart = field(default_factory=lambda: MeasurePart(world_seed=0))
+    more: int = 320
+    """Further training tasks: RL draws from them, the control imitates the team on them."""
+    rl: RlSettings = field(default_factory=RlSettings)
+    rollout: RolloutSettings = field(default_factory=RolloutSettings)
+    reward: RewardSettings = field(default_factory=RewardSettings)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.more < 1:
+            raise ConfigError(f"more: found {self.more}, expected at least 1.")
+
+
+def read(overrides: Sequence[str]) -> RlStudy:
+    """Settings; those of RL are read like a recipe of its own, with what its preset says."""
+    from coa.train.rl_stage import read_rl_recipe
+
+    of_rl = [each for each in overrides if each.lstrip().startswith(("rl.", "rollout.", "reward."))]
+    rest = [each for each in overrides if each not in of_rl]
+    recipe = read_rl_recipe(None, [*RECIPE, *of_rl])
+    usual = to_json(RlStudy(rl=recipe.rl, rollout=recipe.rollout, reward=recipe.reward))
+    return load_recipe(None, rest, RlStudy, usual)
+
+
+def plan(settings: RlStudy) -> list[Piece]:
+    seeds, n, updates = len(settings.seeds), settings.eval.n, settings.rl.updates
+    groups = settings.rl.tasks_per_update * settings.rl.group_size / 48
+    kept = settings.chains.rows + settings.more
+    recorded, tuned, measured = pieces(settings, 1, to_record(kept))
+    rows = round(updates * groups * 48)
+    return [
+        recorded,
+        tuned,
+        Piece(f"{updates} updates of RL", seeds, updates * groups * UPDATE_SECONDS),
+        Piece(f"fine-tune further on about {rows} chains", seeds, rows * ROW_SECONDS),
+        measured._replace(times=measured.times * 3, seconds=n * TASK_SECONDS),
+    ]
+
+
+def run(settings: RlStudy, root: Path, note: Note) -> Json:
+    part, rows = settings.eval, settings.chains.rows
+    files = held_out(root, part, settings.chains.families)
+    tables, equal = Tables(), dict[str, list[Json]]()
+    for seed in settings.seeds:
+        made = make_chains(
+            root / f"chains-{seed}",
+            settings.chains,
+            seed,
+            files.values(),
+            n=to_record(rows + settings.more),
+        )
+        chains = made.by_grammar["mhqa"]
+        start = first(chains, rows)
+        seen = {chain.task_id for chain in start}
+        further = [chain for chain in chains[rows:] if chain.task_id not in seen]
+        folder = root / f"seed-{seed}"
+        note(f"== seed {seed}: SFT")
+        models = {"SFT": train(start, settings.sft, seed, folder / "sft", note)}
+        note(f"== seed {seed}: SFT + RL")
+        tasks = _tasks(made.tasks, further[: settings.more], folder / "tasks-rl.jsonl")
+        models["SFT + RL"] = _reinforce(settings, models["SFT"], seed, tasks, folder / "rl", note)
+        spent = _spent(folder / "rl", settings.rl.passes)
+        more, tokens = further[: settings.more], spent["tokens"]
+        again = with_tokens(cycle(more), tokens, settings.sft, "tokens")
+        note(f"== seed {seed}: SFT + SFT")
+        sft = replace(settings.sft, model=models["SFT"])
+        models["SFT + SFT"] = train(again, sft, seed, folder / "more-sft", note)
+        trained = {"SFT": trained_on(start, settings.sft), "SFT + RL": spent}
+        trained["SFT + SFT"] = trained_on(again, settings.sft)
+        for arm, model in models.items():
+            equal.setdefault(arm, []).append(trained[arm])
+            measured = folder / "measured" / arm.replace(" + ", "-")
+            outs = {name: measured / name.replace(" ", "-") for name in files}
+            measure_all(model, [evaluation(model, files[f], outs[f], part) for f in files], part)
+            for name, out in outs.items():
+                tables.put(name, arm, seed, solved(out))
+            out = outs["held out"]
+            tables.put("malformed", arm, seed, counted(out, faulty))
+            written = counted(out, lambda trajectory: trajectory.usage.sampled_tokens)
+            tables.put("written tokens", arm, seed, written)
+    control = tables.only(["SFT + SFT", "SFT + RL"]).compared("SFT + SFT", counts=COUNTS)
+    measures = tables.compared(AGAINST, counts=COUNTS)
+    return {"equal": equal, "measures": measures, "against_control": control}
+
+
+def _tasks(tasks: TaskSet, chains: Sequence[Trajectory], path: Path) -> Path:
+    """The tasks of these chains, with their gold, for RL to draw from."""
+    wanted = {chain.task_id for chain in chains}
+    if not wanted:
+        raise UsageError("more: no further chain was kept, so there is nothing to go on with.")
+    TaskSet(tuple(task for task in tasks if task.id in wanted), "further").save(path)
+    return path
+
+
+def _reinforce(
+    settings: RlStudy, model: str, seed: int, tasks: Path, folder: Path, note: Note
+) -> str:
+    """Go on with RL, unless that is done; the reference of the trained model."""
+    from coa.train.rl_stage import run_rl
+
+    adapter = folder / "adapter"
+    if not (adapter / MANIFEST).is_file():
+        recipe = RlRecipe(
+            tasks=str(tasks),
+            out=str(folder),
+            rl=replace(settings.rl, model=model, seed=seed),
+            rollout=settings.rollout,
+            reward=settings.reward,
+        )
+        adapter = run_rl(recipe, note=note).adapter
+    return f"{resolve(model).base}+{adapter}"
+
+
+def _spent(folder: Path, passes: int) -> Json:
+    """What RL trained on, over all its updates; each goes over its rows so many times."""
+    records = [record for _, record in read_jsonl(folder / METRICS) if "tokens" in record]
+    return {
+        "rows": sum(int(record["rows"]) for record in records),
+        "tokens": passes * sum(int(record["tokens"]) for record in records),
+        "trained_tokens": passes * sum(int(record["trained_tokens"]) for record in records),
+        "updates": len(records),
+    }
+
+
+TITLES = {
+    "held out": "solved, held-out entities",
+    "invented world": "solved, a world never trained on",
+    "malformed": "rollouts with a malformed turn",
+    "written tokens": "tokens that the model writes in a rollout",
+}
+
+
+def show(result: Json) -> Iterable[str]:
+    for arm, each in result["equal"].items():
+        told = "; ".join(f"{one['tokens']} tokens in {one['updates']} updates" for one in each)
+        yield f"{arm}, by seed: {told}"
+    for name, found in result["measures"].items():
+        yield ""
+        yield from lines(TITLES[name], found)
+        yield from differences(result["against_control"][name])

@@ -1,0 +1,190 @@
+"""What a solved task costs a trained student, against the team it learnt from, on the same tasks.
+
+The rest of `coa study cost` counts a chain, a student that never errs. Here a real one is run: on
+held-out tasks, failures and detours paid. `per_solved` is the tokens of all tasks over the number
+of solved ones. A saving means little where fewer tasks are solved, so the difference in success is
+told with it, paired by task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from coa.config import to_json
+from coa.engines.codec import Codec
+from coa.engines.store import BASE, identity, model_folder, resolve, resolve_default
+from coa.errors import ConfigError, did_you_mean
+from coa.estimates import paired
+from coa.evaluate.resampling import RESAMPLES, Resamples
+from coa.evaluate.stage import EvalSettings, run_eval
+from coa.evaluate.study_arms import SUMMARY, Note, Piece, solved
+from coa.rewards import auto
+from coa.runs import Json, Run
+from coa.tasks import SETS, make_tasks
+from coa.tasks.sets import GYM
+from coa.tasks.task import Task
+from coa.teachers.episode import Episode, load_episodes
+from coa.teachers.stage import run_recording
+from coa.trajectory import Trajectory, load_trajectories
+
+CACHES = {"none": "no cache", "task": "cache of a task"}
+SECONDS = {"atlas-mhqa": 0.4, "atlas-web": 1.6, "atlas-code": 1.6, "gym-code": 1.0}
+"""Of one task of the student, on two cores."""
+
+
+@dataclass(frozen=True)
+class StudentPart:
+    """The measured student; without a model there is none."""
+
+    model: str = ""
+    tokenizer: str = BASE
+    """Counts the team's tokens; the student's own are counted as they were sampled."""
+    n: int = 500
+    """Held-out tasks of each set."""
+    sets: tuple[str, ...] = ("atlas-mhqa", "atlas-web", GYM)
+    seed: int = 5
+    error_rate: float = 0.1
+    turns: int = 10
+    turn_tokens: int = 384
+    context: int = 3072
+    """These are the budget that AFM-135M is trained and measured with (recipes/full.toml)."""
+    concurrency: int = 64
+    deterministic: bool = False
+
+    def __post_init__(self) -> None:
+        for name in self.sets:
+            if name not in SETS:
+                raise ConfigError(f"student.sets: {name!r} is no set.{did_you_mean(name, SETS)}")
+        if self.n < 1:
+            raise ConfigError(f"student.n: found {self.n}, expected at least 1.")
+
+
+def student_pieces(part: StudentPart) -> list[Piece]:
+    if not part.model:
+        return []
+    return [
+        Piece(f"student and team on {part.n} tasks of {name}", 1, part.n * SECONDS[name])
+        for name in part.sets
+    ]
+
+
+def study_student(root: Path, part: StudentPart, note: Note, resamples: int = RESAMPLES) -> Json:
+    """Run the student and the team on held-out tasks of every set; it continues."""
+    model = resolve_default(part.model)
+    found: Json = {"model": model, "sets": {}}
+    with Run.open(root, "study student", to_json(part), identity(model), part.seed):
+        for name in part.sets:
+            note(f"== student on {name}")
+            found["sets"][name] = _compare(root / name, name, part, model, resamples)
+    return found
+
+
+def _compare(folder: Path, name: str, part: StudentPart, model: str, resamples: int) -> Json:
+    split = "heldout_seed" if name == GYM else "heldout_entity"
+    tasks, path = make_tasks(name, split, part.n, part.seed), folder / "tasks.jsonl"
+    tasks.save(path)
+    episodes = folder / "episodes.jsonl"
+    run_recording(tasks=path, out=episodes, options={"error_rate": part.error_rate}, seed=part.seed)
+    out = folder / "student"
+    if not (out / SUMMARY).is_file():
+        settings = EvalSettings(
+            model=model,
+            tasks=str(path),
+            turns=part.turns,
+            turn_tokens=part.turn_tokens,
+            context=part.context,
+            concurrency=part.concurrency,
+            deterministic=part.deterministic,
+            seed=part.seed,
+        )
+        run_eval(settings, out)
+    codec = Codec.from_folder(model_folder(resolve(part.tokenizer)))
+    columns = _columns(list(tasks), load_episodes(episodes), out, codec)
+    return compared(columns, resamples)
+
+
+def _columns(
+    tasks: Sequence[Task], episodes: Sequence[Episode], out: Path, codec: Codec
+) -> dict[str, list[float]]:
+    """Tokens and success of both, a number for each task."""
+    recorded = {episode.task_id: episode for episode in episodes}
+    rollouts = {t.task_id: t for t in load_trajectories(out / "trajectories.jsonl")}
+    scores = solved(out)
+    columns: dict[str, list[float]] = {}
+    for task in tasks:
+        episode, usage = recorded[task.id], rollouts[task.id].usage
+        spent = episode.count_tokens(lambda text: len(codec.encode(text)))
+        answered = Trajectory(task.id, task.question, "", answer=episode.answer)
+        row = {
+            "team none": spent.total,
+            "team task": spent.total_cached,
+            "team solved": auto(task, answered) == 1.0,
+            "student none": usage.prompt_tokens + usage.sampled_tokens,
+            "student task": usage.total_tokens,
+            "student solved": scores[task.id] == 1.0,
+        }
+        for column, value in row.items():
+            columns.setdefault(column, []).append(float(value))
+    return columns
+
+
+def compared(columns: dict[str, list[float]], resamples: int = RESAMPLES) -> Json:
+    """Tokens for a solved task of both, how many times fewer the student needs, and success."""
+    table = Resamples(columns, resamples=resamples)
+    success = paired(columns["team solved"], columns["student solved"])
+    found: Json = {
+        "n": table.n,
+        "solved": {who: int(sum(columns[f"{who} solved"])) for who in ("team", "student")},
+        "success": {
+            "value": round(success.difference.value, 5),
+            "ci95": [round(success.difference.low, 5), round(success.difference.high, 5)],
+            "wins": success.wins,
+            "losses": success.losses,
+            "p_value": round(success.p_value, 5),
+        },
+        "tokens": {},
+    }
+    if not all(found["solved"].values()):  # tokens for a solved task are then a division by 0
+        return found
+    for cache in CACHES:
+        team, student = ((f"{who} {cache}", f"{who} solved") for who in ("team", "student"))
+        fewer = table.reduction(team, student)
+        found["tokens"][cache] = {
+            "team": _rounded(*table.ratio(*team)[:3]),
+            "student": _rounded(*table.ratio(*student)[:3]),
+            "reduction": _rounded(*fewer[:3]),
+            "times_fewer": _rounded(*(1 / (1 - part) for part in fewer[:3])),
+        }
+    return found
+
+
+def _rounded(value: float, low: float, high: float) -> Json:
+    whole, *bounds = (float(f"{each:.6g}") for each in (value, low, high))
+    return {"value": whole, "ci95": bounds}
+
+
+def student_lines(found: Json) -> Iterable[str]:
+    """The measured student, for people."""
+    yield f"a measured student: {found['model']}, on held-out tasks; failures are paid for"
+    for name, one in found["sets"].items():
+        success, solved, n = one["success"], one["solved"], one["n"]
+        low, high = success["ci95"]
+        word = "lower" if high < 0 else "higher" if low > 0 else "not told apart"
+        yield ""
+        yield f"{name}: {n} tasks"
+        yield (
+            f"  solved: team {solved['team'] / n:.1%}, student {solved['student'] / n:.1%}, "
+            f"difference {success['value']:+.1%} [{low:+.1%}, {high:+.1%}]: {word}"
+        )
+        if not one["tokens"]:
+            yield "  nothing to divide by: one of them solved no task"
+        for cache, row in one["tokens"].items():
+            fewer, times = row["reduction"], row["times_fewer"]
+            yield (
+                f"  tokens for a solved task, {CACHES[cache]}: team {row['team']['value']:,.0f}, "
+                f"student {row['student']['value']:,.0f}: {fewer['value']:.1%} fewer "
+                f"[{fewer['ci95'][0]:.1%}, {fewer['ci95'][1]:.1%}], {times['value']:.2f} times "
+                f"[{times['ci95'][0]:.2f}, {times['ci95'][1]:.2f}]"
+            )

@@ -1,0 +1,121 @@
+"""Whole studies on a tiny random model: every arm runs, is kept, and continues after a kill."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from coa.evaluate.studies import run_study, study_lines
+
+pytestmark = pytest.mark.slow
+SEEDS = (0, 1)
+
+
+def settings(name: str, model: Path) -> list[str]:
+    shared = [
+        f"seeds={list(SEEDS)}",
+        f"sft.model=hf:{model}",
+        "sft.rank=4",
+        "sft.batch_size=2",
+        "sft.max_length=512",
+        "sft.checkpoint_every=1",
+        "sft.deterministic=true",
+        "sft.threads=1",
+        "chains.rows=6",
+        "chains.worlds=[0]",
+        "eval.n=4",
+        "eval.turns=2",
+        "eval.turn_tokens=8",
+        "eval.context=4096",
+        "eval.concurrency=4",
+        "eval.deterministic=true",
+    ]
+    return (
+        shared
+        + {
+            "mask": ["unstopped_tokens=8"],
+            "react": ["budgets=[120, 4096]"],
+            "rl": [
+                "more=8",
+                "rl.passes=24",  # more tokens than all chains have: the control begins again
+                "reward.expression=rl_worker:vowels",
+                "rl.updates=2",
+                "rl.tasks_per_update=1",
+                "rl.group_size=2",
+                "rl.deterministic=true",
+                "rl.threads=1",
+                "rollout.turns=1",
+                "rollout.turn_tokens=8",
+                "rollout.tokens=8",
+                "rollout.context=4096",
+                "rollout.concurrency=4",
+            ],
+        }[name]
+    )
+
+
+def study(name: str, model: Path, out: Path) -> Any:
+    return run_study(name, out, settings(name, model), lambda line: None)
+
+
+@pytest.mark.parametrize("name", ["mask", "react", "rl"])
+def test_every_arm_runs_and_a_second_call_trains_nothing(
+    name: str, tiny_model: Path, tmp_path: Path
+) -> None:
+    first = study(name, tiny_model, tmp_path / name)
+    held = first["measures"]["held out"]
+    assert held["seeds"] == list(SEEDS) and all(arm["n"] == 4 for arm in held["arms"].values())
+    for arm in held["arms"].values():
+        assert len(arm["by_seed"]) == len(SEEDS)
+    assert next(iter(study_lines(first))).startswith(f"{name}: ")
+    assert json.loads((tmp_path / name / f"{name}.json").read_text()) == first
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.safetensors")}
+    assert len(before) >= 2 * len(SEEDS)
+    assert study(name, tiny_model, tmp_path / name) == first
+    assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.safetensors")}
+
+
+def test_arms_have_in_common_what_the_study_says(tiny_model: Path, tmp_path: Path) -> None:
+    mask = study("mask", tiny_model, tmp_path / "mask")["equal"]
+    for masked, unmasked in zip(mask["masked"], mask["trained on"], strict=True):
+        same = ("rows", "tokens", "updates")
+        assert [masked[key] for key in same] == [unmasked[key] for key in same]
+        assert masked["trained_tokens"] < unmasked["trained_tokens"]
+    rl = study("rl", tiny_model, tmp_path / "rl")
+    for start, more in zip(rl["equal"]["SFT + RL"], rl["equal"]["SFT + SFT"], strict=True):
+        assert start["updates"] == 2 and start["tokens"] > 0
+        assert more["rows"] > 8  # all further chains, and some of them again
+        assert abs(more["tokens"] - start["tokens"]) <= 512  # a whole chain is the least
+    assert list(rl["against_control"]["held out"]["differences"]) == ["SFT + RL"]
+
+
+def test_killed_again_and_again_it_ends_with_the_same_result(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    whole = study("mask", tiny_model, tmp_path / "whole" / "mask")
+    command = [sys.executable, "-m", "coa", "study", "mask", "--out", str(tmp_path / "cut")]
+    marks = ("chains-0/distilled-mhqa/README.md", "seed-0/masked/eval-held-out/trajectories.jsonl")
+    for mark in (*marks, "seed-0/trained-on/sft/metrics.jsonl"):
+        child = subprocess.Popen(
+            [*command, *settings("mask", tiny_model)],
+            env=os.environ | {"HF_HUB_OFFLINE": "1"},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        deadline = time.monotonic() + 600
+        while not (tmp_path / "cut" / "mask" / mark).is_file():
+            assert child.poll() is None and time.monotonic() < deadline, mark
+            time.sleep(0.01)
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+    assert study("mask", tiny_model, tmp_path / "cut" / "mask") == whole
