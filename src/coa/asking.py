@@ -1,14 +1,16 @@
-"""One question, answered live on the terminal."""
+"""Questions, answered live on the terminal."""
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from coa.attempts import choose_grammar, choose_prompt
 from coa.display import LABEL, ChainPrinter, closing_line, console
 from coa.engines import Engine, load_engine
-from coa.engines.store import resolve_default
+from coa.engines.store import pull_missing, resolve_default
 from coa.protocol import Grammar
 from coa.runs import Appender
 from coa.runtime import Budget, Decoding, open_trajectory, rollout
@@ -16,6 +18,11 @@ from coa.tasks.task import Task
 from coa.tools.base import Toolbox
 from coa.tools.kits import KitSettings, check_corpus, open_kit
 from coa.trajectory import Trajectory
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+BUDGET = Budget(turn_tokens=256)
 
 
 @dataclass(frozen=True)
@@ -39,6 +46,7 @@ async def ask_once(question: str, how: Asking, out_path: Path | None, quiet: boo
     model, task = resolve_default(how.model), Task(question)
     if out_path is not None:
         Appender(out_path).close()  # as is what cannot be written
+    pull_missing(model, lambda line: print(line, file=sys.stderr))
     grammar = choose_grammar(how.grammar, model)
     decoding = Decoding(
         temperature=how.temperature,
@@ -49,33 +57,37 @@ async def ask_once(question: str, how: Asking, out_path: Path | None, quiet: boo
     kit = KitSettings(corpus=how.corpus, unsafe_code=how.unsafe_code)
     async with open_kit([task], kit, grammar) as toolbox_of:
         engine = load_engine(model, slots=1)
+        out = None if quiet else console()
+        if out is not None:
+            out.print(f"{'model':>{LABEL}}  {engine.name}", style="dim")
         try:
-            return await _answer(task, engine, grammar, toolbox_of(task), decoding, out_path, quiet)
+            return await answer(
+                task, engine, grammar, toolbox_of(task), decoding, BUDGET, out, out_path
+            )
         finally:
             await engine.close()
 
 
-async def _answer(
+async def answer(
     task: Task,
     engine: Engine,
     grammar: Grammar,
     toolbox: Toolbox,
     decoding: Decoding,
-    out_path: Path | None,
-    quiet: bool,
+    budget: Budget,
+    out: Console | None,
+    out_path: Path | None = None,
 ) -> Trajectory:
+    """Answer one task: the chain is printed on `out` as it is written, and kept in a file."""
     grammar = toolbox.bind(grammar)
     trajectory = open_trajectory(task, grammar, engine, decoding)
-    out = console()
-    printer = None if quiet else ChainPrinter(out, grammar)
-    if not quiet:
-        out.print(f"{'model':>{LABEL}}  {engine.name}", style="dim")
+    printer = None if out is None else ChainPrinter(out, grammar)
     steps = rollout(
         task,
         engine,
         grammar,
         toolbox,
-        budget=Budget(turn_tokens=256),
+        budget=budget,
         decoding=decoding,
         into=trajectory,
         on_text=printer.model_text if printer else None,
@@ -87,7 +99,7 @@ async def _answer(
     finally:
         if printer:
             printer.end_turn(None)
-            out.print(closing_line(trajectory))
+            printer.out.print(closing_line(trajectory))
         if out_path is not None:
             with Appender(out_path) as file:
                 file.write(trajectory.to_json())

@@ -11,7 +11,7 @@ from coa.cli_options import JsonFlag, SeedOption, emit, note
 from coa.errors import UsageError
 
 grammar_app = typer.Typer(help="Look at protocols.", no_args_is_help=True)
-model_app = typer.Typer(help="Get and list models.", no_args_is_help=True)
+model_app = typer.Typer(help="Get, list, export and pack models.", no_args_is_help=True)
 tasks_app = typer.Typer(help="Make task files.", no_args_is_help=True)
 corpus_app = typer.Typer(help="Make a corpus of a folder.", no_args_is_help=True)
 cache_app = typer.Typer(help="Look after recorded answers of tools.", no_args_is_help=True)
@@ -68,7 +68,7 @@ def model_pull(
 @model_app.command("list")
 def model_list(as_json: JsonFlag = False) -> None:
     """List the models that are here and the forms of a model reference."""
-    from coa.engines.store import describe_models
+    from coa.models.listing import describe_models
 
     models = describe_models()
     if as_json:
@@ -76,6 +76,56 @@ def model_list(as_json: JsonFlag = False) -> None:
         return
     for each in models:
         print(f"{each['ref']:<28} {each['state']:<12} {each['about']}")
+
+
+@model_app.command("export")
+def model_export(
+    ref: Annotated[str, typer.Argument(help="Model reference: afm-135m, BASE+ADAPTER_DIR ...")],
+    out: Annotated[Path, typer.Option(help="The folder to write; a new one.")],
+    to: Annotated[str, typer.Option(help="hf (for transformers) or gguf (for llama.cpp).")] = "hf",
+    dtype: Annotated[
+        str, typer.Option(help="float32 (of hf), float16 (of gguf), bfloat16; gguf: also q8_0.")
+    ] = "",
+    as_json: JsonFlag = False,
+) -> None:
+    """Write a model with its adapter merged, for other programs."""
+    from coa.models.export import export_model
+
+    report = export_model(ref, out, to, dtype, note)
+    if as_json:
+        emit(report)
+    else:
+        print(f"{out}: {', '.join(report['files'])}")
+
+
+@model_app.command("pack")
+def model_pack(
+    adapter: Annotated[Path, typer.Argument(help="An adapter in its run: RUN/adapter.")],
+    out: Annotated[Path, typer.Option(help="The folder to write; a packed one is replaced.")],
+    name: Annotated[str, typer.Option(help="What the card calls it; the folder's name.")] = "",
+    evaluations: Annotated[
+        list[str] | None, typer.Option("--eval", help="NAME=DIR, a run of coa eval; repeatable.")
+    ] = None,
+    recipe: Annotated[Path | None, typer.Option(help="The recipe that repeats it.")] = None,
+    about: Annotated[
+        Path | None, typer.Option(help="Markdown for the card: its data, its limits.")
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Make an adapter ready to ship: half the bytes, its history, results and a model card."""
+    from coa.models.pack import pack
+
+    runs = {}
+    for given in evaluations or []:
+        title, equals, folder = given.partition("=")
+        if not (title and equals and folder):
+            raise UsageError(f"--eval {given!r}: expected NAME=DIR.")
+        runs[title] = Path(folder)
+    report = pack(adapter, out, name=name, evaluations=runs, recipe=recipe, about=about)
+    if as_json:
+        emit(report)
+    else:
+        print(f"{out}: {report['name']}, {report['bytes'] / 1e6:.1f} MB")
 
 
 @tasks_app.command("make")

