@@ -110,6 +110,41 @@ def test_tables_in_a_list_become_settings(tmp_path: Path) -> None:
     assert load_recipe(path, [], Recipe).sources == (Source(Path("t.jsonl"), 2.0),)
 
 
+TWO = 'name="a"\n[[sources]]\npath="t"\n[[sources]]\npath="u"\n'
+
+
+def test_an_override_changes_one_table_of_a_list(tmp_path: Path) -> None:
+    path, defaults = recipe_file(tmp_path, TWO), {"sources": [{"path": "given"}]}
+    recipe = load_recipe(path, ["sources.1.weight=3", "sources.0.path=7"], Recipe)
+    assert recipe.sources == (Source(Path("7")), Source(Path("u"), 3.0))
+    recipe = load_recipe(None, ["name=a", "sources.0.weight=2"], Recipe, defaults)
+    assert recipe.sources == (Source(Path("given"), 2.0),)
+    assert defaults == {"sources": [{"path": "given"}]}, "what was given is left alone"
+    recipe = load_recipe(path, ["sources.0={path='v'}", "clip=[1, 2]", "clip.1=3"], Recipe)
+    assert (recipe.sources[0], recipe.clip) == (Source(Path("v")), (1.0, 3.0))
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("sources.2.path=v", "sources is a list, found '2', expected 0 to 1."),
+        ("sources.first.path=v", "sources is a list, found 'first', expected 0 to 1."),
+        ("sources.1.weight=x", "sources.1.weight is 'x', expected a number."),
+        ("sources.1.weigth=2", "sources.1.weigth is not a setting. Did you mean 'weight'?"),
+        ("sources.1=2", "sources.1 is 2, expected a table."),
+    ],
+)
+def test_what_is_wrong_with_one_table_of_a_list_says_which(
+    tmp_path: Path, override: str, expected: str
+) -> None:
+    assert message(recipe_file(tmp_path, TWO), override) == f"override {override!r}: {expected}"
+
+
+def test_an_item_of_an_empty_list_cannot_be_changed() -> None:
+    expected = "sources is a list, found '0', expected no number: it is empty."
+    assert message(None, "name=a", "sources=[]", "sources.0.path=t").endswith(expected)
+
+
 def test_a_misspelt_setting_is_named_with_the_nearest_one(tmp_path: Path) -> None:
     path = recipe_file(tmp_path, 'name = "a"\n[sft]\nlearnin_rate = 1e-4\n')
     expected = "x.toml: sft.learnin_rate is not a setting. Did you mean 'learning_rate'?"
@@ -118,7 +153,7 @@ def test_a_misspelt_setting_is_named_with_the_nearest_one(tmp_path: Path) -> Non
 
 def test_an_unknown_setting_lists_what_is_known(tmp_path: Path) -> None:
     path = recipe_file(tmp_path, 'name = "a"\n[[sources]]\npath="t"\nzzz=1\n')
-    assert message(path) == "x.toml: sources.zzz is not a setting. Known: path, weight."
+    assert message(path) == "x.toml: sources.0.zzz is not a setting. Known: path, weight."
 
 
 def test_an_error_in_an_override_names_the_override() -> None:
@@ -157,7 +192,8 @@ def test_a_setting_without_default_has_to_be_set(tmp_path: Path) -> None:
     expected = "x.toml: name is not set, and has no default; expected a string."
     assert message(path) == expected
     path = recipe_file(tmp_path, 'name = "a"\n[[sources]]\nweight = 2.0\n')
-    assert message(path) == "x.toml: sources.0.path is not set, and has no default."
+    expected = "x.toml: sources.0.path is not set, and has no default; expected a path in quotes."
+    assert message(path) == expected
 
 
 @pytest.mark.parametrize(

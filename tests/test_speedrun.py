@@ -8,105 +8,250 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 
-from coa.display import console, print_speedrun
-from coa.errors import ConfigError
+from coa.attempts import Grammars
+from coa.display import console
+from coa.engines import load_engine
+from coa.errors import ModelError
+from coa.protocol import load_grammar
+from coa.runs import Json
+from coa.runtime import Budget
 from coa.speedrun import run_speedrun
+from coa.speedrun.questions import SEED, answer_questions
+from coa.speedrun.table import print_speedrun
+from coa.tasks import make_tasks
+from coa.train.rl_stage import _knows
+from coa.trajectory import load_trajectories
 from tiny_model import make_tiny_model
 
 pytest.importorskip("torch")
 
+SMALL = [
+    *("deterministic=true", "sft.rank=4", "sft.batch_size=4", "sft.max_length=480"),
+    *("sft.checkpoint_every=1", "rl.updates=2", "rl.tasks_per_update=2", "rl.group_size=2"),
+    *("rl.refills=0", "rl.loss.entropy=0.01", "rl.lr=1e-3", "check.keep=last"),
+    *("sft.threads=1", "rl.threads=1", "rollout.turns=2", "rollout.turn_tokens=6"),
+    *("rollout.context=480", "rollout.concurrency=4"),
+    *("eval.turns=2", "eval.turn_tokens=6", "eval.context=480", "eval.concurrency=4"),
+]
+"""Entropy moves the weights where a random model's rollouts all earn nothing."""
+TASKS = """
+tasks = [{set = "atlas-mhqa", families = ["country_capital"], n = 6, worlds = [0, 1]},
+         {set = "atlas-web", families = ["capital_domain"], n = 2}]
+rl_tasks = [{set = "atlas-mhqa", families = ["country_capital"], n = 3, seed = 31},
+            {set = "atlas-web", families = ["capital_domain"], n = 1, seed = 31}]
+check_tasks = [{families = ["country_capital"], n = 2, worlds = [6]}]
 
-def overrides(model: Path) -> list[str]:
-    return [
-        f"sft.model=hf:{model}",
-        "tasks.n=12",
-        "sft.rank=4",
-        "sft.batch_size=2",
-        "sft.checkpoint_every=1",
-        "sft.max_length=512",
-        "sft.deterministic=true",
-        "eval.n=6",
-        "eval.controls=3",
-        "eval.turns=2",
-        "eval.turn_tokens=8",
-        "eval.context=4096",
-        "eval.concurrency=2",
+[[measure]]
+name = "held-out entities"
+families = ["country_capital"]
+n = 4
+models = ["team", "base", "sft", "rl"]
+
+[[measure]]
+name = "web"
+set = "atlas-web"
+families = ["capital_domain"]
+n = 2
+
+[[measure]]
+name = "wrong passages"
+families = ["country_capital"]
+n = 2
+observations = "wrong"
+"""
+
+
+class Finished(NamedTuple):
+    root: Path
+    recipe: Path
+    overrides: list[str]
+    result: Json
+
+    def again(self, notes: list[str]) -> Json:
+        return run_speedrun(self.root, self.recipe, self.overrides, notes.append)
+
+
+@pytest.fixture(scope="module")
+def finished(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """A speedrun over two sets, from the first task to the report."""
+    folder = tmp_path_factory.mktemp("speedrun")
+    recipe = folder / "recipe.toml"
+    recipe.write_text(TASKS, encoding="utf-8")
+    overrides = [f"sft.model=hf:{tiny_model}", *SMALL]
+    root = folder / "run"
+    return Finished(
+        root, recipe, overrides, run_speedrun(root, recipe, overrides, lambda note: None)
+    )
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    """Files by name, without what depends on the clock: seconds, and the page that shows them."""
+    timed = ("timings.jsonl", "latency.json", ".lock", "report.html")
+    return {
+        str(path.relative_to(root)): path.read_bytes()
+        for path in sorted(root.rglob("*"))
+        if path.is_file() and not path.name.endswith(timed)
+    }
+
+
+def test_every_stage_leaves_what_the_next_one_reads(finished: Finished) -> None:
+    rows = [(row["who"], row["on"], row["n"]) for row in finished.result["rows"]]
+    assert rows == [
+        *((who, "held-out entities", 4) for who in ("team", "base", "sft", "rl")),
+        ("rl", "web", 2),
+        ("rl", "wrong passages", 2),
     ]
+    gains = [(each["who"], each["against"]) for each in finished.result["gains"]]
+    assert gains == [("sft", "base"), ("rl", "sft")]
+    assert json.loads((finished.root / "result.json").read_text()) == finished.result
+    assert finished.result["model"].endswith("+" + str(finished.root / "rl" / "adapter"))
+    assert "<html" in Path(finished.result["report"]).read_text(encoding="utf-8")
 
 
-def test_every_stage_runs_and_a_second_call_changes_nothing(
-    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_one_adapter_learns_the_grammar_of_every_set_and_each_task_gets_its_own(
+    finished: Finished,
 ) -> None:
-    notes: list[str] = []
-    first = run_speedrun(tmp_path / "run", None, overrides(tiny_model), notes.append)
-    names = [row["name"] for row in first["rows"]]
-    assert names[:2] == ["team of experts", "base"] and len(names) == 6
-    assert [row["n"] for row in first["rows"]] == [6, 6, 6, 6, 3, 3]
-    assert first["gain"]["wins"] + first["gain"]["losses"] + first["gain"]["ties"] == 6
-    print_speedrun(console(), first)
+    chains = load_trajectories(finished.root / "distilled")
+    assert {chain.grammar for chain in chains} == {"mhqa", "web"}
+    for stage in ("sft", "rl"):
+        manifest = json.loads((finished.root / stage / "adapter" / "manifest.json").read_text())
+        assert manifest["grammar"] == ["mhqa", "web"]
+    for name, grammar in (("held-out-entities", "mhqa"), ("web", "web")):
+        measured = load_trajectories(finished.root / f"eval-rl-{name}")
+        assert {chain.grammar for chain in measured} == {grammar}
+
+
+def test_rl_in_one_grammar_leaves_an_adapter_that_is_asked_in_all_that_it_knows(
+    finished: Finished, tiny_model: Path
+) -> None:
+    mhqa = Grammars((load_grammar("mhqa"),))
+    start = f"hf:{tiny_model}+{finished.root / 'sft' / 'adapter'}"
+    assert _knows(start, mhqa) == {"grammar": ["mhqa", "web"]}
+    assert _knows(f"hf:{tiny_model}", mhqa) == {"grammar": "mhqa"}
+
+
+def test_rl_goes_on_from_the_fine_tuned_weights_and_changes_them(finished: Finished) -> None:
+    manifest = json.loads((finished.root / "rl" / "manifest.json").read_text())
+    sft = finished.root / "sft" / "adapter"
+    assert manifest["recipe"]["rl"]["model"].endswith(f"+{sft}")
+    weights = [(finished.root / s / "adapter/adapter_model.safetensors") for s in ("sft", "rl")]
+    assert weights[0].read_bytes() != weights[1].read_bytes()
+
+
+def test_a_second_call_does_nothing_again(finished: Finished) -> None:
+    before, notes = contents(finished.root), list[str]()
+    assert finished.again(notes) == finished.result
+    assert contents(finished.root) == before
+    assert sum("is finished already" in note for note in notes) == 2
+    assert not any("measure" in note for note in notes if note.startswith("=="))
+
+
+def test_the_table_has_a_row_for_each_measurement_and_says_what_was_gained(
+    finished: Finished, capsys: pytest.CaptureFixture[str]
+) -> None:
+    print_speedrun(console(), finished.result)
     shown = capsys.readouterr().out
-    assert "sft, invented world" in shown and "question" in shown
-    files = ["result.json", "sft/metrics.jsonl", "eval-sft/trajectories.jsonl", "episodes.jsonl"]
-    before = {name: (tmp_path / "run" / name).read_bytes() for name in files}
-    second = run_speedrun(tmp_path / "run", None, overrides(tiny_model), notes.append)
-    assert second == first
-    assert any("finished already" in note for note in notes)
-    assert before == {name: (tmp_path / "run" / name).read_bytes() for name in files}
+    assert shown.count("team of experts") == 1 and shown.count("untrained") == 2
+    assert "fine-tuned, then RL against fine-tuned: +0.0 points" in shown
+    assert shown.index("held-out entities") < shown.index("web") < shown.index("wrong passages")
+    assert f"report: {finished.result['report']}" in shown
+    assert f"ask --model {finished.result['model']}" in shown
 
 
-def test_killed_in_the_middle_it_ends_with_the_same_result(
-    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_questions_are_shown_with_their_chain_and_the_right_answer_after_it(
+    finished: Finished, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    whole = run_speedrun(tmp_path / "whole", None, overrides(tiny_model), lambda note: None)
-    command = [sys.executable, "-m", "coa", "speedrun", "--out", str(tmp_path / "cut")]
-    child = subprocess.Popen(
-        [*command, *overrides(tiny_model)],
-        env=os.environ | {"HF_HUB_OFFLINE": "1"},
-        stdout=subprocess.DEVNULL,
+    """Of the kinds that the model was trained for: this one writes no programs."""
+    names = ("atlas-mhqa", "atlas-web")
+    tasks = [make_tasks(name, "heldout_entity", 1, SEED)[0] for name in names]
+    brief = Budget(turns=1, turn_tokens=4)
+    chains = answer_questions(lambda note: None, finished.result["model"], budget=brief)
+    shown = capsys.readouterr().out
+    assert [chain.grammar for chain in chains] == ["mhqa", "web"]
+    for task in tasks:
+        asked, right = shown.index(task.question), shown.index(f"right is  {task.answers[0]}")
+        assert asked < shown.index("  =  ", asked) < right
+
+
+def test_an_adapter_for_another_base_is_one_line(finished: Finished, tmp_path: Path) -> None:
+    other = make_tiny_model(tmp_path / "other", seed=1)
+    with pytest.raises(ModelError, match="trained on a base with hash") as caught:
+        load_engine(f"hf:{other}+{finished.root / 'rl' / 'adapter'}")
+    assert "\n" not in str(caught.value)
+
+
+# -- minutes ----------------------------------------------------------------------------------
+
+
+def start(folder: Path, *words: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "coa", "speedrun", "--json", "--out", "run", *words],
+        cwd=folder,
+        env=os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
     )
-    metrics = tmp_path / "cut" / "sft" / "metrics.jsonl"
-    deadline = time.monotonic() + 240
-    while time.monotonic() < deadline and child.poll() is None:
-        if metrics.is_file() and metrics.read_bytes().count(b"\n") >= 2:
-            break
-        time.sleep(0.01)
-    child.send_signal(signal.SIGKILL)
-    child.wait()
-    again = run_speedrun(tmp_path / "cut", None, overrides(tiny_model), lambda note: None)
-
-    def plain(result: dict[str, object]) -> str:
-        return json.dumps(result).replace(str(tmp_path / "cut"), str(tmp_path / "whole"))
-
-    assert plain(again) == plain(whole)
-    for name in ("sft/metrics.jsonl", "sft/adapter/adapter_model.safetensors"):
-        left, right = (tmp_path / run / name for run in ("whole", "cut"))
-        assert left.read_bytes() == right.read_bytes(), name
 
 
-def test_a_misspelt_setting_is_refused_before_anything_runs(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"sft\.learning_rate is not a setting"):
-        run_speedrun(tmp_path, None, ["sft.learning_rate=1"], lambda note: None)
+def reached(root: Path) -> Iterator[tuple[Path, int]]:
+    """Moments to be killed at: a file, and how many lines it has by then."""
+    yield root / "sft" / "metrics.jsonl", 1
+    yield root / "rl" / "metrics.jsonl", 2
+    yield root / "eval-rl-held-out-entities" / "trajectories.jsonl", 1
 
 
-def test_an_adapter_for_another_base_is_one_line(
-    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def kill_at(child: subprocess.Popen[bytes], path: Path, lines: int) -> bool:
+    """Kill a process when a file has so many lines; False when it came to its end before."""
+    for _ in range(60_000):
+        if child.poll() is not None:
+            return False
+        if path.is_file() and path.read_bytes().count(b"\n") >= lines:
+            child.send_signal(signal.SIGKILL)
+            child.wait()
+            return True
+        time.sleep(0.005)
+    raise AssertionError(f"{path} does not come")
+
+
+@pytest.mark.slow
+def test_a_second_run_that_is_killed_in_every_stage_writes_the_same_files(
+    tiny_model: Path, tmp_path: Path
 ) -> None:
-    run_speedrun(tmp_path / "run", None, overrides(tiny_model), lambda note: None)
-    other = make_tiny_model(tmp_path / "other", seed=1)
-    adapter = tmp_path / "run" / "sft" / "adapter"
-    tasks = tmp_path / "run" / "tasks-heldout.jsonl"
-    model = ["--model", f"hf:{other}+{adapter}"]
-    command = ["eval", *model, "--tasks", str(tasks), "--out", str(tmp_path / "eval")]
-    done = subprocess.run(
-        [sys.executable, "-m", "coa", *command], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 2, done.stderr
-    assert (
-        done.stderr.count("\n") == 1
-        and "the adapter was trained on a base with hash" in done.stderr
-    )
+    results: list[Any] = []
+    for name in ("whole", "killed"):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "recipe.toml").write_text(TASKS, encoding="utf-8")
+        words = ["--recipe", "recipe.toml", f"sft.model=hf:{tiny_model}", *SMALL]
+        if name == "killed":
+            kills = [kill_at(start(folder, *words), *at) for at in reached(folder / "run")]
+            assert sum(kills) >= 2, kills
+        child = start(folder, *words)
+        results.append(json.loads(child.communicate(timeout=1800)[0]))
+        assert child.returncode == 0
+    whole, killed = (contents(tmp_path / name / "run") for name in ("whole", "killed"))
+    assert results[0] == results[1] and killed.keys() == whole.keys()
+    assert [name for name in whole if killed[name] != whole[name]] == []
+
+
+@pytest.mark.slow
+def test_the_three_sets_of_the_full_recipe_go_the_whole_way(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("reasoning_gym")
+    sizes = [f"{table}.{i}.n=6" for table in ("tasks", "rl_tasks") for i in range(3)]
+    sizes += [f"check_tasks.{i}.n=2" for i in range(3)] + [f"measure.{i}.n=2" for i in range(9)]
+    sizes += [f"{table}.{i}.worlds=[0]" for table in ("tasks", "rl_tasks") for i in range(2)]
+    overrides = [f"sft.model=hf:{tiny_model}", *SMALL, *sizes, "sft.skip_too_long=true"]
+    result = run_speedrun(tmp_path / "run", None, overrides, lambda note: None, full=True)
+    manifest = json.loads((tmp_path / "run" / "rl" / "adapter" / "manifest.json").read_text())
+    assert manifest["grammar"] == ["code", "mhqa", "web"]
+    assert len(result["rows"]) == 31
+    team = {row["on"]: row["accuracy"] for row in result["rows"] if row["who"] == "team"}
+    assert len(team) == 7 and min(team.values()) >= 0.5

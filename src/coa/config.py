@@ -4,6 +4,7 @@ The settings of a stage are a frozen dataclass beside that stage; its fields, ty
 the schema, and the comments in the TOML are the documentation. There is no flag per field and no
 registry. Overrides are written as TOML values (`sft.epochs=2`, `rl.clip=[0.2, 0.28]`); what is not
 one is taken as plain text, so `model=hf:some/name` needs no quotes, and `none` unsets an optional.
+Of a list of tables a number names one, from 0: `tasks.0.n=50`.
 
 Types are checked strictly (no `"3"` for 3, no `true` for 1; an int is fine where a float is
 expected), and a key nobody reads is an error, because a misspelt setting that is ignored costs a
@@ -12,6 +13,7 @@ training run. `load_object` finds users' own tasks, rewards, tools, teachers and
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import enum
 import importlib
@@ -48,12 +50,11 @@ def load_recipe(
     origins: dict[Key, str] = {}
     for override in overrides:
         key, text = _split(override)
-        value = _parse_value(text, _annotation(schema, key))
-        nested: Json = {key[-1]: value}
-        for name in reversed(key[:-1]):
-            nested = {name: nested}
-        _merge(merged, nested)
         origins[key] = override
+        try:
+            _put(merged, key, _parse_value(text, _annotation(schema, key)))
+        except IndexError as exc:
+            raise ConfigError(f"override {override!r}: {exc}.") from None
 
     def where(key: Key) -> str:
         for depth in range(len(key), 0, -1):
@@ -135,7 +136,35 @@ def _merge(into: Json, other: Mapping[str, Any]) -> None:
             table = into[name] = held if isinstance(held, dict) else {}
             _merge(table, value)
         else:
-            into[name] = value
+            into[name] = copy.deepcopy(value)  # an override may change an item of a list
+
+
+def _put(values: Json, key: Key, value: Any) -> None:
+    """Set what `key` names, making the tables on the way; an item of a list has to be there."""
+    at: Any = values
+    for depth, name in enumerate(key[:-1], start=1):
+        inner = _items(at, key[:depth])[int(name)] if isinstance(at, list) else at.get(name)
+        if not isinstance(inner, (dict, list)):
+            inner = {}
+            _store(at, name, inner)
+        at = inner
+    if isinstance(at, list):
+        _items(at, key)
+        _store(at, key[-1], value)
+    else:
+        _merge(at, {key[-1]: value})
+
+
+def _store(at: Any, name: str, value: Any) -> None:
+    at[int(name) if isinstance(at, list) else name] = value
+
+
+def _items(found: list[Any], key: Key) -> list[Any]:
+    """The list, when the last part of `key` is the number of one of its items."""
+    if not (key[-1].isdecimal() and int(key[-1]) < len(found)):
+        numbers = f"0 to {len(found) - 1}" if found else "no number: it is empty"
+        raise IndexError(f"{'.'.join(key[:-1])} is a list, found {key[-1]!r}, expected {numbers}")
+    return found
 
 
 def _split(override: str) -> tuple[Key, str]:
@@ -184,9 +213,20 @@ def _annotation(schema: Any, key: Key) -> Any:
     """The annotation of the setting at `key`, or None where the schema does not say."""
     annotation = schema
     for name in key:
-        schema = _schema_of(annotation)
-        annotation = _fields(schema).get(name) if schema is not None else None
+        annotation = _inside(annotation, name)
     return annotation
+
+
+def _inside(annotation: Any, name: str) -> Any:
+    """The annotation of a field of a table, or of an item of a list; None: there is no such."""
+    schema = _schema_of(annotation)
+    if schema is not None:
+        return _fields(schema).get(name)
+    for option in _options(annotation):
+        args = typing.get_args(option)
+        if name.isdecimal() and typing.get_origin(option) in (list, tuple, Sequence) and args:
+            return args[0] if len(args) == 1 or Ellipsis in args else args[int(name) % len(args)]
+    return None
 
 
 def _unknown(values: Mapping[str, Any], schema: Any, at: Key = ()) -> Iterator[tuple[Key, Key]]:
@@ -196,24 +236,26 @@ def _unknown(values: Mapping[str, Any], schema: Any, at: Key = ()) -> Iterator[t
         if name not in fields:
             yield (*at, name), tuple(fields)
             continue
-        for item, inner in _nested(value, fields[name]):
-            yield from _unknown(item, inner, (*at, name))
+        for key, item, inner in _nested(value, fields[name]):
+            yield from _unknown(item, inner, (*at, name, *key))
 
 
-def _nested(value: Any, annotation: Any) -> Iterator[tuple[Mapping[str, Any], Any]]:
+def _nested(value: Any, annotation: Any) -> Iterator[tuple[Key, Mapping[str, Any], Any]]:
     """Tables within `value` that a dataclass reads: itself, or the items of a list or a table."""
     schema = _schema_of(annotation)
     if schema is not None:
         if isinstance(value, Mapping):
-            yield value, schema
+            yield (), value, schema
         return
     for option in _options(annotation):
         inner = next((s for s in map(_schema_of, typing.get_args(option)) if s), None)
         if inner is not None:
-            items = value.values() if isinstance(value, Mapping) else value
-            if isinstance(items, str) or not hasattr(items, "__iter__"):
+            if isinstance(value, str) or not hasattr(value, "__iter__"):
                 return
-            yield from ((item, inner) for item in items if isinstance(item, Mapping))
+            items = value.items() if isinstance(value, Mapping) else enumerate(value)
+            yield from (
+                ((str(at),), item, inner) for at, item in items if isinstance(item, Mapping)
+            )
 
 
 def _validate(values: Json, schema: type[S], where: typing.Callable[[Key], str]) -> S:
@@ -248,23 +290,24 @@ def _bounded(kind: str) -> bool:
 
 
 def _named(schema: Any, location: Sequence[str | int]) -> Key:
-    """The part of an error's location that names settings, not union members or list items."""
+    """The part of an error's location that names settings and tables in lists, not the members of
+    unions or plain items."""
     key: Key = ()
+    annotation = schema
     for part in location:
-        if schema is None:
-            break
-        fields = _fields(schema)
-        if part in fields:
-            key = (*key, str(part))
-            schema = _schema_of(fields[str(part)])
+        inner = _inside(annotation, str(part))
+        if inner is None or (isinstance(part, int) and _schema_of(inner) is None):
+            continue
+        key, annotation = (*key, str(part)), inner
     return key
 
 
 def _lookup(values: Any, key: Key) -> Any:
     for name in key:
-        if not isinstance(values, Mapping):
-            break
-        values = values.get(name)
+        if isinstance(values, list) and name.isdecimal():
+            values = values[int(name)]
+        elif isinstance(values, Mapping):
+            values = values.get(name)
     return values
 
 

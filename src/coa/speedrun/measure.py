@@ -1,0 +1,154 @@
+"""The measurements of a speedrun: the team and each model on held-out tasks, and what was gained.
+
+Each leaves a directory `eval-WHO-NAME`; one that has its summary is not done again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+
+from coa.engines import load_engine, slots_for
+from coa.engines.base import Engine
+from coa.engines.codec import Codec
+from coa.engines.store import model_folder, resolve
+from coa.estimates import estimate
+from coa.evaluate.run import compare
+from coa.evaluate.stage import EvalSettings, run_eval
+from coa.rewards import Scored, open_reward
+from coa.runs import Json, read_records, write_atomic
+from coa.speedrun.recipe import EvalPart, Measurement, SpeedrunRecipe, Who
+from coa.speedrun.stages import Stages
+from coa.tasks.sets import grammar_of
+from coa.tasks.task import TaskSet
+from coa.teachers.episode import Episode, Use
+from coa.teachers.stage import run_recording
+from coa.trajectory import StopReason, Trajectory
+
+SUMMARY, TEAM = "summary.json", "team.json"
+"""What a measurement of a model and one of the team end with; the latter is no run of a model."""
+
+
+def measure_all(recipe: SpeedrunRecipe, models: Mapping[Who, str], stages: Stages) -> Json:
+    """Rows by measurement, in the recipe's order, and the paired differences between models."""
+    root = stages.root
+    asked = [(part, who) for part in recipe.measure for who in recipe.measured(part)]
+    left = [(part, who) for part, who in asked if not summary_file(root, who, part).is_file()]
+    for part, who in left:
+        if who == "team":
+            with stages.timed(f"measure the team: {part.name}"):
+                _measure_team(recipe, part, root, models["base"])
+    for who, model in models.items():
+        own = [part for part, measured in left if measured == who]
+        if own:
+            with _loaded(model, recipe.eval) as engine:
+                for part in own:
+                    with stages.timed(f"measure {who}: {part.name}"):
+                        _measure_model(recipe.eval, model, part, who, root, engine)
+    rows = [_row(root, who, part) for part, who in asked]
+    return {"rows": rows, "gains": list(_gains(recipe, root))}
+
+
+def _row(root: Path, who: Who, part: Measurement) -> Json:
+    path = summary_file(root, who, part)
+    summary: Json = json.loads(path.read_text(encoding="utf-8"))
+    row = {"name": f"{who}, {part.name}", "who": who, "on": part.name, "run": str(path.parent)}
+    return row | summary
+
+
+def task_file(root: Path, part: Measurement) -> Path:
+    return root / f"tasks-{part.slug}.jsonl"
+
+
+def eval_folder(root: Path, who: Who, part: Measurement) -> Path:
+    return root / f"eval-{who}-{part.slug}"
+
+
+def summary_file(root: Path, who: Who, part: Measurement) -> Path:
+    return eval_folder(root, who, part) / (TEAM if who == "team" else SUMMARY)
+
+
+def _measure_model(
+    how: EvalPart, model: str, part: Measurement, who: Who, root: Path, engine: Engine
+) -> None:
+    settings = EvalSettings(
+        model=model,
+        tasks=str(task_file(root, part)),
+        observations=part.observations,
+        turns=how.turns,
+        turn_tokens=how.turn_tokens,
+        malformed=how.malformed,
+        context=how.context,
+        concurrency=how.concurrency,
+        deterministic=how.deterministic,
+        seed=how.seed,
+    )
+    run_eval(settings, eval_folder(root, who, part), engine=engine)
+
+
+def _measure_team(recipe: SpeedrunRecipe, part: Measurement, root: Path, base: str) -> None:
+    """The teacher on the same tasks, its tokens counted with the student's tokenizer."""
+    path, out = task_file(root, part), summary_file(root, "team", part)
+    recorded = out.with_name("episodes.jsonl")
+    options = {"error_rate": recipe.teacher.error_rate}
+    run_recording(path, recorded, "experts", options, seed=recipe.teacher.seed)
+    tasks, episodes = TaskSet.load(path), read_records(recorded, Episode.from_json)
+    scores = [each.score or 0.0 for each in asyncio.run(_judged(tasks, episodes))]
+    codec = Codec.from_folder(model_folder(resolve(base)))
+    tokens = [episode.count_tokens(lambda text: len(codec.encode(text))) for episode in episodes]
+    calls = sum(isinstance(event, Use) for episode in episodes for event in episode.events)
+    result, n, total = estimate(scores), len(tasks), sum(count.total_cached for count in tokens)
+    summary: Json = {
+        "n": n,
+        "accuracy": round(result.value, 4),
+        "ci95": [round(result.low, 4), round(result.high, 4)],
+        "tokens_per_task": round(total / n, 1),
+        "tokens_per_task_uncached": round(sum(count.total for count in tokens) / n, 1),
+        "tokens_per_solved": round(total / sum(scores), 1) if any(scores) else None,
+        "tool_calls_per_task": round(calls / n, 2),
+    }
+    write_atomic(out, json.dumps(summary, indent=2) + "\n")
+
+
+async def _judged(tasks: TaskSet, episodes: Sequence[Episode]) -> list[Scored]:
+    """What the answers are worth by the reward of each task."""
+    answers = [
+        Trajectory(
+            task.id,
+            task.question,
+            grammar_of(task),
+            answer=episode.answer,
+            stop=None if episode.answer is None else StopReason.ANSWERED,
+        )
+        for task, episode in zip(tasks, episodes, strict=True)
+    ]
+    async with open_reward("auto", tasks=tasks) as reward:
+        return await reward.score_all(zip(tasks, answers, strict=True))
+
+
+def _gains(recipe: SpeedrunRecipe, root: Path) -> Iterator[Json]:
+    """Each model against the one before it, paired by task."""
+    for part in recipe.measure:
+        whose = [who for who in ("base", *recipe.trained) if who in recipe.measured(part)]
+        for before, after in pairwise(whose):
+            folders = [eval_folder(root, who, part) for who in (before, after)]
+            yield {"on": part.name, "who": after, "against": before} | compare(folders)["runs"][1]
+
+
+@contextmanager
+def _loaded(model: str, how: EvalPart) -> Iterator[Engine]:
+    """One engine for several measurements: a model is loaded once."""
+    engine = load_engine(
+        model,
+        slots=slots_for(how.concurrency),
+        context=how.context,
+        deterministic=how.deterministic,
+    )
+    try:
+        yield engine
+    finally:
+        asyncio.run(engine.close())
