@@ -8,8 +8,9 @@ import sys
 from collections.abc import Mapping
 from importlib import metadata, util
 
-from coa.engines.store import BASE, cache_dir, is_pulled
+from coa.engines.store import BASE, OURS, cache_dir, is_pulled
 from coa.machine import cores, memory_gb, native_bfloat16
+from coa.models.listing import shipped_in_words
 from coa.runs import Json
 from coa.tools.sandbox import Tier, reach_tier
 
@@ -31,8 +32,11 @@ OPTIONAL = {
     "numpy": "tools",
     "sympy": "tools",
     "reasoning_gym": "gym",
+    "starlette": "serve",
+    "uvicorn": "serve",
 }
-"""Needed for some of what coa does: reading pages and documents, scoring, programs, gym tasks."""
+"""Needed for some of what coa does: reading pages and documents, scoring, programs, gym tasks, and
+the server."""
 
 
 def examine() -> Json:
@@ -77,6 +81,7 @@ def examine() -> Json:
     add("disk", free >= 2, f"{free} GB free at {folder}", "free at least 2 GB, or set COA_CACHE")
     pulled = is_pulled()
     add("model", pulled, f"{BASE} {'ready' if pulled else 'not pulled'}", "coa model pull")
+    add(OURS, True, shipped_in_words())
     return {"ok": all(each["ok"] or each["optional"] for each in checks), "checks": checks}
 
 

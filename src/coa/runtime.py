@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
@@ -120,7 +120,7 @@ async def rollout(
     decoding: Decoding | None = None,
     into: Trajectory | None = None,
     on_text: OnText | None = None,
-) -> AsyncIterator[Step]:
+) -> AsyncGenerator[Step, None]:
     """Yield the steps of one rollout.
 
     `into` is the trajectory that it fills, made by `open_trajectory` with the same arguments:

@@ -1,0 +1,182 @@
+"""The desk: takes what a client asked, plays one rollout, and says how it went.
+
+A rollout is a task of its own: it gives its place back when it ends, however slowly its client
+reads, and is cancelled when the client goes away or the server has to stop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from coa.display import fold, harmless
+from coa.engines.base import Engine
+from coa.runs import Appender
+from coa.runtime import Budget, Decoding, open_trajectory, rollout
+from coa.serve.agents import Agent
+from coa.serve.narration import Narrator, Piece
+from coa.serve.places import Places, Ticket
+from coa.serve.refusals import Refused, shown, unavailable
+from coa.serve.replies import Reply, failure
+from coa.serve.request import Asked, Limits
+from coa.tasks.task import Task
+from coa.trajectory import StopReason, Trajectory
+
+TURN_TOKENS = 512
+LOGGED = 500
+"""Most characters of an error that the log repeats: a page or a server may have written it."""
+Say = Callable[[str], None]
+
+
+@dataclass
+class Played:
+    """What a rollout came to."""
+
+    trajectory: Trajectory
+    answer: Piece | None
+
+
+@dataclass
+class Desk:
+    """All requests of one server."""
+
+    engine: Engine
+    agents: Mapping[str, Agent]
+    limits: Limits
+    temperature: float = 0.0
+    constrain: bool = False
+    out: Appender | None = None
+    """Gets every trajectory."""
+    log: Say = print
+    log_questions: bool = False
+    stopping: bool = False
+    places: Places = field(init=False)
+    _at_work: set[asyncio.Task[Played]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.places = Places(self.limits.rollouts, self.limits.queue)
+
+    def agent(self, name: str) -> Agent:
+        if name not in self.agents:
+            known = ", ".join(self.agents)
+            message = f"the model {shown(name)} does not exist here; there are {known}."
+            raise Refused(message, 404, code="model_not_found", param="model")
+        return self.agents[name]
+
+    def take(self) -> Ticket:
+        """A ticket for a rollout."""
+        if self.stopping:
+            raise self.stopped()
+        return self.places.take()
+
+    def stopped(self) -> Refused:
+        return unavailable("the server is stopping; try again later.", "stopping")
+
+    def start(
+        self,
+        asked: Asked,
+        agent: Agent,
+        ticket: Ticket,
+        reply: Reply,
+        tell: Callable[[Piece], None],
+    ) -> asyncio.Task[Played]:
+        """Begin a rollout as soon as its ticket has a place."""
+        work = asyncio.create_task(self._play(asked, agent, ticket, reply, tell))
+        self._at_work.add(work)
+        work.add_done_callback(self._at_work.discard)
+        return work
+
+    def cut(self) -> None:
+        """End all rollouts now."""
+        self.stopping = True
+        for work in list(self._at_work):
+            work.cancel()
+
+    async def _play(
+        self,
+        asked: Asked,
+        agent: Agent,
+        ticket: Ticket,
+        reply: Reply,
+        tell: Callable[[Piece], None],
+    ) -> Played:
+        await ticket.wait(self.limits.seconds)
+        try:
+            task = Task(asked.question)
+            toolbox = agent.toolbox_of(task)
+            grammar = toolbox.bind(agent.grammar)
+            decoding = self._decoding(asked, agent)
+            trajectory = open_trajectory(task, grammar, self.engine, decoding)
+            trajectory.meta["request"] = reply.id
+            narrator = Narrator(grammar, tell)
+            steps = rollout(
+                task,
+                self.engine,
+                grammar,
+                toolbox,
+                budget=self._budget(asked),
+                decoding=decoding,
+                into=trajectory,
+                on_text=narrator.model_text,
+            )
+            try:
+                async with aclosing(steps):
+                    async for step in steps:
+                        narrator.end_turn(step, trajectory.stop is StopReason.ANSWERED)
+            finally:
+                if self.out is not None:
+                    self.out.write(trajectory.to_json())
+        finally:
+            ticket.give_back()
+        self._check(trajectory)
+        answer = trajectory.answer
+        return Played(trajectory, narrator.answer(answer) if answer is not None else None)
+
+    def _decoding(self, asked: Asked, agent: Agent) -> Decoding:
+        """Without a seed every request draws anew; the response says which it was."""
+        return Decoding(
+            temperature=self.temperature if asked.temperature is None else asked.temperature,
+            top_p=asked.top_p,
+            top_k=asked.top_k,
+            min_p=asked.min_p,
+            seed=secrets.randbits(31) if asked.seed is None else asked.seed,
+            prompt=agent.prompt,
+            constrain=self.constrain,
+        )
+
+    def _budget(self, asked: Asked) -> Budget:
+        return Budget(
+            turns=self.limits.turns,
+            tokens=asked.max_tokens or self.limits.tokens,
+            turn_tokens=TURN_TOKENS,
+            seconds=self.limits.seconds,
+        )
+
+    def _check(self, trajectory: Trajectory) -> None:
+        """Refuse what is no answer of the model, good or bad."""
+        failed = failure(trajectory)
+        if failed is not None:
+            self.log_error(trajectory.meta["request"], f"{trajectory.stop}: {trajectory.error}")
+            raise unavailable(*failed)
+        if trajectory.stop is StopReason.CONTEXT and not trajectory.usage.turns:
+            message = f"{trajectory.error}. Shorten the question."
+            raise Refused(message, code="context_length_exceeded", param="messages")
+
+    def log_error(self, request: str, said: str) -> None:
+        """What broke, on one line of the log, whatever it says."""
+        self.log(f"{request} {fold(said, LOGGED)}")
+
+    def note(self, reply: Reply, asked: Asked, how: str, trajectory: Trajectory | None) -> None:
+        """One line of the log for each request; the question only where that was asked for."""
+        parts = [f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} {reply.id} {reply.model} {how}"]
+        if trajectory is not None:
+            usage = trajectory.usage
+            parts.append(f"{usage.turns} turns, {usage.tool_calls} tool calls")
+            parts.append(f"{usage.sampled_tokens} tokens, {trajectory.seconds['total']:.1f} s")
+        if self.log_questions:
+            parts.append(shown(asked.question))
+        self.log(harmless(" | ".join(parts)))

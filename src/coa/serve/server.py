@@ -1,0 +1,220 @@
+"""`coa serve`: a socket, an engine, the agents, and an end without a lost answer.
+
+The port is taken before the model is loaded, so that one which is in use is found out at once. The
+first signal closes the door and lets rollouts finish for a while; what is left then, or at the
+second signal, is cut with an error that its client can read. Either way the process ends with 0.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import os
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from coa.engines import Engine, load_engine, rollouts_at_once, slots_for
+from coa.engines.store import pull_missing, resolve_default
+from coa.errors import MissingExtra, UsageError
+from coa.runs import Appender
+from coa.runtime import Decoding
+from coa.serve.agents import open_agents
+from coa.serve.desk import Desk
+from coa.serve.keys import KEY_VARIABLE, is_loopback
+from coa.serve.request import Limits
+from coa.tools.kits import check_corpus
+
+if TYPE_CHECKING:
+    import uvicorn
+
+SPARE_CONNECTIONS = 256
+"""Beyond those with a rollout: clients that list models, keep a connection, or are slow."""
+KEEP_ALIVE_S = 75
+"""Longer than clients and proxies keep an idle connection: when both end one at the same moment, a
+request that was just sent on it is lost."""
+Note = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Serving:
+    """How a model is served."""
+
+    model: str = "auto"
+    name: str = ""
+    """What clients call it; empty: the reference without paths."""
+    grammars: tuple[str, ...] = ()
+    """The first is the default; none: those that the model was trained on."""
+    corpus: str = "atlas"
+    prompt: str = "auto"
+    host: str = "127.0.0.1"
+    port: int = 8000
+    """0 takes any that is free."""
+    key: str = field(default="", repr=False)
+    limits: Limits = field(default_factory=Limits)
+    temperature: float = 0.0
+    constrain: bool = False
+    context: int = 2048
+    memory_gb: float | None = None
+    grace_s: float = 20.0
+    out: Path | None = None
+    log_questions: bool = False
+
+    def __post_init__(self) -> None:
+        Decoding(temperature=self.temperature)  # says what cannot be sampled with
+
+
+class Listening:
+    """A server that answers: where it is, and how to end it."""
+
+    def __init__(self, url: str, desk: Desk, server: uvicorn.Server, grace_s: float) -> None:
+        self.url, self.desk = url, desk
+        self._server, self._grace_s = server, grace_s
+
+    def stop(self) -> None:
+        """Close the door; called again, end what is left at once."""
+        if self.desk.stopping:
+            self.desk.cut()
+            return
+        self.desk.stopping = True
+        self._server.should_exit = True
+        asyncio.get_running_loop().call_later(self._grace_s, self.desk.cut)
+
+
+def serve(settings: Serving, note: Note) -> None:
+    """Serve until a signal comes."""
+
+    async def main() -> None:
+        async with listening(settings, note) as server:
+            for each in (signal.SIGINT, signal.SIGTERM):
+                asyncio.get_running_loop().add_signal_handler(each, server.stop)
+
+    asyncio.run(main())
+
+
+@contextlib.asynccontextmanager
+async def listening(
+    settings: Serving, note: Note, engine: Engine | None = None
+) -> AsyncIterator[Listening]:
+    """A server that answers from now on. Leaving the block waits until it was stopped."""
+    _check_packages()
+    if not settings.key and not is_loopback(settings.host):
+        raise UsageError(
+            f"host {settings.host!r} can be reached by others, and there is no key. "
+            f"Set {KEY_VARIABLE} or --key-file, or serve 127.0.0.1 only."
+        )
+    check_corpus(settings.corpus)
+    async with contextlib.AsyncExitStack() as stack:
+        door = stack.enter_context(_bind(settings.host, settings.port))
+        _give_up_on_stalled(door, settings.limits.stall_s)
+        out = stack.enter_context(Appender(settings.out)) if settings.out is not None else None
+        model = resolve_default(settings.model)
+        pull_missing(model, note)
+        agents = await stack.enter_async_context(
+            open_agents(
+                model,
+                name=settings.name,
+                grammars=settings.grammars,
+                prompt=settings.prompt,
+                corpus=settings.corpus,
+                note=note,
+            )
+        )
+        engine = engine or _load(model, settings)
+        stack.push_async_callback(engine.close)
+        at_once = rollouts_at_once(engine, settings.limits.rollouts)
+        if at_once < settings.limits.rollouts:
+            note(f"the engine keeps {at_once} rollouts at a time; further ones wait")
+        desk = Desk(
+            engine,
+            agents,
+            replace(settings.limits, rollouts=at_once),
+            temperature=settings.temperature,
+            constrain=settings.constrain,
+            out=out,
+            log=note,
+            log_questions=settings.log_questions,
+        )
+        server = _make_server(desk, settings)
+        url = f"http://{_address(door)}"
+        running = asyncio.create_task(server.serve(sockets=[door]))
+        note(f"serving {', '.join(agents)} on {url}/v1")
+        if not settings.key:
+            note(f"no key: only this machine is served; set {KEY_VARIABLE} or --key-file for more")
+        try:
+            yield Listening(url, desk, server, settings.grace_s)
+        except BaseException:
+            server.should_exit = True
+            raise
+        finally:
+            await running
+        note("stopped")
+
+
+def _load(model: str, settings: Serving) -> Engine:
+    slots = slots_for(settings.limits.rollouts)
+    return load_engine(model, slots=slots, context=settings.context, memory_gb=settings.memory_gb)
+
+
+def _check_packages() -> None:
+    try:
+        import starlette  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        raise MissingExtra("coa serve", "serve") from error
+
+
+def _make_server(desk: Desk, settings: Serving) -> uvicorn.Server:
+    import uvicorn
+
+    from coa.serve.app import make_app
+
+    class Server(uvicorn.Server):
+        @contextlib.contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            """Signals are ours: uvicorn would raise them again at the end and not exit with 0."""
+            yield
+
+    limits = settings.limits
+    config = uvicorn.Config(
+        make_app(desk, settings.key, int(time.time())),
+        http="h11",  # bounds the headers of a request; others that may be installed do not
+        lifespan="off",
+        ws="none",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        limit_concurrency=limits.rollouts + limits.queue + SPARE_CONNECTIONS,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        # Cut rollouts still tell their clients; whoever does not listen is left after that.
+        timeout_graceful_shutdown=math.ceil(settings.grace_s) + 5,
+    )
+    return Server(config)
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host.strip("[]"), port), family=family)
+    except (OSError, OverflowError) as error:
+        number = error.errno if isinstance(error, OSError) else None
+        reason = os.strerror(number) if number and number > 0 else str(error)
+        raise UsageError(
+            f"cannot serve on {host} port {port}: {reason}. Choose another with --host or --port."
+        ) from None
+
+
+def _give_up_on_stalled(door: socket.socket, seconds: float) -> None:
+    """The kernel ends a connection that takes nothing: closing it would wait for what is left."""
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux; accepted sockets inherit it
+        door.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, math.ceil(1000 * seconds))
+
+
+def _address(door: socket.socket) -> str:
+    host, port = door.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
