@@ -16,6 +16,31 @@ FLAGS = (
     *("--disable-background-networking", "--disable-component-update", "--remote-debugging-pipe"),
 )
 
+CONTRAST = """(() => {
+  const rgb = (text) => (text.match(/[\\d.]+/g) || []).map(Number);
+  const light = ([r, g, b]) => [r, g, b].map((v) => v / 255)
+    .map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4))
+    .reduce((sum, v, at) => sum + v * [0.2126, 0.7152, 0.0722][at], 0);
+  const poor = [];
+  for (const node of document.querySelectorAll('body *')) {
+    const own = [...node.childNodes].some((n) => n.nodeType === 3 && n.data.trim());
+    if (!own || !node.checkVisibility() || node.closest('.hidden, script')) continue;
+    let [ground, solid, up] = [[255, 255, 255], 1, node];
+    for (; up; up = up.parentElement) {
+      solid *= Number(getComputedStyle(up).opacity);
+      const found = rgb(getComputedStyle(up).backgroundColor);
+      if (found.length === 3 || found[3] === 1) { ground = found; break; }
+    }
+    const ink = rgb(getComputedStyle(node).color).slice(0, 3)
+      .map((v, at) => v * solid + ground[at] * (1 - solid));
+    const [a, b] = [light(ink), light(ground)].sort((x, y) => y - x);
+    const ratio = (a + 0.05) / (b + 0.05);
+    if (ratio < 4.5) poor.push(`${node.className || node.tagName}: ${ratio.toFixed(2)}`);
+  }
+  return [...new Set(poor)];
+})()"""
+"""Texts of a page that stand out too little from what is behind them."""
+
 
 class Browser:
     """One tab of a Chromium. Its protocol is JSON with a zero byte after each message."""

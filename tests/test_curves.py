@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from chromium_tab import CHROMIUM, Browser
 from coa.errors import RecordError
-from coa.train.curves import PANELS, _scale, curve, plot, points, trailing_mean
+from coa.train.curves import PANELS, curve, plot, points, scale, trailing_mean
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -100,7 +100,7 @@ def test_a_mean_is_of_the_last_updates_and_begins_when_there_are_enough() -> Non
 
 @given(st.lists(st.floats(-1e200, 1e200), max_size=9))
 def test_ticks_are_round_and_hold_all_values(values: list[float]) -> None:
-    ticks = _scale(values)
+    ticks = scale(values)
     assert 2 <= len(ticks) <= 7 and ticks == sorted(ticks)
     slack = 1e-6 * (ticks[-1] - ticks[0])
     assert all(ticks[0] - slack <= value <= ticks[-1] + slack for value in [0.0, *values])

@@ -62,7 +62,7 @@ class _Tally:
 
 
 @dataclass(frozen=True)
-class _Chain:
+class DrawnChain:
     """A trajectory with the blocks of its segments."""
 
     trajectory: Trajectory
@@ -99,7 +99,7 @@ def chains_view(path: Path, grammar: str = "", scores: Scores | None = None) -> 
 
     def add(record: Json) -> None:
         trajectory = Trajectory.from_json(record)
-        chain = _chain(trajectory, grammar)
+        chain = draw_chain(trajectory, grammar)
         same = (trajectory.task_id, trajectory.sample, trajectory.question, trajectory.text)
         if (entry := seen.get(same)) is not None:
             _add_copy(entry)
@@ -107,8 +107,8 @@ def chains_view(path: Path, grammar: str = "", scores: Scores | None = None) -> 
         score = (scores or {}).get((trajectory.task_id, trajectory.sample))
         seen[same] = entry = _entry(chain, unique(trajectory.task_id, taken), score)
         view.entries.append(entry)
-        view.records.append(_record(chain, score))
-        view.looks |= _looks(chain.grammar)
+        view.records.append(record_of(chain, score))
+        view.looks |= looks_of(chain.grammar)
         _count(tally, chain, entry)
 
     lines = len(read_records(path, add))  # whatever is wrong with a record is told with its line
@@ -117,19 +117,25 @@ def chains_view(path: Path, grammar: str = "", scores: Scores | None = None) -> 
     return view
 
 
-def _chain(trajectory: Trajectory, grammar: str) -> _Chain:
-    require_text(trajectory, "task_id", "question", "grammar", "prompt", "weights")
-    for name in ("answer", "error"):
-        if getattr(trajectory, name) is not None:
-            require_text(trajectory, name)
+def draw_chain(trajectory: Trajectory, grammar: str = "") -> DrawnChain:
+    """Find the blocks of a trajectory."""
+    check_texts(trajectory)
     bound = load_bound(grammar or trajectory.grammar, tuple(trajectory.tools))
-    for segment in trajectory.segments:
-        require_text(segment, "text")
     parsed = [
         parse(bound, segment.text) if segment.author is Author.MODEL else None
         for segment in trajectory.segments
     ]
-    return _Chain(trajectory, bound, parsed)
+    return DrawnChain(trajectory, bound, parsed)
+
+
+def check_texts(trajectory: Trajectory) -> None:
+    """Raise unless what a page shows as text is text."""
+    require_text(trajectory, "task_id", "question", "grammar", "prompt", "weights")
+    for name in ("answer", "error"):
+        if getattr(trajectory, name) is not None:
+            require_text(trajectory, name)
+    for segment in trajectory.segments:
+        require_text(segment, "text")
 
 
 def _add_copy(entry: Json) -> None:
@@ -138,7 +144,7 @@ def _add_copy(entry: Json) -> None:
         entry["flags"].append("copies")
 
 
-def _entry(chain: _Chain, name: str, score: float | None) -> Json:
+def _entry(chain: DrawnChain, name: str, score: float | None) -> Json:
     trajectory = chain.trajectory
     group, family = origin(trajectory.meta)
     marks = chain.marks
@@ -170,7 +176,8 @@ def _entry(chain: _Chain, name: str, score: float | None) -> Json:
     }
 
 
-def _record(chain: _Chain, score: float | None) -> Json:
+def record_of(chain: DrawnChain, score: float | None) -> Json:
+    """What the page draws a chain from."""
     trajectory = chain.trajectory
     facts = [
         ("task", trajectory.task_id),
@@ -229,7 +236,8 @@ def _merged(segment: Segment) -> list[tuple[int, int]]:
     return spans
 
 
-def _looks(grammar: Grammar) -> dict[str, Json]:
+def looks_of(grammar: Grammar) -> dict[str, Json]:
+    """Role -> its colour and its kind."""
     looks = {
         role.name: {"colour": colour_of(role.name).split()[-1], "kind": role.kind}
         for role in grammar.roles
@@ -237,7 +245,7 @@ def _looks(grammar: Grammar) -> dict[str, Json]:
     return looks | {grammar.observation: {"colour": "", "kind": "observation"}}
 
 
-def _count(tally: _Tally, chain: _Chain, entry: Json) -> None:
+def _count(tally: _Tally, chain: DrawnChain, entry: Json) -> None:
     tally.blocks.update(chain.roles)
     tally.sets[entry["set"]] += 1
     tally.families[entry["family"]] += 1

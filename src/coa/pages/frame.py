@@ -18,7 +18,7 @@ import html
 import json
 import re
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import Any
 
@@ -32,8 +32,7 @@ _PLACE = re.compile(r"\{\{(\w+)\}\}")
 
 
 def render(view: View, title: str) -> str:
-    """The whole page."""
-    style, script = _part("inspect.css"), _part("inspect_records.js") + _part("inspect.js")
+    """The whole page of an inspection."""
     page = {
         "kind": view.kind,
         "noun": view.noun,
@@ -49,17 +48,33 @@ def render(view: View, title: str) -> str:
         "dropped": view.dropped,
     }
     places = {
-        "policy": _policy(style, script),
-        "title": html.escape(title).encode("ascii", "xmlcharrefreplace").decode(),
         "noun": view.noun[1],
         "dropped": _dropped(view),
-        "style": style,
-        "script": script,
         "page": harmless_json(page),
         "records": harmless_json(pack(view.records)),
     }
+    scripts = ("inspect_records.js", "inspect.js")
+    return fill("inspect.html", title, places, ("paper.css", "inspect.css"), scripts)
+
+
+def fill(
+    template: str,
+    title: str,
+    places: Mapping[str, str],
+    styles: Sequence[str],
+    scripts: Sequence[str],
+) -> str:
+    """A template of ours with its places filled: they hold markup or JSON that is harmless."""
+    style, script = ("".join(map(_part, names)) for names in (styles, scripts))
+    filled = {
+        "policy": _policy(style, script),
+        "title": html.escape(title).encode("ascii", "xmlcharrefreplace").decode(),
+        "style": style,
+        "script": script,
+        **places,
+    }
     # One pass, so that a title with braces is not taken for a place.
-    return _PLACE.sub(lambda match: places[match.group(1)], _part("inspect.html"))
+    return _PLACE.sub(lambda match: filled[match.group(1)], _part(template))
 
 
 def _dropped(view: View) -> str:

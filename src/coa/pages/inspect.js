@@ -29,9 +29,7 @@ const unpacked = new Map(); // the chunks that were looked at last
 
 async function unpack(chunk) {
   if (!unpacked.has(chunk)) {
-    const bytes = Uint8Array.from(atob(chunks[chunk]), (letter) => letter.charCodeAt(0));
-    const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
-    unpacked.set(chunk, JSON.parse(await new Response(stream).text()));
+    unpacked.set(chunk, await inflated(chunks[chunk]));
     if (unpacked.size > 4) unpacked.delete(unpacked.keys().next().value);
   }
   return unpacked.get(chunk);

@@ -7,7 +7,6 @@ the page, too.
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import NamedTuple
@@ -17,7 +16,7 @@ from coa.errors import RecordError, UsageError
 from coa.pages.chains import Scores, chains_view
 from coa.pages.frame import render
 from coa.pages.teams import episodes_view
-from coa.pages.view import View, bars, shown
+from coa.pages.view import View, bars, read_object, shown
 from coa.runs import Json, read_jsonl, read_records, write_atomic
 
 CHAINS, EPISODES = "trajectories.jsonl", "episodes.jsonl"
@@ -135,21 +134,8 @@ def _count_dropped(view: View) -> int:
     return sum(what == "dropped" for _, what, *_ in view.dropped)
 
 
-def _object(path: Path) -> Json:
-    """The JSON object in a small file; none where there is no such file."""
-    if not path.is_file():
-        return {}
-    try:
-        held = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as exc:
-        raise RecordError(f"{path}: not JSON ({exc}).") from None
-    if not isinstance(held, dict):
-        raise RecordError(f"{path}: found a {type(held).__name__}, expected an object.")
-    return held
-
-
 def _add_funnel(view: View, path: Path) -> None:
-    funnel = _object(path)
+    funnel = read_object(path)
     if not funnel:
         return
     try:
@@ -171,7 +157,7 @@ def _reasons(counts: Json) -> str:
 
 
 def _add_accuracy(view: View, path: Path) -> None:
-    summary = _object(path)
+    summary = read_object(path)
     if not summary:
         return
     try:

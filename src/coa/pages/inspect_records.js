@@ -1,7 +1,7 @@
 "use strict";
 // How one record is drawn: a chain, with or without what is trained, or an episode of a team.
 // Every text of a record reaches the page as a text node: nothing here parses markup, and the
-// policy of the page would refuse it. `inspect.js` follows in the same script.
+// policy of the page would refuse it. `inspect.js` or `report.js` follows in the same script.
 
 const FOLD = 280; // longer texts that no model wrote are folded
 const LANE = 15; // pixels between the lines of two agents
@@ -46,6 +46,13 @@ function table(kind, head, rows) {
   return el("div", { class: "wide" }, el("table", { class: kind },
     el("thead", {}, el("tr", {}, cells("th", head))),
     el("tbody", {}, rows.map((texts) => el("tr", {}, cells("td", texts))))));
+}
+
+// A chunk of records: JSON, deflated, in base64.
+async function inflated(text) {
+  const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
+  return JSON.parse(await new Response(stream).text());
 }
 
 // -- one chain ------------------------------------------------------------------------------

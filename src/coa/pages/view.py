@@ -10,8 +10,10 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from coa.errors import RecordError
 from coa.runs import Json
 
 BINS = 12
@@ -62,6 +64,19 @@ def require_text(record: object, *names: str) -> None:
         value = getattr(record, name)
         if not isinstance(value, str):
             raise TypeError(f"{name} is {shown(value)[:60]}, expected text")
+
+
+def read_object(path: Path) -> Json:
+    """The JSON object in a small file; none where there is no such file."""
+    if not path.is_file():
+        return {}
+    try:
+        held = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as exc:
+        raise RecordError(f"{path}: not JSON ({exc}).") from None
+    if not isinstance(held, dict):
+        raise RecordError(f"{path}: found a {type(held).__name__}, expected an object.")
+    return held
 
 
 def shown(value: Any) -> str:

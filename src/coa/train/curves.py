@@ -4,17 +4,20 @@ Six small panels over the same updates: reward, pass rate and evaluation on one 
 can be compared; entropy, length and sampler gap each on its own. Faint is each update, bold the
 mean of the last `WINDOW`; evaluations are points with their 95% intervals. Scales begin at 0,
 unless there is something below. The same records give the same bytes.
+
+Parts are drawn with classes, not colours: the figure brings a style of its own, and a page that
+holds single panels (`drawn`) has one that follows light and dark.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from coa.errors import RecordError
 from coa.runs import read_jsonl
@@ -23,8 +26,9 @@ Record = Mapping[str, Any]
 Point = tuple[float, float]
 
 WINDOW = 8
+EVALUATION = "eval_accuracy"
 _WIDTH, _HEAD, _COLUMNS = 860, 62, 3
-_CELL_WIDTH, _CELL_HEIGHT = 280, 190
+CELL_WIDTH, CELL_HEIGHT = 280, 190
 _LEFT, _RIGHT, _TOP, _BOTTOM = 48, 10, 24, 28
 """Of the plot; of a cell; of what surrounds the curve in a cell. In pixels."""
 _LINE, _FAINT_LINE, _GRID, _INK, _FAINT = "#1f6f8b", "#b7cfd8", "#e3e8ec", "#16202a", "#4a5763"
@@ -32,6 +36,8 @@ _STYLE = (
     f"text{{font:13px system-ui,sans-serif;fill:{_INK}}}"
     f".faint{{fill:{_FAINT};font-size:11px}}.title{{font-size:16px;font-weight:600}}"
     f".name{{font-weight:600}}polyline,path{{fill:none}}"
+    f".grid{{stroke:{_GRID}}}.each{{stroke:{_FAINT_LINE}}}.line{{stroke:{_LINE};stroke-width:2}}"
+    f".range{{stroke:{_LINE};stroke-width:1.5}}.dot{{fill:{_LINE}}}"
 )
 
 
@@ -49,10 +55,10 @@ class Panel:
 PANELS = (
     Panel("reward", "mean reward", ".2f", shared=True),
     Panel("pass_rate", "pass rate", ".0%", shared=True),
-    Panel("eval_accuracy", "evaluation", ".1%", shared=True),
+    Panel(EVALUATION, "evaluation", ".1%", shared=True),
     Panel("entropy", "entropy (nats)", ".2f"),
     Panel("length_mean", "tokens a rollout", ".0f"),
-    Panel("sampler_gap", "sampler gap (nats)", ".2g"),
+    Panel("sampler_gap", "sampler gap", ".2g"),
 )
 
 
@@ -64,26 +70,49 @@ def curve(path: Path, title: str = "") -> str:
     return plot(records, title or f"Learning curves of {path.parent.name or path.name}")
 
 
-def plot(records: Sequence[Record], title: str) -> str:
-    """The figure; every panel's first and last figure is also a text in it."""
-    found = {panel.key: points(records, panel.key) for panel in PANELS}
-    intervals = _intervals(records)
+class Drawn(NamedTuple):
+    """One panel of the figure: what it says and what it is made of."""
+
+    panel: Panel
+    summary: str
+    parts: list[str]
+
+
+def drawn(
+    records: Sequence[Record],
+    panels: Sequence[Panel] = PANELS,
+    place: Callable[[int], tuple[int, int]] = lambda at: (0, 0),
+) -> list[Drawn]:
+    """The panels, each with its corner at `place` of its number; shared scales are of all."""
+    found = {panel.key: points(records, panel.key) for panel in panels}
+    intervals = _intervals(records) if EVALUATION in found else {}
     last = max((x for curve in found.values() for x, _ in curve), default=0.0) or 1.0
-    together = [y for panel in PANELS if panel.shared for _, y in found[panel.key]]
+    together = [y for panel in panels if panel.shared for _, y in found[panel.key]]
     together += [y for low, high in intervals.values() for y in (low, high)]
-    parts, spoken = [], []
-    for at, panel in enumerate(PANELS):
-        row, column = divmod(at, _COLUMNS)
+    made = []
+    for at, panel in enumerate(panels):
         values = together if panel.shared else [y for _, y in found[panel.key]]
-        cell = _Cell(_CELL_WIDTH * column + 8, _HEAD + _CELL_HEIGHT * row, last, _scale(values))
+        cell = Cell(*place(at), last, scale(values))
         summary = _summary(found[panel.key], panel)
-        spoken.append(f"{panel.name}: {summary}")
-        parts += cell.frame(panel, summary)
-        if panel.key == "eval_accuracy":
+        parts = cell.frame(panel, summary)
+        if panel.key == EVALUATION:
             parts += cell.evaluations(found[panel.key], intervals)
         else:
             parts += cell.curve(found[panel.key])
-    height = _HEAD + _CELL_HEIGHT * math.ceil(len(PANELS) / _COLUMNS) + 6
+        made.append(Drawn(panel, summary, parts))
+    return made
+
+
+def plot(records: Sequence[Record], title: str) -> str:
+    """The figure; every panel's first and last figure is also a text in it."""
+
+    def place(at: int) -> tuple[int, int]:
+        row, column = divmod(at, _COLUMNS)
+        return CELL_WIDTH * column + 8, _HEAD + CELL_HEIGHT * row
+
+    panels = drawn(records, PANELS, place)
+    spoken = [f"{each.panel.name}: {each.summary}" for each in panels]
+    height = _HEAD + CELL_HEIGHT * math.ceil(len(PANELS) / _COLUMNS) + 6
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" '
@@ -96,7 +125,7 @@ def plot(records: Sequence[Record], title: str) -> str:
             f'<text x="16" y="26" class="title">{escape(title)}</text>',
             f'<text x="16" y="45" class="faint">over updates; faint: each update; bold: mean of '
             f"the last {WINDOW}; points: evaluations with 95% intervals</text>",
-            *parts,
+            *(part for each in panels for part in each.parts),
             "</svg>\n",
         ]
     )
@@ -131,12 +160,12 @@ def _summary(curve: Sequence[Point], panel: Panel) -> str:
     """From where to where; of a curve that is noisy the means at its ends."""
     if not curve:
         return "none"
-    course = curve if panel.key == "eval_accuracy" else trailing_mean(curve) or curve
+    course = curve if panel.key == EVALUATION else trailing_mean(curve) or curve
     first, last = format(course[0][1], panel.spec), format(course[-1][1], panel.spec)
     return f"{first} to {last}" if len(course) > 1 else first
 
 
-def _scale(values: Sequence[float]) -> list[float]:
+def scale(values: Sequence[float]) -> list[float]:
     """The ticks of an axis: round numbers, two to six of them, around all values and 0."""
     low, high = min([0.0, *values]), max([0.0, *values])
     if not 1e-12 < high - low < 1e300:
@@ -154,12 +183,12 @@ def _number(value: object) -> float:
     return float(value) if abs(value) <= 1e300 else math.nan
 
 
-class _Cell:
+class Cell:
     """The place of one panel in the figure, with its scales."""
 
     def __init__(self, x: int, y: int, last: float, ticks: list[float]) -> None:
-        self._left, self._right = x + _LEFT, x + _CELL_WIDTH - _RIGHT
-        self._top, self._bottom = y + _TOP, y + _CELL_HEIGHT - _BOTTOM
+        self._left, self._right = x + _LEFT, x + CELL_WIDTH - _RIGHT
+        self._top, self._bottom = y + _TOP, y + CELL_HEIGHT - _BOTTOM
         self._last, self._ticks = last, ticks
 
     def _place(self, x: float, y: float) -> str:
@@ -183,7 +212,7 @@ class _Cell:
         for tick in self._ticks:
             y = self._up(tick)
             parts.append(
-                f'<path d="M{self._left} {y:.1f}H{self._right}" stroke="{_GRID}"/>'
+                f'<path d="M{self._left} {y:.1f}H{self._right}" class="grid"/>'
                 f'<text x="{self._left - 6}" y="{y + 4:.1f}" text-anchor="end" class="faint">'
                 f"{tick:.3g}</text>"
             )
@@ -197,33 +226,29 @@ class _Cell:
     def curve(self, curve: Sequence[Point]) -> list[str]:
         """Each update, broken where updates are missing, and the mean over it."""
         mean = trailing_mean(curve)
-        faint = _FAINT_LINE if mean else _LINE
-        parts = [self._polyline(piece, faint, 1) for piece in _pieces(curve)]
-        return [*parts, self._polyline(mean, _LINE, 2)] if mean else parts
+        look = "each" if mean else "line"
+        parts = [self._polyline(piece, look) for piece in _pieces(curve)]
+        return [*parts, self._polyline(mean, "line")] if mean else parts
 
     def evaluations(self, curve: Sequence[Point], intervals: Mapping[float, Point]) -> list[str]:
-        parts = [self._polyline(curve, _FAINT_LINE, 1)] if curve else []
+        parts = [self._polyline(curve, "each")] if curve else []
         for x, y in curve:
             if x in intervals:
                 low, high = (f"{self._up(end):.1f}" for end in intervals[x])
-                parts.append(
-                    f'<path d="M{self._across(x):.1f} {low}V{high}" stroke="{_LINE}" '
-                    'stroke-width="1.5"/>'
-                )
+                parts.append(f'<path d="M{self._across(x):.1f} {low}V{high}" class="range"/>')
             parts.append(self._dot(x, y, 3.5))
         return parts
 
     def _dot(self, x: float, y: float, radius: float) -> str:
         return (
-            f'<circle cx="{self._across(x):.1f}" cy="{self._up(y):.1f}" r="{radius}" '
-            f'fill="{_LINE}"/>'
+            f'<circle cx="{self._across(x):.1f}" cy="{self._up(y):.1f}" r="{radius}" class="dot"/>'
         )
 
-    def _polyline(self, curve: Sequence[Point], colour: str, width: int) -> str:
+    def _polyline(self, curve: Sequence[Point], look: str) -> str:
         if len(curve) == 1:
             return self._dot(*curve[0], 1.5)
         line = " ".join(self._place(x, y) for x, y in curve)
-        return f'<polyline points="{line}" stroke="{colour}" stroke-width="{width}"/>'
+        return f'<polyline points="{line}" class="{look}"/>'
 
 
 def _pieces(curve: Sequence[Point]) -> list[list[Point]]:
