@@ -279,9 +279,9 @@ def test_a_file_without_any_usable_row_is_an_error(tmp_path: Path) -> None:
     [
         ("a.json", '[{"x": 1}', r"a\.json: not JSON .* Expected a list of objects"),
         ("a.json", "[" * 100_000, r"a\.json: not JSON .* Expected a list of objects"),
-        ("a.json", "[1]", "the list holds a int, expected only objects"),
+        ("a.json", "[1]", r"a\.json: row 1 is a int, expected an object"),
         ("a.jsonl", '{"x": 1}\n{"x"\n', r"a\.jsonl:2: the line is not JSON"),
-        ("a.json", '"text"', r"a\.json:1: found a str, expected a JSON object"),
+        ("a.json", '"text"', r"a\.json: found a str, expected a list of objects"),
         ("a.parquet", "PAR", r"a\.parquet: not a parquet file"),
     ],
 )

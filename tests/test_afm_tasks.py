@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coa.distill.afm_files import after_instructions, import_rl, read_rows, run_import_rl
+from coa.distill.afm_files import import_rl, read_rows, run_import_rl
 from coa.distill.exports import export
 from coa.runs import Json
 from coa.tasks import Task, TaskSet
+from coa.tasks.published import after_instructions
 from export_chains import short_chain
 
 BENCHMARKS = os.environ.get("COA_TEST_BENCHMARKS", "")

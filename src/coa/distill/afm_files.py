@@ -18,12 +18,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar, get_args
 
-from coa.distill.exports.files import need_pyarrow
 from coa.distill.exports.rows import QUESTION
-from coa.errors import CoaError, RecordError, UsageError
+from coa.errors import CoaError, RecordError
 from coa.protocol import PRESETS, Block, Grammar, check, load_grammar, parse, system_prompt
 from coa.protocol.prompt import PromptKind
-from coa.runs import Json, dumps, read_jsonl, write_jsonl
+from coa.runs import Json, dumps, write_jsonl
+from coa.tasks.benchmarks.programs import SUITE_KEYS
+from coa.tasks.published import after_instructions, asked_in, read_columns
 from coa.tasks.task import Task, TaskSet
 from coa.trajectory import Author, Segment, StopReason, Trajectory, Usage, save_trajectories
 
@@ -33,12 +34,8 @@ T = TypeVar("T")
 RARE = 0.02
 """A tag in fewer of a file's rows than this does not decide about its grammar."""
 _OBSERVATION = re.compile(r"<(observation|information)>.*?</\1>", re.S)
-_ASKED = re.compile(r"^(?:Question|Task):[ \t]*\n?", re.M)
 _TARGETS = ("target", "ground_truth", "answers", "answer", "golden_answers")
-_TESTS = (
-    *("stdin", "expected_output", "functional", "function", "calls", "tests"),
-    *("inputs", "outputs", "fn_name", "compare", "tolerance"),
-)
+_TESTS = (*SUITE_KEYS, "tests", "compare", "tolerance")
 """What `coa.rewards.suites` reads."""
 _SHOWN = (
     *("index", "split", "difficulty", "level", "platform", "contest_date", "contest_id"),
@@ -86,27 +83,8 @@ class Imported(Generic[T]):
 
 
 def read_rows(path: Path) -> list[Json]:
-    """The rows of a .parquet, a .json with one list, or a file with one JSON object a line."""
-    if not path.is_file():
-        raise UsageError(f"{path}: no such file.")
-    if path.suffix.lower() == ".parquet":
-        pyarrow = need_pyarrow("Reading a parquet file")
-        try:
-            rows: list[Json] = pyarrow.parquet.read_table(path).to_pylist()
-        except (pyarrow.ArrowException, OSError) as exc:
-            raise RecordError(f"{path}: not a parquet file ({exc}).") from None
-        return rows
-    with path.open(encoding="utf-8", errors="replace") as file:
-        if file.read(1024).lstrip("\ufeff \t\r\n")[:1] != "[":
-            return [record for _, record in read_jsonl(path)]
-    try:
-        listed = json.loads(path.read_text(encoding="utf-8-sig"))
-    except (ValueError, RecursionError) as exc:
-        raise RecordError(f"{path}: not JSON ({exc}). Expected a list of objects.") from None
-    wrong = next((type(row).__name__ for row in listed if not isinstance(row, dict)), None)
-    if wrong:
-        raise RecordError(f"{path}: the list holds a {wrong}, expected only objects.")
-    return list(listed)
+    """All rows of a file, in any format that such files are published in."""
+    return [columns for _, columns in read_columns(path)]
 
 
 # -- fine-tuning -----------------------------------------------------------------------------
@@ -200,12 +178,6 @@ def _question(instruction: str, asked: str, grammar: Grammar) -> tuple[PromptKin
     return "compact", after_instructions(instruction)
 
 
-def after_instructions(text: str) -> str:
-    """What follows the last line that begins with `Question:` or `Task:`; else the whole text."""
-    marks = list(_ASKED.finditer(text))
-    return text[marks[-1].end() :].strip() if marks else text.strip()
-
-
 def _segments(text: str, blocks: Sequence[Block], grammar: Grammar) -> Iterable[Segment]:
     """Model and environment by turns. Line breaks around an observation belong to its frame."""
     position = 0
@@ -246,7 +218,7 @@ def _rl_task(row: Json) -> Task:
     if "segments" in row:
         raise _Unfit("a chain of ours, whose answer is no gold")
     extra, model = _held(row, "extra_info"), _held(row, "reward_model")
-    question = extra.get("question") or row.get("question") or _prompted(row.get("prompt"))
+    question = extra.get("question") or row.get("question") or asked_in(row.get("prompt"))
     if not isinstance(question, str) or not question.strip():
         raise _Unfit("no question: neither 'extra_info.question', 'question' nor a user's 'prompt'")
     truth = model.get("ground_truth")
@@ -294,14 +266,6 @@ def _task(
         raise _Unfit("the question is not text", str(error)) from None
 
 
-def _prompted(prompt: Any) -> str:
-    """The question in a prompt: a text, or messages of which the last user's counts."""
-    if isinstance(prompt, list):
-        said = [m.get("content") for m in prompt if isinstance(m, dict) and m.get("role") == "user"]
-        prompt = said[-1] if said else ""
-    return after_instructions(prompt) if isinstance(prompt, str) else ""
-
-
 def _gold(truth: Any) -> tuple[tuple[str, ...], Json]:
     """Answers, and tests of a program. A string is JSON only when it is an object that we know:
     `[1, 2]` and `204` are answers as they stand."""
@@ -335,7 +299,7 @@ def _known_object(text: str) -> Json | None:
 
 def run_import_sft(file: Path, out: Path, grammar: str = "", note: Note = print) -> Json:
     """`coa import afm-sft`: a trajectories file, and what was left out beside it."""
-    rows = _some_rows(file)
+    rows = read_rows(file)
     try:
         imported = import_sft(rows, grammar)
     except RecordError as error:
@@ -348,17 +312,10 @@ def run_import_sft(file: Path, out: Path, grammar: str = "", note: Note = print)
 
 def run_import_rl(file: Path, out: Path, note: Note = print) -> Json:
     """`coa import afm-rl`: a task file, and what was left out beside it."""
-    imported = import_rl(_some_rows(file))
+    imported = import_rl(read_rows(file))
     imported.tell(note, file)
     TaskSet(tuple(imported.items), name=file.stem).save(out)
     return _report(imported, out)
-
-
-def _some_rows(file: Path) -> list[Json]:
-    rows = read_rows(file)
-    if not rows:
-        raise RecordError(f"{file}: holds no row.")
-    return rows
 
 
 def _report(imported: Imported[Any], out: Path) -> Json:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from coa.config import load_object
 from coa.errors import ConfigError, did_you_mean
 from coa.rewards.answers import exact, f1
+from coa.rewards.calls import calls
 from coa.rewards.scored import Scorer
 from coa.tasks.sets import kind_of
 from coa.tasks.task import Task
@@ -31,10 +32,18 @@ def auto(task: Task, trajectory: Trajectory) -> float | None:
 
     Without being opened it cannot run tests, and takes the answers of other sets as text.
     """
-    return SCORERS[kind_of(task).reward](task, trajectory)
+    named = reward_for(task)
+    plain = named in SCORERS and named != "auto"
+    return SCORERS[named if plain else kind_of(task).reward](task, trajectory)
 
 
-SCORERS: dict[str, Scorer] = {"exact": exact, "f1": f1, "gym": gym, "auto": auto}
+SCORERS: dict[str, Scorer] = {
+    "exact": exact,
+    "f1": f1,
+    "gym": gym,
+    "calls": calls,
+    "auto": auto,
+}
 
 
 def reward_for(task: Task) -> str:
@@ -54,8 +63,8 @@ def lacking(reward: str, task: Task) -> str:
     To be asked before hours of rollouts, not after them.
     """
     name = reward_for(task) if reward == "auto" else reward
-    if name == "tests":
-        return "" if "tests" in task.gold else "tests"
+    if name in ("tests", "calls"):
+        return "" if name in task.gold else name
     by_answers = name in ("exact", "f1", "gym", "judge", "math")
     return "gold answer" if by_answers and not task.answers else ""
 
