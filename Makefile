@@ -24,8 +24,9 @@ setup:  ## install into .venv, once (PYTHON and TORCH can be set)
 run: setup  ## three questions to AFM-135M, then a model of your own: coa speedrun
 	@.venv/bin/coa speedrun
 
+# A process for each core, each with one thread: torch's threads would only stand in each other's way.
 test: setup  ## the default tests: no GPU, no network
-	@$(VENV_PYTHON) -m pytest
+	@OMP_NUM_THREADS=1 $(VENV_PYTHON) -m pytest -n auto --dist loadfile
 
 test-slow: setup python-docs  ## the tests that take minutes or the real model
 	@$(VENV_PYTHON) -m pytest -m slow
