@@ -33,13 +33,15 @@ LAYERS = (
         "corpus",
         "tasks",
         "engines",
+        "wheels",
         "tools",
         "runtime",
         "attempts",
         "display",
     ),
-    *("rewards", "teachers", "distill", "train", "evaluate", "pages", "serve", "scale"),
-    *("asking", "doctor", "speedrun", "cli_options", "cli_things", "cli_datasets", "cli"),
+    *("rewards", "teachers", "distill", "train", "evaluate", "models", "pages", "serve", "scale"),
+    *("asking", "doctor", "speedrun", "cli_options"),
+    *("cli_things", "cli_datasets", "cli_measure", "cli"),
 )
 """A module imports only from those before it."""
 
