@@ -14,6 +14,7 @@ import hashlib
 import io
 import json
 import math
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from functools import cache
@@ -186,7 +187,9 @@ def _task(name: str, split: str, seed: int, index: int, entry: Mapping[str, Any]
 def _dataset(name: str) -> Any:
     """The package's generator; its item number k is made from `Random(k)`."""
     try:
-        import reasoning_gym
+        with warnings.catch_warnings():  # what it imports is compiled with complaints, once
+            warnings.simplefilter("ignore", SyntaxWarning)
+            import reasoning_gym
     except ImportError:
         raise MissingExtra(f"the task set {GYM}", "gym") from None
     return reasoning_gym.create_dataset(name, seed=0, **GENERATORS[name].config)
