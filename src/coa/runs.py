@@ -290,7 +290,7 @@ def claim(path: Path, recipe: Json) -> None:
     sweep(path)
     sweep(manifest)
     if path.is_file() and path.stat().st_size and manifest.is_file():
-        held = _read_object(manifest, f"Delete it and {path.name} to start again.")
+        held = read_object(manifest, f"Delete it and {path.name} to start again.")
         _check_same(path, held, _as_read(recipe))
     else:
         write_atomic(manifest, json.dumps(recipe, indent=2, ensure_ascii=False) + "\n")
@@ -352,13 +352,15 @@ def _is_object(text: bytes) -> bool:
         return False
 
 
-def _read_object(path: Path, advice: str) -> Json:
+def read_object(path: Path, advice: str = "") -> Json:
+    """The JSON object that a small file holds; `advice` ends the line that says what is wrong."""
     try:
         held = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as exc:
-        raise RecordError(f"{path}: not JSON ({exc}). {advice}") from None
+        raise RecordError(f"{path}: not JSON ({exc}). {advice}".rstrip()) from None
     if not isinstance(held, dict):
-        raise RecordError(f"{path}: found a {type(held).__name__}, expected an object. {advice}")
+        found = type(held).__name__
+        raise RecordError(f"{path}: found a {found}, expected an object. {advice}".rstrip())
     return held
 
 
@@ -366,7 +368,7 @@ def _read_manifest(path: Path) -> Json | None:
     manifest = path / MANIFEST
     if not manifest.is_file():
         return None
-    held = _read_object(manifest, "Delete the run directory.")
+    held = read_object(manifest, "Delete the run directory.")
     if (found := held.get("schema")) != SCHEMA:
         raise RecordError(
             f"{manifest}: found manifest schema {found!r}, expected {SCHEMA}. "

@@ -323,7 +323,7 @@ async def _respond(
         _note_suggestion(work, trajectory.segments[-1].text)
         return None
     text = trajectory.segments[-1].text
-    block, fault = _read_turn(work, text)
+    work.state, block, fault = read_turn(work.grammar, work.state, text)
     if fault is not None:
         trajectory.usage.malformed += 1
         if trajectory.usage.malformed > budget.malformed:
@@ -351,33 +351,35 @@ async def _respond(
     return segment
 
 
-def _read_turn(work: _Work, text: str) -> tuple[Block | None, Fault | None]:
-    """Move the state over the blocks of a turn; the block to act on, or the first fault.
+def read_turn(
+    grammar: Grammar, state: State, text: str
+) -> tuple[State, Block | None, Fault | None]:
+    """Move a state over the blocks of a turn: where it stands then, and the block to act on or the
+    first fault.
 
     What follows a call or an answer within the last token is not read: the turn ended there.
     """
-    grammar = work.grammar
     parsed = parse(grammar, text)
     first_fault = parsed.faults[0] if parsed.faults else None
     for block in parsed.blocks:
         if first_fault is not None and first_fault.at < block.end:
             break
-        moved = grammar.advance(work.state, block)
+        moved = grammar.advance(state, block)
         if isinstance(moved, Fault):
-            return None, moved
-        work.state = moved
-        if moved.awaiting or moved.done:
-            return block, None
+            return state, None, moved
+        state = moved
+        if state.awaiting or state.done:
+            return state, block, None
     if first_fault is None:
-        want = " or ".join(f"<{name}>" for name in grammar.allowed(work.state))
+        want = " or ".join(f"<{name}>" for name in grammar.allowed(state))
         message = f"The turn ended without a call or an answer; write {want}."
         first_fault = Fault(FaultKind.UNCLOSED, len(text), message)
-    return None, first_fault
+    return state, None, first_fault
 
 
 def _note_suggestion(work: _Work, text: str) -> None:
     """A turn cut by a budget may still hold a suggestion worth releasing."""
-    _read_turn(work, text)
+    work.state, _, _ = read_turn(work.grammar, work.state, text)
 
 
 async def _call(

@@ -12,8 +12,9 @@ from coa.config import load_recipe
 from coa.distill.chain import GrammarOf
 from coa.engines.store import resolve
 from coa.evaluate.cost_counts import parse_price
-from coa.protocol import Block, Fault, Grammar, State, parse
+from coa.protocol import Block, Grammar, State
 from coa.runs import TIMINGS, Json, read_jsonl
+from coa.runtime import read_turn
 from coa.teachers.llm_budget import Price, PriceTable, find_price
 from coa.trajectory import Trajectory
 
@@ -56,16 +57,9 @@ def calls_of(trajectory: Trajectory, grammar: Grammar) -> list[Block]:
     """The calls that were made, in order, as the loop read them from the turns."""
     called, state = list[Block](), State()
     for step in trajectory.steps:
-        parsed = parse(grammar, step.model.text)
-        fault = parsed.faults[0] if parsed.faults else None
-        for block in parsed.blocks:
-            moved = grammar.advance(state, block)
-            if isinstance(moved, Fault) or (fault is not None and fault.at < block.end):
-                break
-            state = moved
-            if state.awaiting or state.done:
-                called += [block] * state.awaiting
-                break
+        state, block, _ = read_turn(grammar, state, step.model.text)
+        if block is not None and state.awaiting:
+            called.append(block)
         if step.observation is not None:
             seen = grammar.advance(state, Block(grammar.observation, ""))
             assert isinstance(seen, State), seen

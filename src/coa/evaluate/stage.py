@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from coa.attempts import Grammars, attempt_all, choose_grammars, choose_prompt
 from coa.config import to_json
@@ -139,6 +140,42 @@ class EvalSettings:
             malformed=self.malformed,
             seconds=24 * 3600.0,
         )
+
+
+@dataclass(frozen=True)
+class EvalPart:
+    """How the rollouts of several measurements are made: greedily, within these limits."""
+
+    turns: int = 8
+    turn_tokens: int = 128
+    malformed: int = 1
+    context: int = 1536
+    """Prompt, written and observed together: the budget of a rollout, the same for all models."""
+    concurrency: int = 96
+    deterministic: bool = False
+    seed: int = 1
+
+    def settings(self, model: str, tasks: Path, **more: Any) -> EvalSettings:
+        """Those of one measurement."""
+        limits = {name: getattr(self, name) for name in EvalPart.__dataclass_fields__}
+        return EvalSettings(model=model, tasks=str(tasks), **limits, **more)
+
+    def budget(self) -> Budget:
+        return self.settings("", Path()).budget()
+
+    @contextmanager
+    def loaded(self, model: str) -> Iterator[Engine]:
+        """One engine for several measurements: a model is loaded once."""
+        engine = load_engine(
+            model,
+            slots=slots_for(self.concurrency),
+            context=self.context,
+            deterministic=self.deterministic,
+        )
+        try:
+            yield engine
+        finally:
+            asyncio.run(engine.close())
 
 
 def run_eval(

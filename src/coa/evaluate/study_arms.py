@@ -8,7 +8,6 @@ that are missing.
 
 from __future__ import annotations
 
-import asyncio
 import gc
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,13 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from coa.distill.stage import DistillSettings, run_distillation
-from coa.engines import load_engine, slots_for
 from coa.engines.base import Engine
 from coa.engines.lora import MANIFEST
 from coa.engines.store import resolve
 from coa.errors import ConfigError, UsageError
-from coa.evaluate.stage import EvalSettings, run_eval
-from coa.evaluate.study_pooled import Scores
+from coa.evaluate.pace import PACE
+from coa.evaluate.run import SCORES, SUMMARY
+from coa.evaluate.stage import EvalPart, run_eval
+from coa.evaluate.study_pooled import Scores, Tables
 from coa.progress import duration
 from coa.runs import Json, read_jsonl
 from coa.tasks import make_tasks
@@ -45,7 +45,6 @@ FAMILIES = (
     "country_capital",
     "more_populous_country",
 )
-SUMMARY, SCORES = "summary.json", "scores.jsonl"
 CHAINS, FINISHED = "trajectories.jsonl", "README.md"
 """What distillation writes, and what it writes last."""
 WITHIN = 0.01
@@ -73,20 +72,13 @@ class ChainPart:
 
 
 @dataclass(frozen=True)
-class MeasurePart:
+class MeasurePart(EvalPart):
     """How arms are measured: held-out entities, in the real world and in one never trained on."""
 
     n: int = 200
     world_seed: int = 11
     """0: no invented world."""
     seed: int = 5
-    turns: int = 8
-    turn_tokens: int = 128
-    malformed: int = 1
-    context: int = 1536
-    """Prompt, written and observed together: the budget of a rollout, the same for all arms."""
-    concurrency: int = 96
-    deterministic: bool = False
 
     def __post_init__(self) -> None:
         if self.n < 1:
@@ -121,10 +113,6 @@ class Piece(NamedTuple):
     """Of one time, on two cores without a GPU."""
 
 
-ROW_SECONDS = 0.9
-"""Of training: a chain of atlas-mhqa has about 330 tokens, and 370 are trained in a second."""
-TASK_SECONDS = 0.35
-"""Of a greedy rollout of a trained model, 96 at once."""
 RECORD_SECONDS = 0.12
 """Of recording, distilling and replaying a task."""
 
@@ -136,8 +124,8 @@ def pieces(settings: TrainingStudy, arms: int, recorded: int | None = None) -> l
     recorded = recorded or to_record(rows)
     return [
         Piece(f"record and distil {recorded} tasks", seeds, recorded * RECORD_SECONDS),
-        Piece(f"fine-tune on about {rows} chains", arms * seeds, rows * ROW_SECONDS),
-        Piece(f"evaluate on {n} held-out tasks", arms * seeds * sets, n * TASK_SECONDS),
+        Piece(f"fine-tune on about {rows} chains", arms * seeds, rows * PACE[SET].row),
+        Piece(f"evaluate on {n} held-out tasks", arms * seeds * sets, n * PACE[SET].rollout),
     ]
 
 
@@ -247,22 +235,10 @@ class Measurement(NamedTuple):
 
 
 def evaluation(
-    model: str, tasks: Path, out: Path, part: MeasurePart, grammar: str = "mhqa", **more: Any
+    model: str, tasks: Path, out: Path, part: MeasurePart, grammar: str = "mhqa"
 ) -> Measurement:
     """The usual evaluation as a measurement."""
-    settings = EvalSettings(
-        model=model,
-        tasks=str(tasks),
-        grammar=grammar,
-        turns=part.turns,
-        turn_tokens=part.turn_tokens,
-        malformed=part.malformed,
-        context=part.context,
-        concurrency=part.concurrency,
-        deterministic=part.deterministic,
-        seed=part.seed,
-        **more,
-    )
+    settings = part.settings(model, tasks, grammar=grammar)
     return Measurement(out, lambda engine: run_eval(settings, out, engine=engine))
 
 
@@ -271,18 +247,26 @@ def measure_all(model: str, measurements: Iterable[Measurement], part: MeasurePa
     missing = [each for each in measurements if not (each.out / SUMMARY).is_file()]
     if not missing:
         return
-    engine = load_engine(
-        model,
-        slots=slots_for(part.concurrency),
-        context=part.context,
-        deterministic=part.deterministic,
-    )
-    try:
+    with part.loaded(model) as engine:
         for each in missing:
             each.run(engine)
-    finally:
-        asyncio.run(engine.close())
-        gc.collect()
+    del engine
+    gc.collect()
+
+
+def measured(
+    model: str,
+    files: Mapping[str, Path],
+    folder: Path,
+    part: MeasurePart,
+    grammar: str = "mhqa",
+    also: Iterable[Measurement] = (),
+) -> dict[str, Path]:
+    """Where a model's evaluations on the task files are, after those that were missing."""
+    outs = {name: folder / f"eval-{name.replace(' ', '-')}" for name in files}
+    wanted = [evaluation(model, files[name], outs[name], part, grammar) for name in files]
+    measure_all(model, [*wanted, *also], part)
+    return outs
 
 
 def with_tokens(
@@ -314,6 +298,21 @@ def counted(folder: Path, what: Callable[[Trajectory], float]) -> Scores:
     """A number for each task from its rollout."""
     trajectories = load_trajectories(folder / CHAINS)
     return {each.task_id: float(what(each)) for each in trajectories}
+
+
+TITLES = {
+    "held out": "solved, held-out entities",
+    "invented world": "solved, a world never trained on",
+    "malformed": "rollouts with a malformed turn",
+}
+"""What all of them measure."""
+
+
+def put_usual(tables: Tables, arm: str, seed: int, outs: Mapping[str, Path]) -> None:
+    """The measures of `TITLES` of one arm."""
+    for name, out in outs.items():
+        tables.put(name, arm, seed, solved(out))
+    tables.put("malformed", arm, seed, counted(outs["held out"], faulty))
 
 
 def faulty(trajectory: Trajectory) -> float:

@@ -18,21 +18,19 @@ from coa.collect import Line, collect
 from coa.engines import rollouts_at_once
 from coa.engines.base import Engine, Sampling, sampling_key
 from coa.errors import ConfigError
+from coa.evaluate.run import SUMMARY
+from coa.evaluate.study_arms import TITLES as USUAL
 from coa.evaluate.study_arms import (
-    SUMMARY,
     Measurement,
     Note,
     Piece,
     TrainingStudy,
-    counted,
-    evaluation,
-    faulty,
     first,
     held_out,
     make_chains,
-    measure_all,
+    measured,
     pieces,
-    solved,
+    put_usual,
     train,
     trained_on,
 )
@@ -81,24 +79,17 @@ def run(settings: MaskStudy, root: Path, note: Note) -> Json:
             folder = root / f"seed-{seed}" / arm.replace(" ", "-")
             sft = replace(settings.sft, observation_weight=weight)
             model = train(chains, sft, seed, folder / "sft", note)
-            outs = {name: folder / f"eval-{name.replace(' ', '-')}" for name in files}
-            wanted = [evaluation(model, files[name], outs[name], part) for name in files]
             free = folder / "unstopped"
-            wanted.append(unstopped(files["held out"], free, grammar, settings))
-            measure_all(model, wanted, part)
+            also = [unstopped(files["held out"], free, grammar, settings)]
+            outs = measured(model, files, folder, part, also=also)
             equal.setdefault(arm, []).append(trained_on(chains, sft))
-            for name, out in outs.items():
-                tables.put(name, arm, seed, solved(out))
-            tables.put("malformed", arm, seed, counted(outs["held out"], faulty))
+            put_usual(tables, arm, seed, outs)
             for name in ("called", "invented"):
                 tables.put(name, arm, seed, _noted(free, name))
     return {"equal": equal, "measures": tables.compared(AGAINST)}
 
 
-TITLES = {
-    "held out": "solved, held-out entities",
-    "invented world": "solved, a world never trained on",
-    "malformed": "rollouts with a malformed turn",
+TITLES = USUAL | {
     "called": "texts that begin with a call, nobody stopping it",
     "invented": "texts with an invented observation",
 }

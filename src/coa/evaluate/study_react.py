@@ -22,19 +22,19 @@ from coa.evaluate.study_arms import (
     Piece,
     TrainingStudy,
     counted,
-    evaluation,
-    faulty,
     first,
     held_out,
     make_chains,
-    measure_all,
+    measured,
     pieces,
+    put_usual,
     solved,
     to_record,
     train,
     trained_on,
     with_tokens,
 )
+from coa.evaluate.study_arms import TITLES as USUAL
 from coa.evaluate.study_pooled import Scores, Tables, lines
 from coa.runs import Json
 
@@ -84,16 +84,12 @@ def run(settings: ReactStudy, root: Path, note: Note) -> Json:
             note(f"== seed {seed}: {arm}")
             folder = root / f"seed-{seed}" / ARMS[arm]
             model = train(chains, settings.sft, seed, folder / "sft", note)
-            outs = {name: folder / f"eval-{name.replace(' ', '-')}" for name in files}
-            wanted = [evaluation(model, files[f], outs[f], part, ARMS[arm]) for f in files]
-            measure_all(model, wanted, part)
+            outs = measured(model, files, folder, part, ARMS[arm])
             equal.setdefault(arm, []).append(trained_on(chains, settings.sft))
-            for name, out in outs.items():
-                tables.put(name, arm, seed, solved(out))
+            put_usual(tables, arm, seed, outs)
             out = outs["held out"]
             for budget in settings.budgets:
                 tables.put(f"within {budget} tokens", arm, seed, within(out, budget))
-            tables.put("malformed", arm, seed, counted(out, faulty))
             tables.put("tokens", arm, seed, counted(out, lambda t: len(t.ids)))
             tables.put("tool calls", arm, seed, counted(out, lambda t: t.usage.tool_calls))
     return {"equal": equal, "measures": tables.compared(AGAINST, counts=COUNTS)}
@@ -105,10 +101,7 @@ def within(folder: Path, budget: int) -> Scores:
     return {task: score * (length[task] <= budget) for task, score in solved(folder).items()}
 
 
-TITLES = {
-    "held out": "solved, held-out entities",
-    "invented world": "solved, a world never trained on",
-    "malformed": "rollouts with a malformed turn",
+TITLES = USUAL | {
     "tokens": "tokens of a rollout, prompt and observations included",
     "tool calls": "tool calls of a rollout",
 }

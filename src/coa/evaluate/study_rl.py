@@ -19,28 +19,27 @@ from coa.config import load_recipe, to_json
 from coa.engines.lora import MANIFEST
 from coa.engines.store import resolve
 from coa.errors import ConfigError, UsageError
+from coa.evaluate.pace import PACE
 from coa.evaluate.study_arms import (
-    ROW_SECONDS,
-    TASK_SECONDS,
+    SET,
     ChainPart,
     MeasurePart,
     Note,
     Piece,
     TrainingStudy,
     counted,
-    evaluation,
-    faulty,
     first,
     held_out,
     make_chains,
-    measure_all,
+    measured,
     pieces,
-    solved,
+    put_usual,
     to_record,
     train,
     trained_on,
     with_tokens,
 )
+from coa.evaluate.study_arms import TITLES as USUAL
 from coa.evaluate.study_pooled import Tables, differences, lines
 from coa.rewards import RewardSettings
 from coa.runs import METRICS, Json, read_jsonl
@@ -97,17 +96,17 @@ def read(overrides: Sequence[str]) -> RlStudy:
 
 
 def plan(settings: RlStudy) -> list[Piece]:
-    seeds, n, updates = len(settings.seeds), settings.eval.n, settings.rl.updates
+    seeds, updates = len(settings.seeds), settings.rl.updates
     groups = settings.rl.tasks_per_update * settings.rl.group_size / 48
     kept = settings.chains.rows + settings.more
-    recorded, tuned, measured = pieces(settings, 1, to_record(kept))
+    recorded, tuned, evaluated = pieces(settings, 1, to_record(kept))
     rows = round(updates * groups * 48)
     return [
         recorded,
         tuned,
         Piece(f"{updates} updates of RL", seeds, updates * groups * UPDATE_SECONDS),
-        Piece(f"fine-tune further on about {rows} chains", seeds, rows * ROW_SECONDS),
-        measured._replace(times=measured.times * 3, seconds=n * TASK_SECONDS),
+        Piece(f"fine-tune further on about {rows} chains", seeds, rows * PACE[SET].row),
+        evaluated._replace(times=evaluated.times * 3),
     ]
 
 
@@ -143,14 +142,9 @@ def run(settings: RlStudy, root: Path, note: Note) -> Json:
         trained["SFT + SFT"] = trained_on(again, settings.sft)
         for arm, model in models.items():
             equal.setdefault(arm, []).append(trained[arm])
-            measured = folder / "measured" / arm.replace(" + ", "-")
-            outs = {name: measured / name.replace(" ", "-") for name in files}
-            measure_all(model, [evaluation(model, files[f], outs[f], part) for f in files], part)
-            for name, out in outs.items():
-                tables.put(name, arm, seed, solved(out))
-            out = outs["held out"]
-            tables.put("malformed", arm, seed, counted(out, faulty))
-            written = counted(out, lambda trajectory: trajectory.usage.sampled_tokens)
+            outs = measured(model, files, folder / "measured" / arm.replace(" + ", "-"), part)
+            put_usual(tables, arm, seed, outs)
+            written = counted(outs["held out"], lambda t: t.usage.sampled_tokens)
             tables.put("written tokens", arm, seed, written)
     control = tables.only(["SFT + SFT", "SFT + RL"]).compared("SFT + SFT", counts=COUNTS)
     measures = tables.compared(AGAINST, counts=COUNTS)
@@ -196,10 +190,7 @@ def _spent(folder: Path, passes: int) -> Json:
     }
 
 
-TITLES = {
-    "held out": "solved, held-out entities",
-    "invented world": "solved, a world never trained on",
-    "malformed": "rollouts with a malformed turn",
+TITLES = USUAL | {
     "written tokens": "tokens that the model writes in a rollout",
 }
 

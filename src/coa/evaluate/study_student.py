@@ -17,9 +17,11 @@ from coa.engines.codec import Codec
 from coa.engines.store import BASE, identity, model_folder, resolve, resolve_default
 from coa.errors import ConfigError, did_you_mean
 from coa.estimates import paired
+from coa.evaluate.pace import PACE
 from coa.evaluate.resampling import RESAMPLES, Resamples
-from coa.evaluate.stage import EvalSettings, run_eval
-from coa.evaluate.study_arms import SUMMARY, Note, Piece, solved
+from coa.evaluate.run import SUMMARY
+from coa.evaluate.stage import EvalPart, run_eval
+from coa.evaluate.study_arms import Note, Piece, solved
 from coa.rewards import auto
 from coa.runs import Json, Run
 from coa.tasks import SETS, make_tasks
@@ -30,12 +32,10 @@ from coa.teachers.stage import run_recording
 from coa.trajectory import Trajectory, load_trajectories
 
 CACHES = {"none": "no cache", "task": "cache of a task"}
-SECONDS = {"atlas-mhqa": 0.4, "atlas-web": 1.6, "atlas-code": 1.6, "gym-code": 1.0}
-"""Of one task of the student, on two cores."""
 
 
 @dataclass(frozen=True)
-class StudentPart:
+class StudentPart(EvalPart):
     """The measured student; without a model there is none."""
 
     model: str = ""
@@ -48,10 +48,10 @@ class StudentPart:
     error_rate: float = 0.1
     turns: int = 10
     turn_tokens: int = 384
+    malformed: int = 2
     context: int = 3072
     """These are the budget that AFM-135M is trained and measured with (recipes/full.toml)."""
     concurrency: int = 64
-    deterministic: bool = False
 
     def __post_init__(self) -> None:
         for name in self.sets:
@@ -65,7 +65,7 @@ def student_pieces(part: StudentPart) -> list[Piece]:
     if not part.model:
         return []
     return [
-        Piece(f"student and team on {part.n} tasks of {name}", 1, part.n * SECONDS[name])
+        Piece(f"student and team on {part.n} tasks of {name}", 1, part.n * PACE[name].rollout)
         for name in part.sets
     ]
 
@@ -89,17 +89,7 @@ def _compare(folder: Path, name: str, part: StudentPart, model: str, resamples: 
     run_recording(tasks=path, out=episodes, options={"error_rate": part.error_rate}, seed=part.seed)
     out = folder / "student"
     if not (out / SUMMARY).is_file():
-        settings = EvalSettings(
-            model=model,
-            tasks=str(path),
-            turns=part.turns,
-            turn_tokens=part.turn_tokens,
-            context=part.context,
-            concurrency=part.concurrency,
-            deterministic=part.deterministic,
-            seed=part.seed,
-        )
-        run_eval(settings, out)
+        run_eval(part.settings(model, path), out)
     codec = Codec.from_folder(model_folder(resolve(part.tokenizer)))
     columns = _columns(list(tasks), load_episodes(episodes), out, codec)
     return compared(columns, resamples)

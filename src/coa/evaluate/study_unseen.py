@@ -24,10 +24,9 @@ from coa.engines import rollouts_at_once
 from coa.engines.base import Engine
 from coa.engines.store import BASE, identity
 from coa.errors import ConfigError, ToolMistake
+from coa.evaluate.run import SCORES, SUMMARY
 from coa.evaluate.spending import calls_of
 from coa.evaluate.study_arms import (
-    SCORES,
-    SUMMARY,
     Measurement,
     MeasurePart,
     Note,
@@ -39,7 +38,7 @@ from coa.evaluate.study_unseen_tools import declaration, make_tasks, same_argume
 from coa.protocol import PromptKind, load_grammar
 from coa.rewards import exact
 from coa.runs import Json, Run, read_jsonl, write_atomic, write_jsonl
-from coa.runtime import Budget, Decoding
+from coa.runtime import Decoding
 from coa.tasks.task import Task, TaskSet
 from coa.tools.arguments import read_arguments
 from coa.tools.base import Toolbox
@@ -176,13 +175,6 @@ async def _measure(
     recipe |= {"malformed": part.malformed, "deterministic": part.deterministic}
     inputs = {"tasks": offered.fingerprint(), "grammar": grammar.fingerprint()}
     inputs |= identity(arm.model)
-    budget = Budget(
-        turns=part.turns,
-        turn_tokens=part.turn_tokens,
-        context=part.context,
-        malformed=part.malformed,
-        seconds=24 * 3600.0,
-    )
     decoding = Decoding(seed=part.seed, prompt=arm.prompt, constrain=arm.constrain)
     with Run.open(out, "unseen-tool", recipe, inputs, part.seed):
         trajectories = await attempt_all(
@@ -191,7 +183,7 @@ async def _measure(
             Grammars((grammar,)),
             lambda task: Toolbox([tool_of(task)]),
             out,
-            budget=budget,
+            budget=part.budget(),
             decoding=decoding,
             concurrency=rollouts_at_once(engine, part.concurrency),
         )

@@ -16,7 +16,7 @@ from coa.errors import RecordError, UsageError
 from coa.pages.chains import Scores, chains_view
 from coa.pages.frame import render
 from coa.pages.teams import episodes_view
-from coa.pages.view import View, bars, read_object, shown
+from coa.pages.view import View, bars, object_of, shown
 from coa.runs import Json, read_jsonl, read_records, write_atomic
 
 CHAINS, EPISODES = "trajectories.jsonl", "episodes.jsonl"
@@ -135,7 +135,7 @@ def _count_dropped(view: View) -> int:
 
 
 def _add_funnel(view: View, path: Path) -> None:
-    funnel = read_object(path)
+    funnel = object_of(path)
     if not funnel:
         return
     try:
@@ -157,7 +157,7 @@ def _reasons(counts: Json) -> str:
 
 
 def _add_accuracy(view: View, path: Path) -> None:
-    summary = read_object(path)
+    summary = object_of(path)
     if not summary:
         return
     try:

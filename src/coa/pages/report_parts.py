@@ -16,7 +16,7 @@ from coa.engines.store import base_of
 from coa.errors import CoaError, RecordError, UsageError
 from coa.pages.chains import check_texts
 from coa.pages.report_evaluation import Evaluation, checked, finite, model_name
-from coa.pages.view import read_object
+from coa.pages.view import object_of
 from coa.protocol.bound import load_bound
 from coa.runs import MANIFEST, METRICS, TIMINGS, Json, read_jsonl, read_records
 from coa.tasks.task import Task, TaskSet
@@ -136,7 +136,7 @@ def _walk(folder: Path, depth: int) -> Iterator[Path]:
 
 def _kind(folder: Path) -> str:
     """What wrote a directory, read off its files; empty when it is none of ours."""
-    stage = str(read_object(folder / MANIFEST).get("stage", ""))
+    stage = str(object_of(folder / MANIFEST).get("stage", ""))
     if stage in ("eval", "sft", "rl", "speedrun", "distill"):
         return stage
     known = ((SUMMARY, "eval"), (TEAM, "team"), (FUNNEL, "distill"), (RESULT, "speedrun"))
@@ -171,7 +171,7 @@ def _speedrun_rows(directories: Iterable[Path]) -> dict[Path, Json]:
 
 
 def _table(top: Path) -> list[Json]:
-    rows = read_object(top / RESULT).get("rows", [])
+    rows = object_of(top / RESULT).get("rows", [])
     good = isinstance(rows, list) and all(isinstance(row, dict) for row in rows)
     if not good or any(not {"name", "run"} <= row.keys() for row in rows):
         raise RecordError(f"{top / RESULT}: not a result of coa speedrun.")
@@ -179,7 +179,7 @@ def _table(top: Path) -> list[Json]:
 
 
 def _read_run(run: Path, top: Path, name: str, parts: Parts, grammar: str) -> None:
-    kind, manifest = _kind(run), read_object(run / MANIFEST)
+    kind, manifest = _kind(run), object_of(run / MANIFEST)
     _learn(run, kind, manifest, parts)
     if kind == "speedrun":
         for row in _table(run):
@@ -188,7 +188,7 @@ def _read_run(run: Path, top: Path, name: str, parts: Parts, grammar: str) -> No
                 evaluation.team, evaluation.on = not evaluation.model, str(row.get("on", ""))
                 parts.evaluations.append(evaluation)
     elif kind == "team":
-        evaluation = checked(run / TEAM, read_object(run / TEAM), name)
+        evaluation = checked(run / TEAM, object_of(run / TEAM), name)
         evaluation.team, evaluation.on = True, run.name.replace("eval-team-", "tasks-", 1)
         parts.evaluations.append(evaluation)
     elif kind == "distill":
@@ -229,13 +229,13 @@ def _mapping(value: Any) -> Json:
 def _evaluation(
     run: Path, top: Path, name: str, manifest: Json, parts: Parts, grammar: str
 ) -> Evaluation:
-    summary = read_object(run / SUMMARY)
+    summary = object_of(run / SUMMARY)
     found = checked(run / SUMMARY, summary, name)
     recipe = _mapping(manifest.get("recipe"))
     found.observations = str(recipe.get("observations", "real"))
     fingerprint = str(_mapping(manifest.get("inputs")).get("tasks", ""))
     found.on = parts.name_tasks(fingerprint, Path(str(summary.get("tasks", ""))).stem)
-    seconds = read_object(run / LATENCY)
+    seconds = object_of(run / LATENCY)
     try:
         found.latency = {key: finite(seconds[key]) for key in ("mean", "p50", "p95") if seconds}
     except (KeyError, ValueError):
@@ -320,7 +320,7 @@ def _add_training(run: Path, kind: str, name: str, manifest: Json, parts: Parts)
 
 
 def _add_distillation(run: Path, name: str, parts: Parts) -> None:
-    funnel = read_object(run / FUNNEL)
+    funnel = object_of(run / FUNNEL)
     if not funnel:
         parts.notes.append(f"{name}: the distillation is not finished, so it is left out.")
         return

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from coa.errors import RecordError
-from coa.runs import Json
+from coa.runs import Json, read_object
 
 BINS = 12
 """At most so many bars in a histogram."""
@@ -66,17 +65,9 @@ def require_text(record: object, *names: str) -> None:
             raise TypeError(f"{name} is {shown(value)[:60]}, expected text")
 
 
-def read_object(path: Path) -> Json:
-    """The JSON object in a small file; none where there is no such file."""
-    if not path.is_file():
-        return {}
-    try:
-        held = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as exc:
-        raise RecordError(f"{path}: not JSON ({exc}).") from None
-    if not isinstance(held, dict):
-        raise RecordError(f"{path}: found a {type(held).__name__}, expected an object.")
-    return held
+def object_of(path: Path) -> Json:
+    """The JSON object in a small file; an empty one where there is no such file."""
+    return read_object(path) if path.is_file() else {}
 
 
 def shown(value: Any) -> str:

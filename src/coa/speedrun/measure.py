@@ -8,20 +8,18 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 
-from coa.engines import load_engine, slots_for
 from coa.engines.base import Engine
 from coa.engines.codec import Codec
 from coa.engines.store import model_folder, resolve
 from coa.estimates import estimate
-from coa.evaluate.run import compare
-from coa.evaluate.stage import EvalSettings, run_eval
+from coa.evaluate.run import SUMMARY, compare
+from coa.evaluate.stage import EvalPart, run_eval
 from coa.rewards import Scored, open_reward
 from coa.runs import Json, read_records, write_atomic
-from coa.speedrun.recipe import EvalPart, Measurement, SpeedrunRecipe, Who
+from coa.speedrun.recipe import Measurement, SpeedrunRecipe, Who
 from coa.speedrun.stages import Stages
 from coa.tasks.sets import grammar_of
 from coa.tasks.task import TaskSet
@@ -29,8 +27,8 @@ from coa.teachers.episode import Episode, Use
 from coa.teachers.stage import run_recording
 from coa.trajectory import StopReason, Trajectory
 
-SUMMARY, TEAM = "summary.json", "team.json"
-"""What a measurement of a model and one of the team end with; the latter is no run of a model."""
+TEAM = "team.json"
+"""What a measurement of the team ends with, which is no run of a model."""
 
 
 def measure_all(recipe: SpeedrunRecipe, models: Mapping[Who, str], stages: Stages) -> Json:
@@ -45,7 +43,7 @@ def measure_all(recipe: SpeedrunRecipe, models: Mapping[Who, str], stages: Stage
     for who, model in models.items():
         own = [part for part, measured in left if measured == who]
         if own:
-            with _loaded(model, recipe.eval) as engine:
+            with recipe.eval.loaded(model) as engine:
                 for part in own:
                     with stages.timed(f"measure {who}: {part.name}"):
                         _measure_model(recipe.eval, model, part, who, root, engine)
@@ -75,18 +73,7 @@ def summary_file(root: Path, who: Who, part: Measurement) -> Path:
 def _measure_model(
     how: EvalPart, model: str, part: Measurement, who: Who, root: Path, engine: Engine
 ) -> None:
-    settings = EvalSettings(
-        model=model,
-        tasks=str(task_file(root, part)),
-        observations=part.observations,
-        turns=how.turns,
-        turn_tokens=how.turn_tokens,
-        malformed=how.malformed,
-        context=how.context,
-        concurrency=how.concurrency,
-        deterministic=how.deterministic,
-        seed=how.seed,
-    )
+    settings = how.settings(model, task_file(root, part), observations=part.observations)
     run_eval(settings, eval_folder(root, who, part), engine=engine)
 
 
@@ -137,18 +124,3 @@ def _gains(recipe: SpeedrunRecipe, root: Path) -> Iterator[Json]:
         for before, after in pairwise(whose):
             folders = [eval_folder(root, who, part) for who in (before, after)]
             yield {"on": part.name, "who": after, "against": before} | compare(folders)["runs"][1]
-
-
-@contextmanager
-def _loaded(model: str, how: EvalPart) -> Iterator[Engine]:
-    """One engine for several measurements: a model is loaded once."""
-    engine = load_engine(
-        model,
-        slots=slots_for(how.concurrency),
-        context=how.context,
-        deterministic=how.deterministic,
-    )
-    try:
-        yield engine
-    finally:
-        asyncio.run(engine.close())

@@ -10,14 +10,16 @@ import re
 from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 from coa.config import load_recipe, read_toml
 from coa.distill.filters import FilterSettings
 from coa.errors import ConfigError, did_you_mean
+from coa.evaluate.pace import PACE
+from coa.evaluate.stage import EvalPart
 from coa.progress import duration
 from coa.tasks import SETS, make_tasks
-from coa.tasks.sets import ATLAS_CODE, ATLAS_WEB, DEFAULT_SET, GYM
+from coa.tasks.sets import DEFAULT_SET
 from coa.tasks.task import Task
 from coa.tools.controls import check_observations
 from coa.train.rl_settings import (
@@ -36,19 +38,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 
-class _Cost(NamedTuple):
-    """Seconds with SmolLM2-135M on two cores, for an estimate: to train a row, to roll one out."""
-
-    row: float
-    rollout: float
-
-
-_COSTS = {
-    DEFAULT_SET: _Cost(0.9, 0.4),
-    ATLAS_WEB: _Cost(3.6, 1.6),
-    ATLAS_CODE: _Cost(1.5, 0.8),
-    GYM: _Cost(0.8, 0.5),
-}
 _LEARNT = 3.0
 """What a rollout of RL costs, as a multiple: it is sampled, and trained on."""
 STAGES = ("train", "rl", "check")
@@ -128,19 +117,6 @@ class TeacherPart:
 
 
 @dataclass(frozen=True)
-class EvalPart:
-    """How rollouts of a measurement are made: greedily, within these limits."""
-
-    turns: int = 8
-    turn_tokens: int = 128
-    malformed: int = 1
-    context: int = 1536
-    concurrency: int = 96
-    deterministic: bool = False
-    seed: int = 1
-
-
-@dataclass(frozen=True)
 class SpeedrunRecipe:
     deterministic: bool = False
     """fp32 and fixed shapes in every stage: the same seeds give the same files."""
@@ -201,12 +177,12 @@ class SpeedrunRecipe:
         yield f"      about {duration(self._seconds())} with a 135M model on two cores"
 
     def _seconds(self) -> float:
-        rows = sum(part.n * _COSTS[part.set].row for part in self.tasks) * self.sft.epochs
+        rows = sum(part.n * PACE[part.set].row for part in self.tasks) * self.sft.epochs
         drawn = self.rl.updates * self.rl.tasks_per_update * self.rl.group_size
-        dear = [_COSTS[part.set].rollout for part in self.rl_tasks for _ in range(part.n)]
+        dear = [PACE[part.set].rollout for part in self.rl_tasks for _ in range(part.n)]
         updates = drawn * _LEARNT * sum(dear) / len(dear) if dear else 0.0
         measured = sum(
-            part.n * _COSTS[part.set].rollout * sum(who != "team" for who in self.measured(part))
+            part.n * PACE[part.set].rollout * sum(who != "team" for who in self.measured(part))
             for part in self.measure
         )
         return (rows + updates + measured) * (3 if self.deterministic else 1)

@@ -102,12 +102,18 @@ def _table(path: Path, delimiter: str) -> Iterator[tuple[int, Json]]:
             raise RecordError(f"{path}:{rows.line_num}: not a table ({exc}).") from None
 
 
-def _parquet(path: Path) -> Iterator[tuple[int, Json]]:
+def need_pyarrow(what: str) -> Any:
+    """The module, or the line that says how to get it."""
     try:
         import pyarrow
         import pyarrow.parquet
     except ImportError as exc:
-        raise MissingExtra("Reading a parquet file", "export") from exc
+        raise MissingExtra(what, "export") from exc
+    return pyarrow
+
+
+def _parquet(path: Path) -> Iterator[tuple[int, Json]]:
+    pyarrow = need_pyarrow("Reading a parquet file")
     try:
         with _open(path) as file:
             batches = pyarrow.parquet.ParquetFile(file).iter_batches(batch_size=64)

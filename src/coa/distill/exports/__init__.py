@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
-from coa.distill.exports.files import need_pyarrow, save_json, save_parquet
+from coa.distill.exports.files import save_json, save_parquet
 from coa.distill.exports.pieces import CHATML, check_markers, frame_of
 from coa.distill.exports.rows import (
     NotExportable,
@@ -29,6 +29,7 @@ from coa.engines.codec import Codec
 from coa.errors import CoaError, GrammarError, UsageError, did_you_mean
 from coa.protocol import Grammar, load_grammar, system_prompt
 from coa.runs import Json, write_atomic, write_jsonl
+from coa.tasks.published import need_pyarrow
 from coa.tasks.sets import grammar_for
 from coa.tasks.task import Task, TaskSet
 from coa.trajectory import Trajectory

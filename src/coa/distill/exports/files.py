@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from coa.errors import MissingExtra
 from coa.runs import Json, whole_file, write_atomic
 
 
@@ -23,13 +22,3 @@ def save_parquet(path: Path, rows: Sequence[Json], schema: Any) -> None:
     table = pyarrow.Table.from_pylist(list(rows), schema=schema)
     with whole_file(path) as file:
         pyarrow.parquet.write_table(table, file)
-
-
-def need_pyarrow(what: str) -> Any:
-    """The module, or the line that says how to get it."""
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as exc:
-        raise MissingExtra(what, "export") from exc
-    return pyarrow
