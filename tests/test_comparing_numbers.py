@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from decimal import Decimal
 from itertools import pairwise
 
 import pytest
@@ -10,38 +11,76 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coa.tasks import make_tasks
-from coa.tasks.atlas_families import counted_up, side_by_side
+from coa.tasks.atlas_families import Side, counted_up, side_by_side, weighed
 from coa.teachers.plans import conclude, plan_for
 
 numbers = st.integers(0, 10**10)
 
 
 @given(numbers, numbers)
-def test_the_last_step_alone_says_which_is_larger(first: int, second: int) -> None:
-    *before, last = side_by_side(first, second).split(", ")
-    if "digits" in last or not before:
-        left, right = (_value(side) for side in last.removesuffix(" digits").split(" and "))
-    else:
-        left, right = map(int, last.split())
-        assert all(len({*pair.split()}) == 1 for pair in before if re.fullmatch(r"\d \d", pair))
-    assert (left > right, left < right) == (first > second, first < second)
+def test_the_order_is_the_one_that_the_steps_find(first: int, second: int) -> None:
+    said = side_by_side(first, second)
+    if first == second:
+        assert said.endswith("They are equal")
+        return
+    *_, steps, order = said.split(". ")
+    *before, last = steps.split(", ")
+    pair, climbed = last.split(": ")
+    one, other = pair.split()
+    *_, met, letter = climbed.split()
+    assert one != other and met == {"A": one, "B": other}[letter]
+    assert (letter == "A") == (first < second)
+    assert order == f"Smaller {letter}, larger {'B' if letter == 'A' else 'A'}"
+    assert all(len({*equal.split()}) == 1 for equal in before)
 
 
-def _value(side: str) -> float:
-    """What '1.29 million' or a plain number stands for; scales that are said are different."""
-    number, _, scale = side.partition(" ")
-    return float(number) * {"": 1, "thousand": 1e3, "million": 1e6, "billion": 1e9}[scale]
+@given(numbers, numbers)
+def test_what_is_said_of_a_side_is_true_of_its_number(first: int, second: int) -> None:
+    for letter, number in zip("AB", (first, second), strict=True):
+        found = re.search(rf"{letter} ([\d.]+)( \w+)?, length (\d+)", side_by_side(first, second))
+        assert found is not None
+        text, scale, length = found.groups()
+        size = {"": 1, "thousand": 10**3, "million": 10**6, "billion": 10**9}
+        assert Decimal(text) * size[(scale or "").strip()] == number
+        assert len(text.partition(".")[0]) == int(length)
 
 
 @pytest.mark.parametrize(
     ("first", "second", "steps"),
     [
-        (57_900_000, 51_500_000, "57.9 million and 51.5 million, 2 and 2 digits, 5 5, 7 1"),
-        (5_000_000, 5_560_000, "5 million and 5.56 million, 1 and 1 digits, 5 5, 0 5"),
-        (284_000, 65_200, "284 thousand and 65.2 thousand, 3 and 2 digits"),
-        (163_000, 1_290_000, "163 thousand and 1.29 million"),
-        (443, 9_630_000, "443 and 9.63 million"),
-        (1789, 1994, "4 and 4 digits, 1 1, 7 9"),
+        (
+            57_900_000,
+            51_500_000,
+            "A 57.9 million, length 2. B 51.5 million, length 2. 5 5, 7 1: 0 1 B. "
+            "Smaller B, larger A",
+        ),
+        (
+            5_000_000,
+            5_560_000,
+            "A 5 million, length 1. B 5.56 million, length 1. 5 5, 0 5: 0 A. Smaller A, larger B",
+        ),
+        (
+            284_000,
+            65_200,
+            "A 284 thousand, length 3. B 65.2 thousand, length 2. 3 2: 0 1 2 B. "
+            "Smaller B, larger A",
+        ),
+        (
+            163_000,
+            1_290_000,
+            "A 163 thousand, length 3. B 1.29 million, length 1. thousand million: "
+            "ones thousand A. Smaller A, larger B",
+        ),
+        (
+            443,
+            9_630_000,
+            "A 443, length 3. B 9.63 million, length 1. ones million: ones A. Smaller A, larger B",
+        ),
+        (
+            1789,
+            1994,
+            "A 1789, length 4. B 1994, length 4. 1 1, 7 9: 0 1 2 3 4 5 6 7 A. Smaller A, larger B",
+        ),
     ],
 )
 def test_scales_come_before_lengths_and_lengths_before_digits(
@@ -51,13 +90,29 @@ def test_scales_come_before_lengths_and_lengths_before_digits(
 
 
 @given(st.integers(0, 200), st.integers(0, 200))
-def test_a_difference_is_counted_up_in_tens(one: int, other: int) -> None:
+def test_a_difference_is_counted_up_in_ones_and_then_in_tens(one: int, other: int) -> None:
     low, high = sorted((one, other))
-    steps = [tuple(map(int, step)) for step in re.findall(r"(\d+) is (\d+)", counted_up(low, high))]
-    assert steps[-1] == (high, high - low)
+    said = counted_up(low, high)
+    steps = [tuple(map(int, step)) for step in re.findall(r"(\d+) is (\d+)", said)]
     assert all(mark - low == so_far for mark, so_far in steps)
     marks = [low, *(mark for mark, _ in steps)]
-    assert all(after - before <= 10 for before, after in pairwise(marks))
+    assert marks[-1] == high
+    for before, after in pairwise(marks):
+        assert after - before == (10 if before % 10 == high % 10 else 1)
+    assert said.endswith(": 0.") == (low == high)
+
+
+def test_a_difference_is_counted_from_the_smaller_of_the_two() -> None:
+    plan = plan_for("How far apart are the atomic numbers of Fermium and Argon?")
+    assert plan is not None
+    verdict = conclude(plan, [["100"], ["78"]])
+    assert verdict is not None and verdict.answer == "22"
+    assert verdict.thought == (
+        "A: Fermium 100. B: Argon 78. A 100, length 3. B 78, length 2. 3 2: 0 1 2 B. Smaller B, "
+        "larger A. The smaller is B: Argon. From 78: 79 is 1, 80 is 2, 90 is 12, 100 is 22. "
+        "100 - 78 = 22."
+    )
+    assert conclude(plan, [["100"], ["unknown"]]) is None
 
 
 def test_of_several_the_better_one_is_held_against_the_next() -> None:
@@ -68,9 +123,10 @@ def test_of_several_the_better_one_is_held_against_the_next() -> None:
     assert verdict is not None
     assert verdict == (
         "Hungary",
-        "12,000,000 for Tunisia and 3,280,000 for Mongolia: 12 million and 3.28 million, 2 and 1 "
-        "digits. The larger is Tunisia. 12,000,000 for Tunisia and 19,860,000 for Hungary: "
-        "12 million and 19.86 million, 2 and 2 digits, 1 1, 2 9. The larger is Hungary.",
+        "A: Tunisia 12,000,000. B: Mongolia 3,280,000. A 12 million, length 2. B 3.28 million, "
+        "length 1. 2 1: 0 1 B. Smaller B, larger A. The larger is A: Tunisia. "
+        "A: Tunisia 12,000,000. B: Hungary 19,860,000. A 12 million, length 2. B 19.86 million, "
+        "length 2. 1 1, 2 9: 0 1 2 A. Smaller A, larger B. The larger is B: Hungary.",
     )
     assert conclude(plan, [["12,000,000"], ["unknown"], ["19,860,000"]]) is None
 
@@ -83,4 +139,23 @@ def test_the_smaller_of_two_years_is_the_earlier() -> None:
         verdict = conclude(plan, [["1789"], ["1994"]])
         assert verdict is not None
         assert verdict.answer == plan.names[0]
-        assert f"4 and 4 digits, 1 1, 7 9. The smaller is {plan.names[0]}." in verdict.thought
+        ending = f"6 7 A. Smaller A, larger B. The smaller is A: {plan.names[0]}."
+        assert verdict.thought.endswith(ending)
+
+
+@given(numbers, numbers, st.booleans())
+def test_the_letter_and_the_name_are_of_the_side_that_wins(
+    first: int, second: int, smaller: bool
+) -> None:
+    one, other = Side("Aa", f"{first:,}", first), Side("Bb", f"{second:,}", second)
+    chosen, said = weighed(one, other, smaller=smaller)
+    assert chosen.number == (min if smaller else max)(first, second)
+    end = "A: Aa" if chosen is one else "B: Bb"
+    assert said.endswith(f"The {'smaller' if smaller else 'larger'} is {end}")
+
+
+def test_what_two_have_in_common_is_found_name_by_name() -> None:
+    plan = plan_for("Which country borders both Gabon and Nigeria?")
+    assert plan is not None
+    verdict = conclude(plan, [["Cameroon", "Equatorial Guinea"], ["Benin", "Cameroon", "Chad"]])
+    assert verdict == ("Cameroon", "Cameroon yes; Equatorial Guinea no. Both have Cameroon.")

@@ -5,14 +5,21 @@ from __future__ import annotations
 import pytest
 
 from coa.rewards import choose_reward, open_reward
-from coa.tasks import SETS, Task, TaskSet, make_tasks
+from coa.tasks import Task, TaskSet, make_tasks
 from coa.tasks.atlas import SPLITS as ATLAS_SPLITS
+from coa.tasks.atlas import families_of
+from coa.tasks.atlas_catalogues import CATALOGUES
 from coa.tasks.gym import SPLITS as GYM_SPLITS
 from coa.tasks.gym_generators import GENERATORS
 from coa.tasks.sets import GYM
 from coa.trajectory import Trajectory
 
-SPLITS = [(name, split) for name in SETS if name != GYM for split in ATLAS_SPLITS]
+SPLITS = [
+    (name, split)
+    for name, catalogue in CATALOGUES.items()
+    for split in ATLAS_SPLITS
+    if families_of(split, catalogue)
+]
 
 
 def answered(task: Task, answer: str | None) -> tuple[Task, Trajectory]:

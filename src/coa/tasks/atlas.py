@@ -65,6 +65,10 @@ def families_of(split: str, catalogue: Catalogue = MHQA) -> tuple[str, ...]:
 
 def _chosen_families(split: str, names: Sequence[str] | None, catalogue: Catalogue) -> list[Family]:
     known = families_of(split, catalogue)
+    if not known:
+        raise UsageError(
+            f"{catalogue.name} holds out no family: it is there to train on. Take {MHQA.name}."
+        )
     if names is not None and not names:
         raise UsageError("families: the list is empty. Leave it out to use all of them.")
     for name in names or ():

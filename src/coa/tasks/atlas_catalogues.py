@@ -8,10 +8,12 @@ from coa.tasks.atlas_code import CODE_FAMILIES, CODE_PHRASINGS
 from coa.tasks.atlas_families import FAMILIES, Catalogue
 from coa.tasks.atlas_phrasings import PHRASINGS
 from coa.tasks.atlas_web import WEB_FAMILIES, WEB_PHRASINGS
-from coa.tasks.sets import ATLAS_CODE, ATLAS_WEB, DEFAULT_SET
+from coa.tasks.atlas_wide import WIDE_FAMILIES, WIDE_PHRASINGS
+from coa.tasks.sets import ATLAS_CODE, ATLAS_WEB, ATLAS_WIDE, DEFAULT_SET
 
 MHQA = Catalogue(DEFAULT_SET, FAMILIES, PHRASINGS, most=3000)
 WEB = Catalogue(ATLAS_WEB, WEB_FAMILIES, WEB_PHRASINGS)
+WIDE = Catalogue(ATLAS_WIDE, WIDE_FAMILIES, WIDE_PHRASINGS)
 CODE = Catalogue(ATLAS_CODE, CODE_FAMILIES, CODE_PHRASINGS)
 
-CATALOGUES: Mapping[str, Catalogue] = {each.name: each for each in (MHQA, WEB, CODE)}
+CATALOGUES: Mapping[str, Catalogue] = {each.name: each for each in (MHQA, WIDE, WEB, CODE)}

@@ -15,7 +15,16 @@ from typing import NamedTuple, Protocol
 
 from coa.corpus.relations import RELATIONS, values_of
 from coa.corpus.world import World
-from coa.tasks.atlas_families import CLEAR_MARGIN, Fact, Slots, Solution, amount, side_by_side
+from coa.tasks.atlas_families import (
+    CLEAR_MARGIN,
+    Fact,
+    Side,
+    Slots,
+    Solution,
+    amount,
+    side_by_side,
+    weighed,
+)
 
 Facts = Mapping[tuple[str, str], Sequence[str]]
 """(relation, subject) -> the values that were found."""
@@ -143,14 +152,12 @@ class Choice:
         numbers = _amounts(facts, self.by, names)
         if numbers is None or max(numbers) < CLEAR_MARGIN * min(numbers):
             return None
-        chosen = names[numbers.index(min(numbers) if self.smaller else max(numbers))]
-        asked = facts.get((self.ask, chosen), ())
+        one, other = (Side(name, f"{n:,}", n) for name, n in zip(names, numbers, strict=True))
+        chosen, steps = weighed(one, other, smaller=self.smaller)
+        asked = facts.get((self.ask, chosen.name), ())
         if len(asked) != 1:
             return None
-        sides = " and ".join(f"{n:,} for {name}" for n, name in zip(numbers, names, strict=True))
-        extreme = "smaller" if self.smaller else "larger"
-        steps = f"{sides}: {side_by_side(*numbers)}."
-        because = f"{steps} The {extreme} is {chosen}, which has {asked[0]}."
+        because = f"{steps}, which has {asked[0]}."
         return Conclusion(asked[0], RELATIONS[self.ask].value, because)
 
     def solve(self, world: World, slots: Slots) -> Solution | None:
@@ -213,7 +220,7 @@ class Tally:
         steps: Sequence[str] = (),
     ) -> Conclusion:
         own, *theirs = (", ".join(side) for side in sides)
-        said = [f" {step}:" for step in steps] or [""] * len(theirs)
+        said = [f": {step}:" for step in steps] or [":"] * len(theirs)
         compared = "; ".join(
             f"{name} {value}{how} {'yes' if yes else 'no'}"
             for name, value, how, yes in zip(around, theirs, said, holds, strict=True)
@@ -248,10 +255,15 @@ class Kin:
         own, around = facts[self.by, home], facts["neighbours", home]
         if len(own) != 1 or not 2 <= len(around) <= MOST_AROUND:
             return None
-        kept = [name for name in around if own[0] in facts.get((self.by, name), ())]
+        theirs = {name: facts.get((self.by, name), ()) for name in around}
+        kept = [name for name, values in theirs.items() if own[0] in values]
         if len(kept) != 1:
             return None
-        return Conclusion(kept[0], "country", f"Only {kept[0]} has {own[0]}, too.")
+        compared = "; ".join(
+            f"{name} {', '.join(values)}: {'yes' if own[0] in values else 'no'}"
+            for name, values in theirs.items()
+        )
+        return Conclusion(kept[0], "country", f"Against {own[0]}: {compared}. That is {kept[0]}.")
 
     def solve(self, world: World, slots: Slots) -> Solution | None:
         return worked_out(self, world, slots)

@@ -16,6 +16,13 @@ def is_held_out(phrasing: int) -> bool:
     return phrasing % HELD_OUT_EVERY == HELD_OUT_EVERY - 1
 
 
+def filled(frames: tuple[str, ...], **words: str) -> tuple[str, ...]:
+    """The frames of several families with their words in capitals replaced."""
+    for word, text in words.items():
+        frames = tuple(frame.replace(word, text) for frame in frames)
+    return frames
+
+
 PHRASINGS: Mapping[str, tuple[str, ...]] = {
     "country_capital": (
         "What is the capital of {country}?",

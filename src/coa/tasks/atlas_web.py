@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 from coa.tasks.atlas_families import Family
 from coa.tasks.atlas_inquiries import Choice, Kin, Tally, Trail
+from coa.tasks.atlas_phrasings import filled
 
 _CHOICE = (
     "What is the ASK of {first} or {second}, whichever is MORE?",
@@ -85,22 +86,15 @@ _GOAL = {
 }
 
 
-def _put(frames: tuple[str, ...], **words: str) -> tuple[str, ...]:
-    """The frames with their words in capitals replaced."""
-    for word, text in words.items():
-        frames = tuple(frame.replace(word, text) for frame in frames)
-    return frames
-
-
 def _phrasings(shape: Choice | Tally | Kin | Trail) -> tuple[str, ...]:
     if isinstance(shape, Choice):
-        return _put(_CHOICE, ASK=_ASK[shape.ask], MORE=_MORE[shape.by, shape.smaller])
+        return filled(_CHOICE, ASK=_ASK[shape.ask], MORE=_MORE[shape.by, shape.smaller])
     if isinstance(shape, Tally):
         home = _HOME["capital_of"] if shape.capital else "{country}"
-        return _put(_TALLY, HOME=home, DO=_DO[shape.by, shape.than])
+        return filled(_TALLY, HOME=home, DO=_DO[shape.by, shape.than])
     if isinstance(shape, Kin):
-        return _put(_KIN, ASK=_ASK[shape.by])
-    return _put(_TRAIL, GOAL=_GOAL[shape.relations[1:]], HOME=_HOME[shape.relations[0]])
+        return filled(_KIN, ASK=_ASK[shape.by])
+    return filled(_TRAIL, GOAL=_GOAL[shape.relations[1:]], HOME=_HOME[shape.relations[0]])
 
 
 _TRAINED: Mapping[str, Choice | Tally | Kin | Trail] = {

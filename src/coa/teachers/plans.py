@@ -9,15 +9,18 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from coa.corpus.relations import RELATIONS
+from coa.tasks.atlas_catalogues import MHQA
 from coa.tasks.atlas_families import (
+    Catalogue,
     Chain,
     Comparison,
     Difference,
     Intersection,
+    Side,
     Superlative,
     amount,
     counted_up,
-    side_by_side,
+    weighed,
 )
 from coa.tasks.atlas_understanding import understand
 from coa.teachers.wording import WORDINGS
@@ -91,9 +94,9 @@ class Plan:
         return lanes
 
 
-def plan_for(question: str) -> Plan | None:
+def plan_for(question: str, catalogue: Catalogue = MHQA) -> Plan | None:
     """The planner's decomposition of a question, from its words alone."""
-    understood = understand(question)
+    understood = understand(question, catalogue)
     if understood is None:
         return None
     shape = understood.meaning.shape
@@ -122,39 +125,48 @@ def conclude(plan: Plan, findings: Sequence[Sequence[str]]) -> Verdict | None:
     if isinstance(shape, Chain):
         return Verdict(findings[-1][0], "") if len(findings[-1]) == 1 else None
     if isinstance(shape, Intersection):
-        common = [name for name in findings[0] if name in findings[1]]
-        return Verdict(common[0], f"Both have {common[0]}.") if len(common) == 1 else None
+        shared = {name: name in findings[1] for name in findings[0]}
+        common = [name for name, both in shared.items() if both]
+        held = "; ".join(f"{name} {'yes' if both else 'no'}" for name, both in shared.items())
+        return Verdict(common[0], f"{held}. Both have {common[0]}.") if len(common) == 1 else None
     if isinstance(shape, Superlative):
         return _most(list(findings[0]), findings[1:], shape)
     ends = list(findings[len(shape.relations) - 1 :: len(shape.relations)])
     if isinstance(shape, Comparison):
         return _most(list(plan.names), ends, shape)
-    numbers = sorted((amount(end[0]) for end in ends), key=lambda n: n or 0, reverse=True)
-    if numbers[0] is None or numbers[1] is None:
+    ordered = _sides(plan.names, ends)
+    if ordered is None:
         return None
-    gap = numbers[0] - numbers[1]
-    steps = counted_up(numbers[1], numbers[0])
-    return Verdict(str(gap), f"{steps} {numbers[0]} - {numbers[1]} = {gap}.")
+    low, steps = weighed(*ordered, smaller=True)
+    gap = abs(ordered[0].number - ordered[1].number)
+    high = low.number + gap
+    counted = counted_up(low.number, high)
+    return Verdict(str(gap), f"{steps}. {counted} {high} - {low.number} = {gap}.")
+
+
+def _sides(names: Sequence[str], values: Sequence[Sequence[str]]) -> list[Side] | None:
+    """What is compared, when there is a number for each name."""
+    sides = [
+        Side(name, value[0], number)
+        for name, value in zip(names, values, strict=False)
+        if (number := amount(value[0])) is not None
+    ]
+    return sides if sides and len(sides) == len(names) == len(values) else None
 
 
 def _most(
     names: list[str], values: Sequence[Sequence[str]], shape: Comparison | Superlative
 ) -> Verdict | None:
     """One is held against the next, and the better of the two against the one after it."""
-    rows = [
-        (number, f"{value[0]} for {name}", name)
-        for name, value in zip(names, values, strict=False)
-        if (number := amount(value[0])) is not None
-    ]
-    if not rows or len(rows) != len(names) or len(names) != len(values):
+    rows = _sides(names, values)
+    if rows is None:
         return None
-    extreme, said = _extreme(shape, pair=True), []
+    said: list[str] = []
     best, *others = rows
     for other in others:
-        steps = f"{best[1]} and {other[1]}: {side_by_side(best[0], other[0])}"
-        best = (min if shape.smaller else max)(best, other)
-        said.append(f"{steps}. The {extreme} is {best[2]}.")
-    return Verdict(best[2], " ".join(said))
+        best, steps = weighed(best, other, smaller=shape.smaller)
+        said.append(f"{steps}.")
+    return Verdict(best.name, " ".join(said))
 
 
 def _extreme(shape: Comparison | Superlative, pair: bool) -> str:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from functools import partial
 
+from coa.tasks.atlas_catalogues import MHQA
+from coa.tasks.atlas_families import Catalogue
 from coa.teachers.desk import Desk
 from coa.teachers.episode import USER
 from coa.teachers.librarians import Librarians
@@ -16,13 +18,14 @@ from coa.teachers.wording import wanted
 
 
 class WikiTeam:
-    """Answers `atlas-mhqa` questions with `wiki_search`."""
+    """Answers the questions of `atlas-mhqa`, or of a set like it, with `wiki_search`."""
 
-    def __init__(self) -> None:
+    def __init__(self, catalogue: Catalogue = MHQA) -> None:
+        self.catalogue = catalogue
         self.librarians = Librarians()
 
     async def work(self, desk: Desk) -> None:
-        plan = plan_for(desk.episode.question)
+        plan = plan_for(desk.episode.question, self.catalogue)
         if plan is None:
             text = "I do not know how to break this question into look-ups."
             desk.say("planner", USER, text, part="failure")
