@@ -16,7 +16,6 @@ MOST_YEARS = 60
 """Years are counted up in tens, so a larger gap would be long to write."""
 
 _GOALS = {
-    "capital": ("capital",),
     "currency": ("currency",),
     "language": ("languages",),
     "population": ("population",),
@@ -29,7 +28,6 @@ _GOALS = {
     "language_family": ("languages", "language_family"),
 }
 _CALLED = {
-    "capital": "capital",
     "currency": "currency",
     "language": "official language",
     "population": "population",
