@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coa.tasks import make_tasks
-from coa.tasks.atlas_families import Side, counted_up, side_by_side, weighed
+from coa.tasks.atlas_inquiries import Tally
+from coa.tasks.reckoning import Side, apart, counted_up, side_by_side, weighed
 from coa.teachers.plans import conclude, plan_for
 
 numbers = st.integers(0, 10**10)
@@ -89,17 +90,33 @@ def test_scales_come_before_lengths_and_lengths_before_digits(
     assert side_by_side(first, second) == steps
 
 
-@given(st.integers(0, 200), st.integers(0, 200))
+@given(st.integers(0, 2100), st.integers(0, 2100))
 def test_a_difference_is_counted_up_in_ones_and_then_in_tens(one: int, other: int) -> None:
     low, high = sorted((one, other))
-    said = counted_up(low, high)
-    steps = [tuple(map(int, step)) for step in re.findall(r"(\d+) is (\d+)", said)]
-    assert all(mark - low == so_far for mark, so_far in steps)
-    marks = [low, *(mark for mark, _ in steps)]
-    assert marks[-1] == high
-    for before, after in pairwise(marks):
-        assert after - before == (10 if before % 10 == high % 10 else 1)
-    assert said.endswith(": 0.") == (low == high)
+    ones, tens = counted_up(low, high).split(". ")
+    assert ones.startswith(f"Ending in {high % 10}: ") and tens.startswith(f"Tens to {high}: ")
+    counts = [
+        [tuple(map(int, step)) for step in re.findall(r"(\d+) is (\d+)", said)]
+        for said in (ones, tens)
+    ]
+    assert all(mark - low == so_far for count in counts for mark, so_far in count)
+    first, second = ([mark for mark, _ in count] for count in counts)
+    assert first[0] == low and first[-1] == second[0] and second[-1] == high
+    assert [mark % 10 == high % 10 for mark in first] == [False] * (len(first) - 1) + [True]
+    assert all(after - before == 1 for before, after in pairwise(first))
+    assert all(after - before == 10 for before, after in pairwise(second))
+
+
+@given(numbers, numbers)
+def test_how_far_two_are_apart_does_not_depend_on_their_order(first: int, second: int) -> None:
+    first, second = first % 3000, second % 3000
+    one, other = Side("Aa", f"{first:,}", first), Side("Bb", f"{second:,}", second)
+    gap, said = apart(one, other)
+    assert gap == abs(first - second) == apart(other, one)[0]
+    low, high = sorted((first, second))
+    assert said.endswith(f"{high} - {low} = {gap}")
+    way = "B to A" if second < first else "A to B"
+    assert f"From {way}: {low} to {high}. " in said
 
 
 def test_a_difference_is_counted_from_the_smaller_of_the_two() -> None:
@@ -109,8 +126,8 @@ def test_a_difference_is_counted_from_the_smaller_of_the_two() -> None:
     assert verdict is not None and verdict.answer == "22"
     assert verdict.thought == (
         "A: Fermium 100. B: Argon 78. A 100, length 3. B 78, length 2. 3 2: 0 1 2 B. Smaller B, "
-        "larger A. The smaller is B: Argon. From 78: 79 is 1, 80 is 2, 90 is 12, 100 is 22. "
-        "100 - 78 = 22."
+        "larger A. From B to A: 78 to 100. Ending in 0: 78 is 0, 79 is 1, 80 is 2. Tens to 100: "
+        "80 is 2, 90 is 12, 100 is 22. 100 - 78 = 22."
     )
     assert conclude(plan, [["100"], ["unknown"]]) is None
 
@@ -159,3 +176,24 @@ def test_what_two_have_in_common_is_found_name_by_name() -> None:
     assert plan is not None
     verdict = conclude(plan, [["Cameroon", "Equatorial Guinea"], ["Benin", "Cameroon", "Chad"]])
     assert verdict == ("Cameroon", "Cameroon yes; Equatorial Guinea no. Both have Cameroon.")
+
+
+def test_a_count_over_neighbours_goes_on_from_name_to_name() -> None:
+    facts = {
+        ("neighbours", "Costa Rica"): ("Nicaragua", "Panama"),
+        ("area", "Costa Rica"): ("51,100",),
+        ("area", "Nicaragua"): ("129,000",),
+        ("area", "Panama"): ("41,200",),
+    }
+    end = Tally("area", than="less").conclude({"country": "Costa Rica"}, facts)
+    assert end is not None and end.answer == "1"
+    assert end.because == (
+        "Against 51,100: Nicaragua 129,000: A 129 thousand, length 3. B 51.1 thousand, length 2. "
+        "3 2: 0 1 2 B. Smaller B, larger A. The smaller is B: no, 0; Panama 41,200: A 41.2 "
+        "thousand, length 2. B 51.1 thousand, length 2. 4 5: 0 1 2 3 4 A. Smaller A, larger B. "
+        "The smaller is A: yes, 1. That is 1."
+    )
+    more = Tally("area").conclude({"country": "Costa Rica"}, facts)
+    assert more is not None and more.answer == "1"
+    assert "The larger is A: yes, 1; Panama" in more.because
+    assert more.because.endswith("The larger is B: no, 1. That is 1.")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from coa.config import to_json
 from coa.errors import CoaError, ConfigError, UsageError
-from coa.speedrun import _what_counts, run_speedrun
+from coa.speedrun import TASKS, _make_tasks, _what_counts, run_speedrun
 from coa.speedrun.recipe import Measurement, TaskPart, read_speedrun_recipe
 from coa.tasks.sets import KINDS
 from coa.tasks.task import Task
@@ -138,6 +138,15 @@ def test_weights_are_not_chosen_by_tasks_that_are_trained_on(
     overrides = [f"sft.model=hf:{tiny_model}", f"rl_tasks={same}", f"check_tasks={same}"]
     with pytest.raises(ConfigError, match="check_tasks: RL trains on every one of them"):
         run_speedrun(tmp_path / "run", None, overrides, lambda note: None)
+
+
+def test_a_task_that_two_parts_ask_for_is_trained_on_once() -> None:
+    few, more = (f"{{families=['country_capital'], n={n}, seed=9}}" for n in (4, 6))
+    parts = (_make_tasks(read_speedrun_recipe(None, [f"tasks=[{p}]"])) for p in (more, few))
+    whole, part = ([task.id for task in made[TASKS]] for made in parts)
+    recipe = read_speedrun_recipe(None, [f"tasks=[{few}, {more}]"])
+    both = [task.id for task in _make_tasks(recipe)[TASKS]]
+    assert {*both} == {*part, *whole} and len(both) == len({*both}) < len(part) + len(whole)
 
 
 def test_another_spelling_of_the_answer_makes_no_other_task() -> None:

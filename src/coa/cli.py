@@ -111,7 +111,7 @@ def serve(
     queue: Annotated[int, typer.Option(min=0, help="Waiting; further ones get 429.")] = 128,
     seconds: Annotated[float, typer.Option(min=1, help="Most for one rollout.")] = 300.0,
     tokens: Annotated[int, typer.Option(min=1, help="Most sampled in one rollout.")] = 2048,
-    context: Annotated[int, typer.Option(min=1, help="Most tokens of a whole rollout.")] = 2048,
+    context: Annotated[int, typer.Option(min=1, help="Most tokens of a whole rollout.")] = 3072,
     grace: Annotated[float, typer.Option(min=0, help="Seconds to finish when stopped.")] = 20.0,
     temperature: float = 0.0,
     constrain: ConstrainFlag = False,

@@ -84,9 +84,9 @@ class EvalSettings:
     unsafe_code: bool = False
     """Run programs without a sandbox."""
     turns: int = 12
-    turn_tokens: int = 320
+    turn_tokens: int = 512
     malformed: int = 2
-    context: int = 2048
+    context: int = 3072
     concurrency: int = 96
     memory_gb: float | None = None
     """Most for keys and values of a model in this process; None: a quarter of the machine's."""
@@ -147,7 +147,7 @@ class EvalPart:
     """How the rollouts of several measurements are made: greedily, within these limits."""
 
     turns: int = 8
-    turn_tokens: int = 128
+    turn_tokens: int = 192
     malformed: int = 1
     context: int = 1536
     """Prompt, written and observed together: the budget of a rollout, the same for all models."""

@@ -61,7 +61,7 @@ RECIPE = (
     "rl.warmup=0.34",
     "rl.loss.overlong_buffer=0.2",
     "rl.loss.correction=token",
-    "rollout.turn_tokens=128",
+    "rollout.turn_tokens=192",
     "rollout.tokens=640",
     "rollout.context=1536",
 )

@@ -47,7 +47,7 @@ class StudentPart(EvalPart):
     seed: int = 5
     error_rate: float = 0.1
     turns: int = 10
-    turn_tokens: int = 384
+    turn_tokens: int = 512
     malformed: int = 2
     context: int = 3072
     """These are the budget that AFM-135M is trained and measured with (recipes/full.toml)."""

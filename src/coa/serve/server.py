@@ -59,7 +59,7 @@ class Serving:
     limits: Limits = field(default_factory=Limits)
     temperature: float = 0.0
     constrain: bool = False
-    context: int = 2048
+    context: int = 3072
     memory_gb: float | None = None
     grace_s: float = 20.0
     out: Path | None = None

@@ -94,7 +94,10 @@ def _make_tasks(recipe: SpeedrunRecipe) -> dict[str, TaskSet]:
         CHECK_TASKS: recipe.check_tasks,
     }
     parts |= {task_file(Path(), part).name: [part] for part in recipe.measure}
-    made = {name: [task for part in own for task in part.make()] for name, own in parts.items()}
+    made = {  # parts may overlap: what two of them ask for is there once
+        name: list({task.id: task for part in own for task in part.make()}.values())
+        for name, own in parts.items()
+    }
     practised = {task.id for task in among(made[CHECK_TASKS], made[RL_TASKS])}
     made[CHECK_TASKS] = [task for task in made[CHECK_TASKS] if task.id not in practised]
     if recipe.check_tasks and not made[CHECK_TASKS]:

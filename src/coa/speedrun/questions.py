@@ -27,7 +27,7 @@ ASKED = ((DEFAULT_SET, "heldout_entity"), (ATLAS_WEB, "heldout_entity"), (GYM, "
 SEED = 12
 """Decides which questions; chosen before any answer to them was looked at."""
 CONTEXT = 3072
-BUDGET = Budget(turns=10, turn_tokens=384, context=CONTEXT)
+BUDGET = Budget(turns=10, turn_tokens=512, context=CONTEXT)
 
 
 def answer_questions(

@@ -8,14 +8,13 @@ of them does.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import zip_longest
-from string import digits
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from coa.corpus.relations import RELATIONS, values_of
 from coa.corpus.world import World
+from coa.tasks.reckoning import amount
 
 Slots = Mapping[str, str]
 CLEAR_MARGIN = 1.1
@@ -96,104 +95,6 @@ class Chain:
 
 def _follow(world: World, relations: tuple[str, ...], kind: str, subject: str) -> Solution | None:
     return Chain(kind, relations).solve(world, {kind: subject})
-
-
-def amount(text: str) -> int | None:
-    """The whole number that a page prints; None if the text is something else."""
-    digits = text.replace(",", "")
-    return int(digits) if digits.isdecimal() else None
-
-
-class Side(NamedTuple):
-    """One of two that are compared."""
-
-    name: str
-    printed: str
-    """Its number as the page has it."""
-    number: int
-
-
-_SCALES = ((10**9, "billion"), (10**6, "million"), (10**3, "thousand"))
-_WORDS = ("ones", *(word for _, word in reversed(_SCALES)))
-_PLAIN = 10_000
-"""Numbers below, years among them, are compared as they are."""
-
-
-def side_by_side(first: int, second: int) -> str:
-    """How two numbers are put in order, in steps that a small model can take.
-
-    Their scales are held against each other, then how long they are before the point, then digit
-    by digit; what decides is found by counting up until one of the two is met, which is the
-    smaller: 'A 57.9 million, length 2. B 51.5 million, length 2. 5 5, 7 1: 0 1 B. Smaller B,
-    larger A'. Which of two digits is larger, and that the smaller is not the one with more, is
-    harder to learn from some hundred examples than to count, to notice and to copy.
-    """
-    plain = max(first, second) < _PLAIN
-    (left, scale), (right, other) = (_scaled(number, plain) for number in (first, second))
-    lengths = [len(text.partition(".")[0]) for text in (left, right)]
-    said = [
-        f"{letter} {text}{f' {word}' if word else ''}, length {length}"
-        for letter, text, word, length in zip(
-            "AB", (left, right), (scale, other), lengths, strict=True
-        )
-    ]
-    if scale != other:
-        steps, smaller = _met(scale or "ones", other or "ones", _WORDS)
-    elif lengths[0] != lengths[1]:
-        steps, smaller = _met(str(lengths[0]), str(lengths[1]), digits)
-    else:
-        steps, smaller = _by_digits(left.replace(".", ""), right.replace(".", ""))
-    larger = {"A": "B", "B": "A"}.get(smaller)
-    ordered = f"Smaller {smaller}, larger {larger}" if larger else "They are equal"
-    return f"{'. '.join(said)}. {steps}. {ordered}"
-
-
-def _met(one: str, other: str, ladder: Sequence[str]) -> tuple[str, str]:
-    """Two rungs of a ladder, climbed until one of them is met: '7 1: 0 1 B', and the letter."""
-    climbed = ladder[: min(ladder.index(one), ladder.index(other)) + 1]
-    letter = "A" if climbed[-1] == one else "B"
-    return f"{one} {other}: {' '.join(climbed)} {letter}", letter
-
-
-def _by_digits(left: str, right: str) -> tuple[str, str]:
-    said: list[str] = []
-    for one, other in zip_longest(left, right, fillvalue="0"):
-        if one != other:
-            steps, letter = _met(one, other, digits)
-            return ", ".join([*said, steps]), letter
-        said.append(f"{one} {other}")
-    return ", ".join(said), ""
-
-
-def weighed(one: Side, other: Side, *, smaller: bool) -> tuple[Side, str]:
-    """The larger (or smaller) of two, and how that is found out. The sides have letters: a small
-    model that has to name the winner takes the name it wrote last; a letter it can decide on, and
-    what stood behind that letter it copies."""
-    chosen = (min if smaller else max)(one, other, key=lambda side: side.number)
-    letter = "A" if chosen is one else "B"
-    extreme = "smaller" if smaller else "larger"
-    listed = f"A: {one.name} {one.printed}. B: {other.name} {other.printed}."
-    steps = side_by_side(one.number, other.number)
-    return chosen, f"{listed} {steps}. The {extreme} is {letter}: {chosen.name}"
-
-
-def _scaled(number: int, plain: bool) -> tuple[str, str]:
-    """'57.9', 'million' for 57,900,000."""
-    for size, word in _SCALES:
-        if number >= size and not plain:
-            whole, rest = divmod(number, size)
-            point = f".{rest:0{len(str(size)) - 1}d}".rstrip("0") if rest else ""
-            return f"{whole}{point}", word
-    return str(number), ""
-
-
-def counted_up(low: int, high: int) -> str:
-    """How far two numbers are apart: in ones until the last digits are the same, then in tens until
-    all is: 'From 78: 79 is 1, 80 is 2, 90 is 12, 100 is 22.' When to go on is seen by comparing
-    digits that are equal or not; that one number is above another is not needed."""
-    marks = list(range(low + 1, low + (high - low) % 10 + 1))
-    marks += range((marks or [low])[-1] + 10, high + 1, 10)
-    return f"From {low}: {', '.join(f'{mark} is {mark - low}' for mark in marks) or '0'}."
 
 
 def _amount(text: str) -> int:

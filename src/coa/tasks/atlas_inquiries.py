@@ -11,20 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple, Protocol
 
 from coa.corpus.relations import RELATIONS, values_of
 from coa.corpus.world import World
-from coa.tasks.atlas_families import (
-    CLEAR_MARGIN,
-    Fact,
-    Side,
-    Slots,
-    Solution,
-    amount,
-    side_by_side,
-    weighed,
-)
+from coa.tasks.atlas_families import CLEAR_MARGIN, Fact, Slots, Solution
+from coa.tasks.reckoning import Side, amount, side_by_side, weighed
 
 Facts = Mapping[tuple[str, str], Sequence[str]]
 """(relation, subject) -> the values that were found."""
@@ -210,7 +203,12 @@ class Tally:
         if any(max(mine, n) < CLEAR_MARGIN * min(mine, n) for n in others):
             return None
         holds = [(n > mine) == (self.than == "more") for n in others]
-        return self._counted(sides, around, holds, [side_by_side(n, mine) for n in others])
+        asked = "larger" if self.than == "more" else "smaller"
+        steps = [
+            f": {side_by_side(n, mine)}. The {asked} is {'A' if n_holds else 'B'}"
+            for n, n_holds in zip(others, holds, strict=True)
+        ]
+        return self._counted(sides, around, holds, steps)
 
     def _counted(
         self,
@@ -219,11 +217,15 @@ class Tally:
         holds: Sequence[bool],
         steps: Sequence[str] = (),
     ) -> Conclusion:
+        """With a count that goes on from name to name: at the end a small model would guess it."""
         own, *theirs = (", ".join(side) for side in sides)
-        said = [f": {step}:" for step in steps] or [":"] * len(theirs)
+        said = steps or [""] * len(theirs)
+        counts = accumulate(map(int, holds))
         compared = "; ".join(
-            f"{name} {value}{how} {'yes' if yes else 'no'}"
-            for name, value, how, yes in zip(around, theirs, said, holds, strict=True)
+            f"{name} {value}{how}: {'yes' if yes else 'no'}, {count}"
+            for name, value, how, yes, count in zip(
+                around, theirs, said, holds, counts, strict=True
+            )
         )
         return Conclusion(str(sum(holds)), "", f"Against {own}: {compared}. That is {sum(holds)}.")
 

@@ -16,13 +16,10 @@ from coa.tasks.atlas_families import (
     Comparison,
     Difference,
     Intersection,
-    Side,
     Superlative,
-    amount,
-    counted_up,
-    weighed,
 )
 from coa.tasks.atlas_understanding import understand
+from coa.tasks.reckoning import Side, amount, apart, weighed
 from coa.teachers.wording import WORDINGS
 
 Shape = Chain | Comparison | Difference | Intersection | Superlative
@@ -137,11 +134,8 @@ def conclude(plan: Plan, findings: Sequence[Sequence[str]]) -> Verdict | None:
     ordered = _sides(plan.names, ends)
     if ordered is None:
         return None
-    low, steps = weighed(*ordered, smaller=True)
-    gap = abs(ordered[0].number - ordered[1].number)
-    high = low.number + gap
-    counted = counted_up(low.number, high)
-    return Verdict(str(gap), f"{steps}. {counted} {high} - {low.number} = {gap}.")
+    gap, steps = apart(*ordered)
+    return Verdict(str(gap), f"{steps}.")
 
 
 def _sides(names: Sequence[str], values: Sequence[Sequence[str]]) -> list[Side] | None:
