@@ -7,13 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from coa.tasks.sets import ATLAS_CODE, ATLAS_WEB, ATLAS_WIDE, DEFAULT_SET, GYM
+from coa.tasks.sets import (
+    ATLAS_CODE,
+    ATLAS_REWORDED,
+    ATLAS_WEB,
+    ATLAS_WIDE,
+    DEFAULT_SET,
+    GYM,
+)
 from coa.trajectory import Trajectory
 
 OTHER_TASKS = "other tasks"
 EXPERTS = "experts"
 """The teacher whose sentences are ours to license."""
-_ATLAS = {DEFAULT_SET, ATLAS_WIDE, ATLAS_WEB, ATLAS_CODE}
+_ATLAS = {DEFAULT_SET, ATLAS_REWORDED, ATLAS_WIDE, ATLAS_WEB, ATLAS_CODE}
 _ATLAS_LICENCES = """\
 Facts of the Atlas come from GeoNames (*contains information from GeoNames, geonames.org, licensed
 under [CC BY 4.0](https://creativecommons.org/licenses/by/4.0/); numbers rounded, names spelled in

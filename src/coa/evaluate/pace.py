@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from coa.tasks.sets import ATLAS_CODE, ATLAS_WEB, ATLAS_WIDE, DEFAULT_SET, GYM
+from coa.tasks.sets import (
+    ATLAS_CODE,
+    ATLAS_REWORDED,
+    ATLAS_WEB,
+    ATLAS_WIDE,
+    DEFAULT_SET,
+    GYM,
+)
 
 
 class Pace(NamedTuple):
@@ -19,6 +26,7 @@ class Pace(NamedTuple):
 
 PACE = {
     DEFAULT_SET: Pace(0.9, 0.35),
+    ATLAS_REWORDED: Pace(0.9, 0.35),
     ATLAS_WIDE: Pace(0.9, 0.35),
     ATLAS_WEB: Pace(3.6, 1.6),
     ATLAS_CODE: Pace(1.5, 0.8),

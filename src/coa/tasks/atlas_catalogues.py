@@ -7,13 +7,19 @@ from collections.abc import Mapping
 from coa.tasks.atlas_code import CODE_FAMILIES, CODE_PHRASINGS
 from coa.tasks.atlas_families import FAMILIES, Catalogue
 from coa.tasks.atlas_phrasings import PHRASINGS
+from coa.tasks.atlas_rewordings import REWORDINGS
 from coa.tasks.atlas_web import WEB_FAMILIES, WEB_PHRASINGS
 from coa.tasks.atlas_wide import WIDE_FAMILIES, WIDE_PHRASINGS
-from coa.tasks.sets import ATLAS_CODE, ATLAS_WEB, ATLAS_WIDE, DEFAULT_SET
+from coa.tasks.sets import ATLAS_CODE, ATLAS_REWORDED, ATLAS_WEB, ATLAS_WIDE, DEFAULT_SET
 
 MHQA = Catalogue(DEFAULT_SET, FAMILIES, PHRASINGS, most=3000)
+REWORDED = Catalogue(
+    ATLAS_REWORDED, {name: FAMILIES[name] for name in REWORDINGS}, REWORDINGS, most=3000
+)
 WEB = Catalogue(ATLAS_WEB, WEB_FAMILIES, WEB_PHRASINGS)
 WIDE = Catalogue(ATLAS_WIDE, WIDE_FAMILIES, WIDE_PHRASINGS)
 CODE = Catalogue(ATLAS_CODE, CODE_FAMILIES, CODE_PHRASINGS)
 
-CATALOGUES: Mapping[str, Catalogue] = {each.name: each for each in (MHQA, WIDE, WEB, CODE)}
+CATALOGUES: Mapping[str, Catalogue] = {
+    each.name: each for each in (MHQA, REWORDED, WIDE, WEB, CODE)
+}

@@ -20,9 +20,11 @@ class SetKind:
 
 
 DEFAULT_SET = "atlas-mhqa"
-ATLAS_WIDE, ATLAS_WEB, ATLAS_CODE, GYM = "atlas-wide", "atlas-web", "atlas-code", "gym-code"
+ATLAS_REWORDED, ATLAS_WIDE = "atlas-reworded", "atlas-wide"
+ATLAS_WEB, ATLAS_CODE, GYM = "atlas-web", "atlas-code", "gym-code"
 KINDS = {
     DEFAULT_SET: SetKind("mhqa", ("wiki_search",)),
+    ATLAS_REWORDED: SetKind("mhqa", ("wiki_search",)),
     ATLAS_WIDE: SetKind("mhqa", ("wiki_search",)),
     ATLAS_WEB: SetKind("web", ("web_search", "crawl_page")),
     ATLAS_CODE: SetKind("afm", ("wiki_search", "code")),
