@@ -132,7 +132,7 @@ def model_pack(
 def tasks_make(
     out: Annotated[Path, typer.Option(help="The file to write.")],
     task_set: Annotated[
-        str, typer.Option("--set", help="atlas-mhqa, -wide, -web or -code; gym-code.")
+        str, typer.Option("--set", help="atlas-mhqa, -reworded, -wide, -web, -code; gym-code.")
     ] = "atlas-mhqa",
     split: Annotated[
         str, typer.Option(help="train, heldout_entity, heldout_family; gym: heldout_seed ...")

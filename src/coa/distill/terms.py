@@ -7,20 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from coa.tasks.sets import (
-    ATLAS_CODE,
-    ATLAS_REWORDED,
-    ATLAS_WEB,
-    ATLAS_WIDE,
-    DEFAULT_SET,
-    GYM,
-)
+from coa.tasks.sets import DEFAULT_SET, GYM, KINDS
 from coa.trajectory import Trajectory
 
 OTHER_TASKS = "other tasks"
 EXPERTS = "experts"
 """The teacher whose sentences are ours to license."""
-_ATLAS = {DEFAULT_SET, ATLAS_REWORDED, ATLAS_WIDE, ATLAS_WEB, ATLAS_CODE}
+_ATLAS = KINDS.keys() - {GYM}
 _ATLAS_LICENCES = """\
 Facts of the Atlas come from GeoNames (*contains information from GeoNames, geonames.org, licensed
 under [CC BY 4.0](https://creativecommons.org/licenses/by/4.0/); numbers rounded, names spelled in
@@ -54,7 +47,7 @@ _BY_WORDS = """\
 def set_of(trajectory: Trajectory) -> str:
     """The task set; Atlas questions of the first set do not name it, but they have a world."""
     named = str(trajectory.meta.get("set", DEFAULT_SET if "world" in trajectory.meta else ""))
-    return named if named in {*_ATLAS, GYM} else OTHER_TASKS
+    return named if named in KINDS else OTHER_TASKS
 
 
 def licence_names(distinct: Sequence[Trajectory]) -> list[str]:

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 def amount(text: str) -> int | None:
     """The whole number that a page prints; None if the text is something else."""
-    digits = text.replace(",", "")
-    return int(digits) if digits.isdecimal() else None
+    bare = text.replace(",", "")
+    return int(bare) if bare.isdecimal() else None
 
 
 class Side(NamedTuple):

@@ -19,8 +19,8 @@ import random
 from dataclasses import dataclass
 from typing import Protocol
 
-from coa.tasks.atlas_catalogues import MHQA, REWORDED, WIDE
-from coa.tasks.sets import ATLAS_CODE, ATLAS_REWORDED, ATLAS_WEB, ATLAS_WIDE, GYM
+from coa.tasks.atlas_catalogues import CATALOGUES, MHQA
+from coa.tasks.sets import ATLAS_CODE, ATLAS_WEB, GYM
 from coa.tasks.task import Task
 from coa.teachers.agents import code_agents, team, web_agents
 from coa.teachers.desk import Desk, Rates
@@ -84,4 +84,4 @@ def _team_for(task: Task) -> tuple[list[AgentSpec], Team]:
         from coa.teachers.coding_prompts import coding_team
 
         return coding_team(), CodingTeam()
-    return team(), WikiTeam({ATLAS_WIDE: WIDE, ATLAS_REWORDED: REWORDED}.get(str(name), MHQA))
+    return team(), WikiTeam(CATALOGUES.get(str(name), MHQA))
