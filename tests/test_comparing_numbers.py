@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import re
 from decimal import Decimal
-from itertools import pairwise
+from string import ascii_uppercase
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from coa.tasks import make_tasks
+from coa.tasks.atlas_families import Superlative
 from coa.tasks.atlas_inquiries import Tally
-from coa.tasks.reckoning import Side, apart, counted_up, side_by_side, weighed
-from coa.teachers.plans import conclude, plan_for
+from coa.tasks.reckoning import Side, apart, counted_up, lettered, side_by_side, weighed
+from coa.teachers.plans import Plan, conclude, plan_for
 
 numbers = st.integers(0, 10**10)
+
+
+def _two(first: int, second: int) -> list[Side]:
+    return lettered([("Aa", f"{first:,}", first), ("Bb", f"{second:,}", second)])
 
 
 @given(numbers, numbers)
@@ -90,33 +95,43 @@ def test_scales_come_before_lengths_and_lengths_before_digits(
     assert side_by_side(first, second) == steps
 
 
-@given(st.integers(0, 2100), st.integers(0, 2100))
-def test_a_difference_is_counted_up_in_ones_and_then_in_tens(one: int, other: int) -> None:
+@given(st.integers(0, 210_000), st.integers(0, 2100))
+def test_a_difference_is_counted_up_digit_by_digit(one: int, other: int) -> None:
     low, high = sorted((one, other))
-    ones, tens = counted_up(low, high).split(". ")
-    assert ones.startswith(f"Ending in {high % 10}: ") and tens.startswith(f"Tens to {high}: ")
-    counts = [
-        [tuple(map(int, step)) for step in re.findall(r"(\d+) is (\d+)", said)]
-        for said in (ones, tens)
-    ]
-    assert all(mark - low == so_far for count in counts for mark, so_far in count)
-    first, second = ([mark for mark, _ in count] for count in counts)
-    assert first[0] == low and first[-1] == second[0] and second[-1] == high
-    assert [mark % 10 == high % 10 for mark in first] == [False] * (len(first) - 1) + [True]
-    assert all(after - before == 1 for before, after in pairwise(first))
-    assert all(after - before == 10 for before, after in pairwise(second))
+    first, *places, last = counted_up(low, high).split(". ")
+    start, _, goal = first.partition(" to ")
+    assert (int(start), int(goal)) == (low, high) and len(start) == len(goal) == len(places)
+    over, found = False, list[str]()
+    for place, was, end in zip(places, reversed(start), reversed(goal), strict=True):
+        begun, counted, result = place.split(": ")
+        more = re.fullmatch(r"\S+ (\d)(?:, one more(, over)?, (\d),)? to (\d)", begun)
+        assert more is not None and (more[1], more[4]) == (was, end)
+        assert (more[3] is not None) == over, "one more exactly when the place before went over"
+        begins = int(was) + over
+        assert more[3] in (None, str(begins % 10)) and bool(more[2]) == (begins == 10)
+        steps = [tuple(map(int, step)) for step in re.findall(r"(\d) (\d)", counted)]
+        assert steps == [((begins + i) % 10, i) for i in range(len(steps))]
+        assert [digit for digit, _ in steps].index(int(end)) == len(steps) - 1
+        assert counted.startswith(f"{begins % 10} 0") and ("over, 0 " in counted) == (
+            any(digit == 0 and count for digit, count in steps)
+        )
+        over = "over" in place
+        assert result == f"{begun.split()[0].lower()} {steps[-1][1]}"
+        found.insert(0, result)
+    assert not over and last == f"That is {', '.join(found)}: {high - low}"
+    assert int("".join(said.split()[-1] for said in found)) == high - low
 
 
 @given(numbers, numbers)
 def test_how_far_two_are_apart_does_not_depend_on_their_order(first: int, second: int) -> None:
     first, second = first % 3000, second % 3000
-    one, other = Side("Aa", f"{first:,}", first), Side("Bb", f"{second:,}", second)
+    one, other = _two(first, second)
     gap, said = apart(one, other)
     assert gap == abs(first - second) == apart(other, one)[0]
     low, high = sorted((first, second))
-    assert said.endswith(f"{high} - {low} = {gap}")
+    assert said.endswith(f": {gap}")
     way = "B to A" if second < first else "A to B"
-    assert f"From {way}: {low} to {high}. " in said
+    assert f"From {way}: {low:0{len(str(high))}d} to {high}. " in said
 
 
 def test_a_difference_is_counted_from_the_smaller_of_the_two() -> None:
@@ -126,8 +141,9 @@ def test_a_difference_is_counted_from_the_smaller_of_the_two() -> None:
     assert verdict is not None and verdict.answer == "22"
     assert verdict.thought == (
         "A: Fermium 100. B: Argon 78. A 100, length 3. B 78, length 2. 3 2: 0 1 2 B. Smaller B, "
-        "larger A. From B to A: 78 to 100. Ending in 0: 78 is 0, 79 is 1, 80 is 2. Tens to 100: "
-        "80 is 2, 90 is 12, 100 is 22. 100 - 78 = 22."
+        "larger A. From B to A: 078 to 100. Ones 8 to 0: 8 0, 9 1, over, 0 2: ones 2. Tens 7, one "
+        "more, 8, to 0: 8 0, 9 1, over, 0 2: tens 2. Hundreds 0, one more, 1, to 1: 1 0: hundreds "
+        "0. That is hundreds 0, tens 2, ones 2: 22."
     )
     assert conclude(plan, [["100"], ["unknown"]]) is None
 
@@ -142,8 +158,8 @@ def test_of_several_the_better_one_is_held_against_the_next() -> None:
         "Hungary",
         "A: Tunisia 12,000,000. B: Mongolia 3,280,000. A 12 million, length 2. B 3.28 million, "
         "length 1. 2 1: 0 1 B. Smaller B, larger A. The larger is A: Tunisia. "
-        "A: Tunisia 12,000,000. B: Hungary 19,860,000. A 12 million, length 2. B 19.86 million, "
-        "length 2. 1 1, 2 9: 0 1 2 A. Smaller A, larger B. The larger is B: Hungary.",
+        "A: Tunisia 12,000,000. C: Hungary 19,860,000. A 12 million, length 2. C 19.86 million, "
+        "length 2. 1 1, 2 9: 0 1 2 A. Smaller A, larger C. The larger is C: Hungary.",
     )
     assert conclude(plan, [["12,000,000"], ["unknown"], ["19,860,000"]]) is None
 
@@ -164,7 +180,7 @@ def test_the_smaller_of_two_years_is_the_earlier() -> None:
 def test_the_letter_and_the_name_are_of_the_side_that_wins(
     first: int, second: int, smaller: bool
 ) -> None:
-    one, other = Side("Aa", f"{first:,}", first), Side("Bb", f"{second:,}", second)
+    one, other = _two(first, second)
     chosen, said = weighed(one, other, smaller=smaller)
     assert chosen.number == (min if smaller else max)(first, second)
     end = "A: Aa" if chosen is one else "B: Bb"
@@ -174,8 +190,23 @@ def test_the_letter_and_the_name_are_of_the_side_that_wins(
 def test_what_two_have_in_common_is_found_name_by_name() -> None:
     plan = plan_for("Which country borders both Gabon and Nigeria?")
     assert plan is not None
-    verdict = conclude(plan, [["Cameroon", "Equatorial Guinea"], ["Benin", "Cameroon", "Chad"]])
-    assert verdict == ("Cameroon", "Cameroon yes; Equatorial Guinea no. Both have Cameroon.")
+    second = ["Benin", "Cameroon", "Chad"]
+    verdict = conclude(plan, [["Angola", "Cameroon", "Equatorial Guinea"], second])
+    assert verdict == ("Cameroon", "Angola no; Cameroon yes. Both have Cameroon.")
+    for first in (["Angola"], ["Benin", "Chad"], second):
+        assert conclude(plan, [first, second]) is None, "exactly one is asked for"
+
+
+@given(st.lists(numbers, min_size=2, max_size=14, unique=True), st.booleans())
+def test_of_many_each_has_a_letter_that_is_no_other_s(found: list[int], smaller: bool) -> None:
+    names = [f"N{i}" for i in range(len(found))]
+    shape = Superlative("area", smaller=smaller)
+    plan = Plan(shape, ("Home",), ())
+    verdict = conclude(plan, [names, *([f"{number:,}"] for number in found)])
+    assert verdict is not None
+    assert verdict.answer == names[found.index((min if smaller else max)(found))]
+    said = set(re.findall(r"\b([A-Z]): (N\d+)", verdict.thought))
+    assert said == {(ascii_uppercase[i], name) for i, name in enumerate(names)}
 
 
 def test_a_count_over_neighbours_goes_on_from_name_to_name() -> None:

@@ -28,7 +28,7 @@ def message(*overrides: str) -> str:
 def test_the_full_recipe_is_over_three_sets_and_measures_every_split() -> None:
     recipe = read_speedrun_recipe(None, [], full=True)
     three = {"atlas-mhqa", "atlas-web", "gym-code"}
-    assert {part.set for part in recipe.tasks} == {*three, "atlas-wide"}
+    assert {part.set for part in recipe.tasks} == {*three, "atlas-wide", "atlas-reworded"}
     for parts in (recipe.rl_tasks, recipe.check_tasks):
         assert {part.set for part in parts} == three
     measured = {(part.set, part.split) for part in recipe.measure if len(part.models) == 4}

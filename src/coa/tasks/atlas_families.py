@@ -206,8 +206,6 @@ class Difference:
     entity: str
     by: str
     kind: str = "arithmetic"
-    most: int = 0
-    """A larger difference is not asked for; 0: any is."""
 
     @property
     def slots(self) -> Mapping[str, str]:
@@ -222,7 +220,7 @@ class Difference:
         if not all(fact.values for fact in facts):
             return None
         gap = abs(_amount(facts[0].values[0]) - _amount(facts[1].values[0]))
-        if gap == 0 or 0 < self.most < gap:
+        if gap == 0:
             return None
         bridges = tuple((self.entity, fact.subject) for fact in facts)
         return Solution(tuple(facts), str(gap), "", bridges)

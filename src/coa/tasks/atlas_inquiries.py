@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol
 from coa.corpus.relations import RELATIONS, values_of
 from coa.corpus.world import World
 from coa.tasks.atlas_families import CLEAR_MARGIN, Fact, Slots, Solution
-from coa.tasks.reckoning import Side, amount, side_by_side, weighed
+from coa.tasks.reckoning import amount, lettered, side_by_side, weighed
 
 Facts = Mapping[tuple[str, str], Sequence[str]]
 """(relation, subject) -> the values that were found."""
@@ -145,8 +145,8 @@ class Choice:
         numbers = _amounts(facts, self.by, names)
         if numbers is None or max(numbers) < CLEAR_MARGIN * min(numbers):
             return None
-        one, other = (Side(name, f"{n:,}", n) for name, n in zip(names, numbers, strict=True))
-        chosen, steps = weighed(one, other, smaller=self.smaller)
+        sides = lettered((name, f"{n:,}", n) for name, n in zip(names, numbers, strict=True))
+        chosen, steps = weighed(*sides, smaller=self.smaller)
         asked = facts.get((self.ask, chosen.name), ())
         if len(asked) != 1:
             return None

@@ -12,9 +12,6 @@ from collections.abc import Mapping
 from coa.tasks.atlas_families import Chain, Comparison, Difference, Family, Superlative
 from coa.tasks.atlas_phrasings import filled
 
-MOST_YEARS = 60
-"""Years are counted up in tens, so a larger gap would be long to write."""
-
 _GOALS = {
     "currency": ("currency",),
     "language": ("languages",),
@@ -217,8 +214,7 @@ def _families() -> dict[str, tuple[Family, tuple[str, ...]]]:
         ("least_populous_neighbour", Superlative("population", smaller=True), "fewest people"),
     ):
         made[name] = Family(name, beside), filled(_NEIGHBOURS, MOST=most)
-    years = Difference("element", "year", most=MOST_YEARS)
-    made["discovery_gap"] = Family("discovery_gap", years), _YEARS
+    made["discovery_gap"] = Family("discovery_gap", Difference("element", "year")), _YEARS
     return made
 
 

@@ -6,9 +6,9 @@ many that copy, count and notice what is equal.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import zip_longest
-from string import digits
+from string import ascii_letters, digits
 from typing import NamedTuple
 
 
@@ -25,6 +25,8 @@ class Side(NamedTuple):
     printed: str
     """Its number as the page has it."""
     number: int
+    letter: str
+    """What it is called while it is compared."""
 
 
 _SCALES = ((10**9, "billion"), (10**6, "million"), (10**3, "thousand"))
@@ -33,7 +35,7 @@ _PLAIN = 10_000
 """Numbers below, years among them, are compared as they are."""
 
 
-def side_by_side(first: int, second: int) -> str:
+def side_by_side(first: int, second: int, letters: str = "AB") -> str:
     """How two numbers are put in order, in steps that a small model can take.
 
     Their scales are held against each other, then how long they are before the point, then digit
@@ -48,59 +50,64 @@ def side_by_side(first: int, second: int) -> str:
     said = [
         f"{letter} {text}{f' {word}' if word else ''}, length {length}"
         for letter, text, word, length in zip(
-            "AB", (left, right), (scale, other), lengths, strict=True
+            letters, (left, right), (scale, other), lengths, strict=True
         )
     ]
     if scale != other:
-        steps, smaller = _met(scale or "ones", other or "ones", _WORDS)
+        steps, smaller = _met(scale or "ones", other or "ones", _WORDS, letters)
     elif lengths[0] != lengths[1]:
-        steps, smaller = _met(str(lengths[0]), str(lengths[1]), digits)
+        steps, smaller = _met(str(lengths[0]), str(lengths[1]), digits, letters)
     else:
-        steps, smaller = _by_digits(left.replace(".", ""), right.replace(".", ""))
-    larger = {"A": "B", "B": "A"}.get(smaller)
+        steps, smaller = _by_digits(left.replace(".", ""), right.replace(".", ""), letters)
+    larger = letters.replace(smaller, "") if smaller else ""
     ordered = f"Smaller {smaller}, larger {larger}" if larger else "They are equal"
     return f"{'. '.join(said)}. {steps}. {ordered}"
 
 
-def _met(one: str, other: str, ladder: Sequence[str]) -> tuple[str, str]:
+def _met(one: str, other: str, ladder: Sequence[str], letters: str) -> tuple[str, str]:
     """Two rungs of a ladder, climbed until one of them is met: '7 1: 0 1 B', and the letter."""
     climbed = ladder[: min(ladder.index(one), ladder.index(other)) + 1]
-    letter = "A" if climbed[-1] == one else "B"
+    letter = letters[climbed[-1] != one]
     return f"{one} {other}: {' '.join(climbed)} {letter}", letter
 
 
-def _by_digits(left: str, right: str) -> tuple[str, str]:
+def _by_digits(left: str, right: str, letters: str) -> tuple[str, str]:
     said: list[str] = []
     for one, other in zip_longest(left, right, fillvalue="0"):
         if one != other:
-            steps, letter = _met(one, other, digits)
+            steps, letter = _met(one, other, digits, letters)
             return ", ".join([*said, steps]), letter
         said.append(f"{one} {other}")
     return ", ".join(said), ""
 
 
+def lettered(rows: Iterable[tuple[str, str, int]]) -> list[Side]:
+    """What is compared, by letters: a small model that has to name the winner takes the name it
+    wrote last; a letter it can decide on, and what stood behind that letter it copies. A letter is
+    one name's for good: where the winner of two became the A of the next two, it copied the first
+    A that it found."""
+    return [Side(*row, letter) for row, letter in zip(rows, ascii_letters.swapcase(), strict=False)]
+
+
 def weighed(one: Side, other: Side, *, smaller: bool) -> tuple[Side, str]:
-    """The larger (or smaller) of two, and how that is found out. The sides have letters: a small
-    model that has to name the winner takes the name it wrote last; a letter it can decide on, and
-    what stood behind that letter it copies."""
+    """The larger (or smaller) of two, and how that is found out."""
     chosen = (min if smaller else max)(one, other, key=lambda side: side.number)
-    letter = "A" if chosen is one else "B"
     extreme = "smaller" if smaller else "larger"
-    return chosen, f"{_listed(one, other)}. The {extreme} is {letter}: {chosen.name}"
+    return chosen, f"{_listed(one, other)}. The {extreme} is {chosen.letter}: {chosen.name}"
 
 
 def _listed(one: Side, other: Side) -> str:
-    steps = side_by_side(one.number, other.number)
-    return f"A: {one.name} {one.printed}. B: {other.name} {other.printed}. {steps}"
+    steps = side_by_side(one.number, other.number, one.letter + other.letter)
+    named = (f"{side.letter}: {side.name} {side.printed}" for side in (one, other))
+    return f"{'. '.join(named)}. {steps}"
 
 
 def apart(one: Side, other: Side) -> tuple[int, str]:
-    """How far two numbers are apart, and how that is found out: from the smaller up in ones until
-    the last digit is that of the larger, then in tens until all are."""
-    low, high = sorted((one.number, other.number))
-    way = "B to A" if other.number < one.number else "A to B"
-    counted = f"{counted_up(low, high)}. {high} - {low} = {high - low}"
-    return high - low, f"{_listed(one, other)}. From {way}: {low} to {high}. {counted}"
+    """How far two numbers are apart, and how that is found out."""
+    low, high = sorted((one, other), key=lambda side: side.number)
+    gap = high.number - low.number
+    steps = f"{_listed(one, other)}. From {low.letter} to {high.letter}"
+    return gap, f"{steps}: {counted_up(low.number, high.number)}"
 
 
 def _scaled(number: int, plain: bool) -> tuple[str, str]:
@@ -113,13 +120,33 @@ def _scaled(number: int, plain: bool) -> tuple[str, str]:
     return str(number), ""
 
 
+_PLACES = ("ones", "tens", "hundreds", "thousands")
+
+
 def counted_up(low: int, high: int) -> str:
-    """From 78 to 100: 'Ending in 0: 78 is 0, 79 is 1, 80 is 2. Tens to 100: 80 is 2, 90 is 12, 100
-    is 22'. What ends each count is said before it begins: a small model stops where it meets what
-    it was told to look for, and not where it would have to see that one number is above another."""
-    level = low + (high - low) % 10
-    ones, tens = (
-        ", ".join(f"{mark} is {mark - low}" for mark in marks)
-        for marks in (range(low, level + 1), range(level, high + 1, 10))
-    )
-    return f"Ending in {high % 10}: {ones}. Tens to {high}: {tens}"
+    """From 78 to 92: '78 to 92. Ones 8 to 2: 8 0, 9 1, over, 0 2, 1 3, 2 4: ones 4. Tens 7, one
+    more, 8, to 9: 8 0, 9 1: tens 1. That is tens 1, ones 4: 14'.
+
+    A count ends at a digit that was named just before it: a small model stops where it meets what
+    it was told to look for. Whole numbers it counts past, and their differences it loses.
+    """
+    width = len(str(high))
+    said, counts, over = [f"{low:0{width}d} to {high}"], list[str](), False
+    for place in range(width):
+        name = _PLACES[place] if place < len(_PLACES) else f"10^{place}"
+        start, goal = (number // 10**place % 10 for number in (low, high))
+        begun = f"{name.capitalize()} {start}"
+        if over:
+            over = start == 9
+            start = (start + 1) % 10
+            begun += f", one more{', over' if over else ''}, {start},"
+        marks = [(digit % 10, digit - start) for digit in range(start, start + 10)]
+        until = [digit for digit, _ in marks].index(goal) + 1
+        over = over or goal < start
+        steps = ", ".join(
+            f"{'over, ' if not digit and count else ''}{digit} {count}"
+            for digit, count in marks[:until]
+        )
+        counts.insert(0, f"{name} {marks[until - 1][1]}")
+        said.append(f"{begun} to {goal}: {steps}: {counts[0]}")
+    return f"{'. '.join(said)}. That is {', '.join(counts)}: {high - low}"

@@ -19,7 +19,7 @@ from coa.tasks.atlas_families import (
     Superlative,
 )
 from coa.tasks.atlas_understanding import understand
-from coa.tasks.reckoning import Side, amount, apart, weighed
+from coa.tasks.reckoning import Side, amount, apart, lettered, weighed
 from coa.teachers.wording import WORDINGS
 
 Shape = Chain | Comparison | Difference | Intersection | Superlative
@@ -122,10 +122,7 @@ def conclude(plan: Plan, findings: Sequence[Sequence[str]]) -> Verdict | None:
     if isinstance(shape, Chain):
         return Verdict(findings[-1][0], "") if len(findings[-1]) == 1 else None
     if isinstance(shape, Intersection):
-        shared = {name: name in findings[1] for name in findings[0]}
-        common = [name for name, both in shared.items() if both]
-        held = "; ".join(f"{name} {'yes' if both else 'no'}" for name, both in shared.items())
-        return Verdict(common[0], f"{held}. Both have {common[0]}.") if len(common) == 1 else None
+        return _shared(*findings)
     if isinstance(shape, Superlative):
         return _most(list(findings[0]), findings[1:], shape)
     ends = list(findings[len(shape.relations) - 1 :: len(shape.relations)])
@@ -138,13 +135,24 @@ def conclude(plan: Plan, findings: Sequence[Sequence[str]]) -> Verdict | None:
     return Verdict(str(gap), f"{steps}.")
 
 
+def _shared(first: Sequence[str], second: Sequence[str]) -> Verdict | None:
+    """Names are gone through up to the one that both lists have, so that it is the last one said:
+    after the whole list a small model takes a name that is nearer."""
+    common = [name for name in first if name in second]
+    if len(common) != 1:
+        return None
+    others = first[: first.index(common[0])]
+    said = [*(f"{name} no" for name in others), f"{common[0]} yes"]
+    return Verdict(common[0], f"{'; '.join(said)}. Both have {common[0]}.")
+
+
 def _sides(names: Sequence[str], values: Sequence[Sequence[str]]) -> list[Side] | None:
     """What is compared, when there is a number for each name."""
-    sides = [
-        Side(name, value[0], number)
+    sides = lettered(
+        (name, value[0], number)
         for name, value in zip(names, values, strict=False)
         if (number := amount(value[0])) is not None
-    ]
+    )
     return sides if sides and len(sides) == len(names) == len(values) else None
 
 
