@@ -100,8 +100,9 @@ def test_a_difference_is_counted_up_digit_by_digit(one: int, other: int) -> None
     low, high = sorted((one, other))
     first, *places, last = counted_up(low, high).split(". ")
     start, _, goal = first.partition(" to ")
-    assert (int(start), int(goal)) == (low, high) and len(start) == len(goal) == len(places)
-    over, found = False, list[str]()
+    assert (int(start), int(goal)) == (low, high)
+    assert len(start) == len(goal) == len(places) == max(4, len(str(high)))
+    over, found, digits = False, list[str](), ""
     for place, was, end in zip(places, reversed(start), reversed(goal), strict=True):
         begun, counted, result = place.split(": ")
         more = re.fullmatch(r"\S+ (\d)(?:, one more(, over)?, (\d),)? to (\d)", begun)
@@ -112,14 +113,14 @@ def test_a_difference_is_counted_up_digit_by_digit(one: int, other: int) -> None
         steps = [tuple(map(int, step)) for step in re.findall(r"(\d) (\d)", counted)]
         assert steps == [((begins + i) % 10, i) for i in range(len(steps))]
         assert [digit for digit, _ in steps].index(int(end)) == len(steps) - 1
-        assert counted.startswith(f"{begins % 10} 0") and ("over, 0 " in counted) == (
-            any(digit == 0 and count for digit, count in steps)
-        )
-        over = "over" in place
-        assert result == f"{begun.split()[0].lower()} {steps[-1][1]}"
-        found.insert(0, result)
-    assert not over and last == f"That is {', '.join(found)}: {high - low}"
-    assert int("".join(said.split()[-1] for said in found)) == high - low
+        assert ("over, 0 " in counted) == any(digit == 0 and count for digit, count in steps)
+        over = bool(more[2]) or "over" in counted
+        count = steps[-1][1]
+        found.insert(0, f"{begun.split()[0].lower()} {count}")
+        assert result == f"{found[0]}, {'over' if over else 'not over'}"
+        digits = f"{count}{digits}"
+    assert not over and last == f"That is {', '.join(found)}: {digits}, so {high - low}"
+    assert int(digits) == high - low
 
 
 @given(numbers, numbers)
@@ -129,9 +130,9 @@ def test_how_far_two_are_apart_does_not_depend_on_their_order(first: int, second
     gap, said = apart(one, other)
     assert gap == abs(first - second) == apart(other, one)[0]
     low, high = sorted((first, second))
-    assert said.endswith(f": {gap}")
+    assert said.endswith(f", so {gap}")
     way = "B to A" if second < first else "A to B"
-    assert f"From {way}: {low:0{len(str(high))}d} to {high}. " in said
+    assert f"From {way}: {low:04d} to {high:04d}. " in said
 
 
 def test_a_difference_is_counted_from_the_smaller_of_the_two() -> None:
@@ -141,9 +142,10 @@ def test_a_difference_is_counted_from_the_smaller_of_the_two() -> None:
     assert verdict is not None and verdict.answer == "22"
     assert verdict.thought == (
         "A: Fermium 100. B: Argon 78. A 100, length 3. B 78, length 2. 3 2: 0 1 2 B. Smaller B, "
-        "larger A. From B to A: 078 to 100. Ones 8 to 0: 8 0, 9 1, over, 0 2: ones 2. Tens 7, one "
-        "more, 8, to 0: 8 0, 9 1, over, 0 2: tens 2. Hundreds 0, one more, 1, to 1: 1 0: hundreds "
-        "0. That is hundreds 0, tens 2, ones 2: 22."
+        "larger A. From B to A: 0078 to 0100. Ones 8 to 0: 8 0, 9 1, over, 0 2: ones 2, over. "
+        "Tens 7, one more, 8, to 0: 8 0, 9 1, over, 0 2: tens 2, over. Hundreds 0, one more, 1, to "
+        "1: 1 0: hundreds 0, not over. Thousands 0 to 0: 0 0: thousands 0, not over. That is "
+        "thousands 0, hundreds 0, tens 2, ones 2: 0022, so 22."
     )
     assert conclude(plan, [["100"], ["unknown"]]) is None
 
@@ -193,6 +195,8 @@ def test_what_two_have_in_common_is_found_name_by_name() -> None:
     second = ["Benin", "Cameroon", "Chad"]
     verdict = conclude(plan, [["Angola", "Cameroon", "Equatorial Guinea"], second])
     assert verdict == ("Cameroon", "Angola no; Cameroon yes. Both have Cameroon.")
+    verdict = conclude(plan, [["Angola", "Nigeria", "Chad"], second])
+    assert verdict == ("Chad", "Angola no; Nigeria itself; Chad yes. Both have Chad.")
     for first in (["Angola"], ["Benin", "Chad"], second):
         assert conclude(plan, [first, second]) is None, "exactly one is asked for"
 

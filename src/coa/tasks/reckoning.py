@@ -121,17 +121,20 @@ def _scaled(number: int, plain: bool) -> tuple[str, str]:
 
 
 _PLACES = ("ones", "tens", "hundreds", "thousands")
+"""All of them, always: how many a difference needs would be one more thing to find out."""
 
 
 def counted_up(low: int, high: int) -> str:
-    """From 78 to 92: '78 to 92. Ones 8 to 2: 8 0, 9 1, over, 0 2, 1 3, 2 4: ones 4. Tens 7, one
-    more, 8, to 9: 8 0, 9 1: tens 1. That is tens 1, ones 4: 14'.
+    """From 78 to 92: '0078 to 0092. Ones 8 to 2: 8 0, 9 1, over, 0 2, 1 3, 2 4: ones 4, over. Tens
+    7, one more, 8, to 9: 8 0, 9 1: tens 1, not over. Hundreds 0 to 0: 0 0: hundreds 0, not over.
+    Thousands 0 to 0: 0 0: thousands 0, not over. That is thousands 0, hundreds 0, tens 1, ones 4:
+    0014, so 14'.
 
     A count ends at a digit that was named just before it: a small model stops where it meets what
     it was told to look for. Whole numbers it counts past, and their differences it loses.
     """
-    width = len(str(high))
-    said, counts, over = [f"{low:0{width}d} to {high}"], list[str](), False
+    width = max(len(_PLACES), len(str(high)))
+    said, counts, over = [f"{low:0{width}d} to {high:0{width}d}"], list[str](), False
     for place in range(width):
         name = _PLACES[place] if place < len(_PLACES) else f"10^{place}"
         start, goal = (number // 10**place % 10 for number in (low, high))
@@ -140,13 +143,14 @@ def counted_up(low: int, high: int) -> str:
             over = start == 9
             start = (start + 1) % 10
             begun += f", one more{', over' if over else ''}, {start},"
-        marks = [(digit % 10, digit - start) for digit in range(start, start + 10)]
-        until = [digit for digit, _ in marks].index(goal) + 1
+        count = (goal - start) % 10
         over = over or goal < start
         steps = ", ".join(
-            f"{'over, ' if not digit and count else ''}{digit} {count}"
-            for digit, count in marks[:until]
+            f"{'over, ' if i and i == 10 - start else ''}{(start + i) % 10} {i}"
+            for i in range(count + 1)
         )
-        counts.insert(0, f"{name} {marks[until - 1][1]}")
-        said.append(f"{begun} to {goal}: {steps}: {counts[0]}")
-    return f"{'. '.join(said)}. That is {', '.join(counts)}: {high - low}"
+        ended = "over" if over else "not over"
+        counts.insert(0, f"{name} {count}")
+        said.append(f"{begun} to {goal}: {steps}: {counts[0]}, {ended}")
+    gap = high - low
+    return f"{'. '.join(said)}. That is {', '.join(counts)}: {gap:0{width}d}, so {gap}"

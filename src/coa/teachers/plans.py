@@ -122,7 +122,7 @@ def conclude(plan: Plan, findings: Sequence[Sequence[str]]) -> Verdict | None:
     if isinstance(shape, Chain):
         return Verdict(findings[-1][0], "") if len(findings[-1]) == 1 else None
     if isinstance(shape, Intersection):
-        return _shared(*findings)
+        return _shared(findings[0], findings[1], plan.names)
     if isinstance(shape, Superlative):
         return _most(list(findings[0]), findings[1:], shape)
     ends = list(findings[len(shape.relations) - 1 :: len(shape.relations)])
@@ -135,15 +135,16 @@ def conclude(plan: Plan, findings: Sequence[Sequence[str]]) -> Verdict | None:
     return Verdict(str(gap), f"{steps}.")
 
 
-def _shared(first: Sequence[str], second: Sequence[str]) -> Verdict | None:
+def _shared(first: Sequence[str], second: Sequence[str], asked: Sequence[str]) -> Verdict | None:
     """Names are gone through up to the one that both lists have, so that it is the last one said:
-    after the whole list a small model takes a name that is nearer."""
+    after the whole list a small model takes a name that is nearer. Where the two border each other,
+    that is said, too: a name that is all over the chain looks like one that both have."""
     common = [name for name in first if name in second]
     if len(common) != 1:
         return None
     others = first[: first.index(common[0])]
-    said = [*(f"{name} no" for name in others), f"{common[0]} yes"]
-    return Verdict(common[0], f"{'; '.join(said)}. Both have {common[0]}.")
+    said = [f"{name} {'itself' if name in asked else 'no'}" for name in others]
+    return Verdict(common[0], f"{'; '.join([*said, f'{common[0]} yes'])}. Both have {common[0]}.")
 
 
 def _sides(names: Sequence[str], values: Sequence[Sequence[str]]) -> list[Side] | None:
