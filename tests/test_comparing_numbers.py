@@ -98,17 +98,20 @@ def test_scales_come_before_lengths_and_lengths_before_digits(
 @given(st.integers(0, 210_000), st.integers(0, 2100))
 def test_a_difference_is_counted_up_digit_by_digit(one: int, other: int) -> None:
     low, high = sorted((one, other))
-    first, *places, last = counted_up(low, high).split(". ")
-    start, _, goal = first.partition(" to ")
-    assert (int(start), int(goal)) == (low, high)
-    assert len(start) == len(goal) == len(places) == max(4, len(str(high)))
+    first, second, *places, last = counted_up(low, high).split(". ")
+    start, goal = str(low), str(high)
+    for side, letter, number in ((first, "A", start), (second, "B", goal)):
+        assert side.startswith(f"{letter} ones ")
+        assert re.findall(r" (\d)(?:,|$)", side) == list(reversed(number))
+    assert len(places) == len(goal)
+    spoken = [*reversed(start), *["none"] * (len(goal) - len(start))]
     over, found, digits = False, list[str](), ""
-    for place, was, end in zip(places, reversed(start), reversed(goal), strict=True):
+    for place, was, end in zip(places, spoken, reversed(goal), strict=True):
         begun, counted, result = place.split(": ")
-        more = re.fullmatch(r"\S+ (\d)(?:, one more(, over)?, (\d),)? to (\d)", begun)
+        more = re.fullmatch(r"\S+ (\d|none)(?:, one more(, over)?, (\d),)? to (\d)", begun)
         assert more is not None and (more[1], more[4]) == (was, end)
         assert (more[3] is not None) == over, "one more exactly when the place before went over"
-        begins = int(was) + over
+        begins = (0 if was == "none" else int(was)) + over
         assert more[3] in (None, str(begins % 10)) and bool(more[2]) == (begins == 10)
         steps = [tuple(map(int, step)) for step in re.findall(r"(\d) (\d)", counted)]
         assert steps == [((begins + i) % 10, i) for i in range(len(steps))]
@@ -132,7 +135,8 @@ def test_how_far_two_are_apart_does_not_depend_on_their_order(first: int, second
     low, high = sorted((first, second))
     assert said.endswith(f", so {gap}")
     way = "B to A" if second < first else "A to B"
-    assert f"From {way}: {low:04d} to {high:04d}. " in said
+    assert f"From {way}: {way[0]} ones {low % 10}" in said
+    assert f". {way[-1]} ones {high % 10}" in said
 
 
 def test_a_difference_is_counted_from_the_smaller_of_the_two() -> None:
@@ -142,10 +146,10 @@ def test_a_difference_is_counted_from_the_smaller_of_the_two() -> None:
     assert verdict is not None and verdict.answer == "22"
     assert verdict.thought == (
         "A: Fermium 100. B: Argon 78. A 100, length 3. B 78, length 2. 3 2: 0 1 2 B. Smaller B, "
-        "larger A. From B to A: 0078 to 0100. Ones 8 to 0: 8 0, 9 1, over, 0 2: ones 2, over. "
-        "Tens 7, one more, 8, to 0: 8 0, 9 1, over, 0 2: tens 2, over. Hundreds 0, one more, 1, to "
-        "1: 1 0: hundreds 0, not over. Thousands 0 to 0: 0 0: thousands 0, not over. That is "
-        "thousands 0, hundreds 0, tens 2, ones 2: 0022, so 22."
+        "larger A. From B to A: B ones 8, tens 7. A ones 0, tens 0, hundreds 1. Ones 8 to 0: 8 0, "
+        "9 1, over, 0 2: ones 2, over. Tens 7, one more, 8, to 0: 8 0, 9 1, over, 0 2: tens 2, "
+        "over. Hundreds none, one more, 1, to 1: 1 0: hundreds 0, not over. That is hundreds 0, "
+        "tens 2, ones 2: 022, so 22."
     )
     assert conclude(plan, [["100"], ["unknown"]]) is None
 

@@ -206,6 +206,8 @@ class Difference:
     entity: str
     by: str
     kind: str = "arithmetic"
+    below: int = 0
+    """Larger numbers are not asked for; 0: any are."""
 
     @property
     def slots(self) -> Mapping[str, str]:
@@ -219,8 +221,9 @@ class Difference:
         facts = [Fact(self.by, slots[s], values_of(world, self.by, slots[s])) for s in self.slots]
         if not all(fact.values for fact in facts):
             return None
-        gap = abs(_amount(facts[0].values[0]) - _amount(facts[1].values[0]))
-        if gap == 0:
+        numbers = [_amount(fact.values[0]) for fact in facts]
+        gap = abs(numbers[0] - numbers[1])
+        if gap == 0 or 0 < self.below <= max(numbers):
             return None
         bridges = tuple((self.entity, fact.subject) for fact in facts)
         return Solution(tuple(facts), str(gap), "", bridges)

@@ -191,6 +191,19 @@ _YEARS = (
     "How far apart in years are the discoveries of {first} and {second}?",
     "Subtract the earlier from the later year of discovery of {first} and {second}.",
 )
+_LIGHT = 21
+"""Small numbers, of which any two elements have few."""
+_LIGHT_GAP = (
+    "How many places in the periodic table is it from {first} to {second}, two light elements?",
+    "What is the difference between the atomic numbers of the light elements {first} and {second}?",
+    "By how much do the atomic numbers of two light elements, {first} and {second}, differ?",
+    "How far apart in atomic number are the light elements {first} and {second}?",
+    "Take two light elements, {first} and {second}: what is the difference of atomic numbers?",
+    "Find the difference in atomic number between two light elements, {first} and {second}.",
+    "How many protons more has one of the light elements {first} and {second} than the other?",
+    "Subtract the smaller from the larger atomic number of two light elements, {first} and "
+    "{second}.",
+)
 
 
 def _families() -> dict[str, tuple[Family, tuple[str, ...]]]:
@@ -214,6 +227,8 @@ def _families() -> dict[str, tuple[Family, tuple[str, ...]]]:
         ("least_populous_neighbour", Superlative("population", smaller=True), "fewest people"),
     ):
         made[name] = Family(name, beside), filled(_NEIGHBOURS, MOST=most)
+    light = Difference("element", "number", below=_LIGHT)
+    made["light_element_gap"] = Family("light_element_gap", light), _LIGHT_GAP
     made["discovery_gap"] = Family("discovery_gap", Difference("element", "year")), _YEARS
     return made
 

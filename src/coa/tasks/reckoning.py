@@ -107,7 +107,7 @@ def apart(one: Side, other: Side) -> tuple[int, str]:
     low, high = sorted((one, other), key=lambda side: side.number)
     gap = high.number - low.number
     steps = f"{_listed(one, other)}. From {low.letter} to {high.letter}"
-    return gap, f"{steps}: {counted_up(low.number, high.number)}"
+    return gap, f"{steps}: {counted_up(low.number, high.number, low.letter + high.letter)}"
 
 
 def _scaled(number: int, plain: bool) -> tuple[str, str]:
@@ -121,24 +121,26 @@ def _scaled(number: int, plain: bool) -> tuple[str, str]:
 
 
 _PLACES = ("ones", "tens", "hundreds", "thousands")
-"""All of them, always: how many a difference needs would be one more thing to find out."""
 
 
-def counted_up(low: int, high: int) -> str:
-    """From 78 to 92: '0078 to 0092. Ones 8 to 2: 8 0, 9 1, over, 0 2, 1 3, 2 4: ones 4, over. Tens
-    7, one more, 8, to 9: 8 0, 9 1: tens 1, not over. Hundreds 0 to 0: 0 0: hundreds 0, not over.
-    Thousands 0 to 0: 0 0: thousands 0, not over. That is thousands 0, hundreds 0, tens 1, ones 4:
-    0014, so 14'.
+def counted_up(low: int, high: int, letters: str = "AB") -> str:
+    """From 8 to 14: 'A ones 8. B ones 4, tens 1. Ones 8 to 4: 8 0, 9 1, over, 0 2, 1 3, 2 4, 3 5, 4
+    6: ones 6, over. Tens none, one more, 1, to 1: 1 0: tens 0, not over. That is tens 0, ones 6:
+    06, so 6'.
 
     A count ends at a digit that was named just before it: a small model stops where it meets what
     it was told to look for. Whole numbers it counts past, and their differences it loses.
     """
-    width = max(len(_PLACES), len(str(high)))
-    said, counts, over = [f"{low:0{width}d} to {high:0{width}d}"], list[str](), False
-    for place in range(width):
-        name = _PLACES[place] if place < len(_PLACES) else f"10^{place}"
+    width = len(str(high))
+    said = [
+        f"{letter} "
+        + ", ".join(map(" ".join, zip(_places(number), reversed(str(number)), strict=True)))
+        for letter, number in zip(letters, (low, high), strict=True)
+    ]
+    counts, over = list[str](), False
+    for place, name in enumerate(_places(high)):
         start, goal = (number // 10**place % 10 for number in (low, high))
-        begun = f"{name.capitalize()} {start}"
+        begun = f"{name.capitalize()} {start if place < len(str(low)) else 'none'}"
         if over:
             over = start == 9
             start = (start + 1) % 10
@@ -149,8 +151,13 @@ def counted_up(low: int, high: int) -> str:
             f"{'over, ' if i and i == 10 - start else ''}{(start + i) % 10} {i}"
             for i in range(count + 1)
         )
-        ended = "over" if over else "not over"
         counts.insert(0, f"{name} {count}")
-        said.append(f"{begun} to {goal}: {steps}: {counts[0]}, {ended}")
+        said.append(f"{begun} to {goal}: {steps}: {counts[0]}, {'over' if over else 'not over'}")
     gap = high - low
     return f"{'. '.join(said)}. That is {', '.join(counts)}: {gap:0{width}d}, so {gap}"
+
+
+def _places(number: int) -> list[str]:
+    """What the digits of a number are called, from the last one on."""
+    named = len(_PLACES)
+    return [_PLACES[i] if i < named else f"10^{i}" for i in range(len(str(number)))]
