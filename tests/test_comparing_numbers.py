@@ -98,8 +98,10 @@ def test_scales_come_before_lengths_and_lengths_before_digits(
 @given(st.integers(0, 210_000), st.integers(0, 2100))
 def test_a_difference_is_counted_up_digit_by_digit(one: int, other: int) -> None:
     low, high = sorted((one, other))
-    first, second, *places, last = counted_up(low, high).split(". ")
+    named, first, second, *places, last = counted_up(low, high).split(". ")
     start, goal = str(low), str(high)
+    assert named.startswith(f"length {len(goal)}: ones")
+    assert named.partition(": ")[2].split(", ") == [p.split()[0].lower() for p in places]
     for side, letter, number in ((first, "A", start), (second, "B", goal)):
         assert side.startswith(f"{letter} ones ")
         assert re.findall(r" (\d)(?:,|$)", side) == list(reversed(number))
@@ -135,7 +137,8 @@ def test_how_far_two_are_apart_does_not_depend_on_their_order(first: int, second
     low, high = sorted((first, second))
     assert said.endswith(f", so {gap}")
     way = "B to A" if second < first else "A to B"
-    assert f"From {way}: {way[0]} ones {low % 10}" in said
+    assert f"From {way}, length {len(str(high))}: ones" in said
+    assert f". {way[0]} ones {low % 10}" in said
     assert f". {way[-1]} ones {high % 10}" in said
 
 
@@ -146,10 +149,10 @@ def test_a_difference_is_counted_from_the_smaller_of_the_two() -> None:
     assert verdict is not None and verdict.answer == "22"
     assert verdict.thought == (
         "A: Fermium 100. B: Argon 78. A 100, length 3. B 78, length 2. 3 2: 0 1 2 B. Smaller B, "
-        "larger A. From B to A: B ones 8, tens 7. A ones 0, tens 0, hundreds 1. Ones 8 to 0: 8 0, "
-        "9 1, over, 0 2: ones 2, over. Tens 7, one more, 8, to 0: 8 0, 9 1, over, 0 2: tens 2, "
-        "over. Hundreds none, one more, 1, to 1: 1 0: hundreds 0, not over. That is hundreds 0, "
-        "tens 2, ones 2: 022, so 22."
+        "larger A. From B to A, length 3: ones, tens, hundreds. B ones 8, tens 7. A ones 0, tens "
+        "0, hundreds 1. Ones 8 to 0: 8 0, 9 1, over, 0 2: ones 2, over. Tens 7, one more, 8, to 0: "
+        "8 0, 9 1, over, 0 2: tens 2, over. Hundreds none, one more, 1, to 1: 1 0: hundreds 0, not "
+        "over. That is hundreds 0, tens 2, ones 2: 022, so 22."
     )
     assert conclude(plan, [["100"], ["unknown"]]) is None
 

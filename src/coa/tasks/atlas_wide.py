@@ -191,7 +191,7 @@ _YEARS = (
     "How far apart in years are the discoveries of {first} and {second}?",
     "Subtract the earlier from the later year of discovery of {first} and {second}.",
 )
-_LIGHT = 21
+_LIGHT = 15
 """Small numbers, of which any two elements have few."""
 _LIGHT_GAP = (
     "How many places in the periodic table is it from {first} to {second}, two light elements?",

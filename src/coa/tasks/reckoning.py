@@ -107,7 +107,7 @@ def apart(one: Side, other: Side) -> tuple[int, str]:
     low, high = sorted((one, other), key=lambda side: side.number)
     gap = high.number - low.number
     steps = f"{_listed(one, other)}. From {low.letter} to {high.letter}"
-    return gap, f"{steps}: {counted_up(low.number, high.number, low.letter + high.letter)}"
+    return gap, f"{steps}, {counted_up(low.number, high.number, low.letter + high.letter)}"
 
 
 def _scaled(number: int, plain: bool) -> tuple[str, str]:
@@ -124,15 +124,17 @@ _PLACES = ("ones", "tens", "hundreds", "thousands")
 
 
 def counted_up(low: int, high: int, letters: str = "AB") -> str:
-    """From 8 to 14: 'A ones 8. B ones 4, tens 1. Ones 8 to 4: 8 0, 9 1, over, 0 2, 1 3, 2 4, 3 5, 4
-    6: ones 6, over. Tens none, one more, 1, to 1: 1 0: tens 0, not over. That is tens 0, ones 6:
-    06, so 6'.
+    """From 8 to 14: 'length 2: ones, tens. A ones 8. B ones 4, tens 1. Ones 8 to 4: 8 0, 9 1, over,
+    0 2, 1 3, 2 4, 3 5, 4 6: ones 6, over. Tens none, one more, 1, to 1: 1 0: tens 0, not over. That
+    is tens 0, ones 6: 06, so 6'.
 
     A count ends at a digit that was named just before it: a small model stops where it meets what
-    it was told to look for. Whole numbers it counts past, and their differences it loses.
+    it was told to look for. Whole numbers it counts past, and their differences it loses; places it
+    was not told of it makes up.
     """
     width = len(str(high))
-    said = [
+    said = [f"length {width}: {', '.join(_places(high))}"]
+    said += [
         f"{letter} "
         + ", ".join(map(" ".join, zip(_places(number), reversed(str(number)), strict=True)))
         for letter, number in zip(letters, (low, high), strict=True)
