@@ -23,7 +23,7 @@ from coa.runs import dumps
 from coa.tasks.gym import generators_of, make_tasks, score
 from coa.tasks.gym_generators import GENERATORS
 from coa.tasks.task import Task, TaskSet
-from coa.teachers.coding_knowledge import KINDS, LONGEST_QUESTION, plan_for
+from coa.teachers.coding_knowledge import KINDS, LONGEST_QUESTION, RECOGNISERS, plan_for
 from coa.teachers.coding_mistakes import careless, difference
 from coa.teachers.coding_prompts import PARTS
 from coa.teachers.episode import Episode, Say, Use
@@ -82,10 +82,8 @@ def solved(tasks: Sequence[Task], episodes: Sequence[Episode]) -> list[bool]:
     return [score(task, episode.answer) == 1.0 for task, episode in pairs]
 
 
-def test_the_team_knows_at_least_20_generators_in_train_and_some_that_are_held_out() -> None:
-    assert {*KINDS} <= {*GENERATORS}
-    assert len(TRAINED) >= 20
-    assert len(HELD_OUT) >= 5
+def test_the_team_knows_every_generator() -> None:
+    assert {*KINDS} == {*GENERATORS}
 
 
 def test_the_planner_names_the_generator_of_every_question_it_knows(tasks: TaskSet) -> None:
@@ -96,11 +94,12 @@ def test_the_planner_names_the_generator_of_every_question_it_knows(tasks: TaskS
         assert 2 <= len(plan.steps) <= 4 and len(plan.program) < 1000
 
 
-def test_the_planner_does_not_take_other_problems_for_its_own() -> None:
-    unknown = [name for name in generators_of("train") if name not in KINDS]
-    assert unknown
-    for task in make_tasks("train", 3 * len(unknown), 1, unknown):
-        assert plan_for(task.question) is None, task.question
+def test_no_kind_takes_the_problems_of_another_for_its_own() -> None:
+    """But sums of decimals, which whole numbers are, too; the kind before them takes those."""
+    for task in tasks_of(5, seed=2):
+        text, own = task.question.strip(), task.meta["family"]
+        kinds = {each.kind for each in RECOGNISERS if each.pattern.fullmatch(text)}
+        assert kinds - {"decimal_chain_sum"} == {own} - {"decimal_chain_sum"}, task.question
 
 
 def test_careful_experts_solve_what_they_know(tasks: TaskSet, workshop: Workshop) -> None:
@@ -338,8 +337,8 @@ def test_erring_experts_solve_nine_tenths_of_every_generator(
     split: str, names: list[str], workshop: Workshop
 ) -> None:
     """With -s it prints the table of docs/gym.md."""
-    each = 50
-    tasks = make_tasks(split, each * len(names), 0, names)
+    tasks = make_tasks(split, 50 * len(names), 0, names)
+    asked = Counter(task.meta["family"] for task in tasks)  # jugs has not so many problems
     episodes = workshop.record(tasks, Experts())
     right = Counter[str]()
     for task, well in zip(tasks, solved(tasks, episodes), strict=True):
@@ -349,9 +348,9 @@ def test_erring_experts_solve_nine_tenths_of_every_generator(
         counted.update({key: episode.meta.get(key, 0) for key in COUNTS})
     print(f"\n{split}: {right.total()} of {len(tasks)}", wilson(right.total(), len(tasks)), counted)
     for name in names:
-        print(f"| `{name}` | {right[name]} / {each} |")
+        print(f"| `{name}` | {right[name]} / {asked[name]} |")
     assert len(tasks) >= 500 and right.total() >= 0.9 * len(tasks)
-    assert min(right[name] for name in names) >= 0.9 * each
+    assert min(right[name] / asked[name] for name in names) >= 0.9
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from coa.teachers.coding_dates import DATES
+from coa.teachers.coding_geometry import GEOMETRY
 from coa.teachers.coding_grids import GRIDS
 from coa.teachers.coding_numbers import NUMBERS
 from coa.teachers.coding_plans import Plan, Recogniser
@@ -13,7 +14,7 @@ from coa.teachers.coding_texts import TEXTS
 
 LONGEST_QUESTION = 4000
 """Characters; what is longer is not one of ours, and patterns take their time over it."""
-RECOGNISERS: tuple[Recogniser, ...] = (*NUMBERS, *DATES, *TEXTS, *GRIDS, *PUZZLES)
+RECOGNISERS: tuple[Recogniser, ...] = (*NUMBERS, *GEOMETRY, *DATES, *TEXTS, *GRIDS, *PUZZLES)
 KINDS: tuple[str, ...] = tuple(dict.fromkeys(each.kind for each in RECOGNISERS))
 """Generators whose problems the team solves."""
 

@@ -222,11 +222,33 @@ def _equation(found: re.Match[str]) -> Plan:
     return Plan(steps, f"The equation is linear in {name}.", program, WHOLE)
 
 
-@NUMBERS.add(
-    "simple_geometry", r".*?\b(\d+)(?:-gon| sides).*interior angles are: ([\d., \u00b0]+)\. .*"
-)
-def _angle(found: re.Match[str]) -> Plan:
-    angles = ", ".join(re.findall(r"(\d+)\.0", found[2]))
-    program = f"angles = [{angles}]\nprint(180 * ({found[1]} - 2) - sum(angles))"
-    steps = ("The angles of an n-gon add up to 180 * (n - 2).", "Subtract the known ones.")
-    return Plan(steps, f"There are {found[1]} sides.", program, WHOLE)
+_LEGS = {
+    name: legs
+    for legs, names in {
+        0: "snake, sea slug, jellyfish, flatworm, leech",
+        2: "chicken, bird, human, duck",
+        4: "dog, cat, cow, horse, lion, elephant, giraffe, tiger, deer, sheep",
+        5: "starfish",
+        6: "insect, ant, butterfly, beetle, bee, wasp, grasshopper, cricket, cockroach, "
+        "praying mantis, firefly",
+        8: "spider, scorpion",
+        10: "crab, lobster, shrimp",
+        14: "woodlouse",
+    }.items()
+    for name in names.split(", ")
+}
+
+
+@NUMBERS.add("leg_counting", r".*how many legs are there in total if you have ([\d\w, ]+)\?")
+def _legs(found: re.Match[str]) -> Plan | None:
+    rows = []
+    for count, name in re.findall(r"(\d+) ([a-z ]+)", found[1]):
+        legs = _LEGS.get(name, _LEGS.get(name.removesuffix("s")))
+        if legs is None:
+            return None
+        rows.append(f'({count}, "{name}", {legs})')
+    program = (
+        f"animals = [{', '.join(rows)}]\nprint(sum(count * legs for count, name, legs in animals))"
+    )
+    steps = ("Write down the legs of each animal.", "Multiply by how many there are.", "Add up.")
+    return Plan(steps, "I know how many legs they have.", program, WHOLE)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from coa.teachers.coding_plans import BOARD, BUTTONS, ROWS, Plan, Recognisers
+from coa.teachers.coding_plans import BOARD, BUTTONS, LIST, ROWS, WHOLE, Plan, Recognisers
 
 PUZZLES = Recognisers()
 
@@ -84,3 +84,62 @@ def _lock(found: re.Match[str]) -> Plan:
     )
     steps = ("Write each button as times and plus.", "Search the shortest sequence to the target.")
     return Plan(steps, "I use a breadth-first search.", program, BUTTONS)
+
+
+@PUZZLES.add(
+    "jugs", r".*hold this many litres of water: (A:\d+(?:, [B-Z]:\d+)*)\n.*target is: (\d+) .*"
+)
+def _jugs(found: re.Match[str]) -> Plan:
+    sizes = re.sub(r"(\w):", r'"\1": ', found[1])
+    program = (
+        "import json\n"
+        f"size = {{{sizes}}}\n"
+        "queue, seen = [(dict.fromkeys(size, 0), [])], []\n"
+        "for s, path in queue:\n"
+        f"    if {found[2]} in s.values():\n"
+        "        break\n"
+        "    if s not in seen and len(seen) < 999:\n"
+        "        seen.append(s)\n"
+        "        for x in size:\n"
+        '            queue.append(({**s, x: size[x]}, path + ["fill " + x]))\n'
+        '            queue.append(({**s, x: 0}, path + ["empty " + x]))\n'
+        "            for y in [y for y in size if y != x]:\n"
+        "                n = min(s[x], size[y] - s[y])\n"
+        "                poured = {**s, x: s[x] - n, y: s[y] + n}\n"
+        '                queue.append((poured, path + [f"pour {x}->{y}"]))\n'
+        "print(json.dumps(path))"
+    )
+    steps = ("Try all moves, shortest ways first.", "Stop when a jug holds the target.")
+    return Plan(steps, "I use a breadth-first search.", program, LIST)
+
+
+_CLAIMS = (
+    (r"At least (\d) of these 7 statements are true\.", "t >= {}"),
+    (r"At most (\d) of these 7 statements are false\.", "f <= {}"),
+    (r"Exactly (\d) of these 7 statements are true\.", "t == {}"),
+    (r"Exactly (\d) of these 7 statements are false\.", "f == {}"),
+    (r"Either Statement 3 or Statement 4 is true, but not both\.", "s[2] != s[3]"),
+    (r"The number of true statements is a prime number\.", "t in (2, 3, 5, 7)"),
+    (r"The number of false statements is a composite number\.", "f in (4, 6)"),
+)
+
+
+@PUZZLES.add(
+    "self_reference",
+    r"Given the truthfulness of these statements.*number of possible solutions: ?"
+    + "".join(rf"\n - Statement {i}: '{said}'" for i, (said, _) in enumerate(_CLAIMS, start=1)),
+)
+def _statements(found: re.Match[str]) -> Plan:
+    numbers = iter(found.groups())
+    claims = (form.format(next(numbers)) if "{}" in form else form for _, form in _CLAIMS)
+    program = (
+        "from itertools import product\n"
+        "count = 0\n"
+        "for s in product([False, True], repeat=7):\n"
+        "    t = sum(s)\n"
+        "    f = 7 - t\n"
+        f"    count += s == ({', '.join(claims)})\n"
+        "print(count)"
+    )
+    steps = ("Try true and false for all seven.", "Count where each is what it says.")
+    return Plan(steps, "There are 128 cases.", program, WHOLE)

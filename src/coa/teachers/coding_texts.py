@@ -177,3 +177,21 @@ def _ab(found: re.Match[str]) -> Plan:
     )
     steps = ("Find two neighbours that face each other.", "Drop or swap them.", "Start again.")
     return Plan(steps, "Equal letters vanish, others swap.", program, SENTENCE)
+
+
+@TEXTS.add("bf", r"[^\n]*Brainf\*ck[^\n]*\n\n([][<>.+-]+)\n\n[^\n]*")
+def _brain(found: re.Match[str]) -> Plan:
+    program = (
+        f'code = "{found[1]}"\n'
+        'does = {">": "p += 1", "<": "p -= 1", "+": "m[p] += 1", "-": "m[p] -= 1"}\n'
+        'does |= {".": "out += chr(m[p])", "[": "while m[p]:", "]": "pass"}\n'
+        "lines, depth = [], 0\n"
+        "for c in code:\n"
+        '    lines.append(" " * depth + does[c])\n'
+        '    depth += (c == "[") - (c == "]")\n'
+        'm, p, out = [0] * 99, 0, ""\n'
+        'exec("\\n".join(lines))\n'
+        "print(out)"
+    )
+    steps = ("Turn each sign into a line of Python.", "Run the lines and print the output.")
+    return Plan(steps, "A bracket is a while loop.", program, SENTENCE)
