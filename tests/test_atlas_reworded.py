@@ -21,7 +21,7 @@ def test_every_trained_family_is_put_in_other_words() -> None:
     assert set(REWORDED.families) == set(families_of("train", MHQA))
     for name, templates in REWORDED.phrasings.items():
         assert REWORDED.families[name] is MHQA.families[name]
-        assert len(set(templates)) == len(templates) == 7
+        assert len(set(templates)) == len(templates) >= 12
         assert not set(templates) & set(MHQA.phrasings[name])
 
 
