@@ -125,6 +125,14 @@ def test_what_cannot_be_compared_is_said_in_one_line(pair: list[Path], tmp_path:
     assert "fewer and " in refused(fewer) and "differ in 4 tasks; compare" in refused(fewer)
     other = finished(tmp_path / "f1", {"a1": [0]}, reward="f1")
     assert "the runs have different rewards: exact (" in refused(other)
+    for path, gold in zip(pair, ("1", "2"), strict=True):
+        (path / "manifest.json").write_text(f'{{"stage": "eval", "inputs": {{"tasks": "{gold}"}}}}')
+    assert len(compare(pair)["runs"]) == 2  # in another order their hashes differ anyway
+    same = finished(tmp_path / "same", {"a1": [0], "a2": [1], "b1": [0], "b2": [1]})
+    (same / "manifest.json").write_text((pair[1] / "manifest.json").read_text())
+    assert "have tasks of the same ids with other contents" in refused(same)
+    (same / "manifest.json").write_text('{"stage": "eval", "recipe": {"rewards": {"judge": "x"}}}')
+    assert "have the reward 'exact' with other settings" in refused(same)
     (pair[1] / "summary.json").unlink()
     (pair[1] / "manifest.json").write_text('{"stage": "eval"}')
     assert "is not finished, it has 4 rollouts so far. Give the same `coa eval`" in refused(pair[1])

@@ -12,12 +12,24 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from coa.attempts import Grammars, attempt_all, choose_grammar, choose_grammars, choose_prompt
 from coa.corpus.reading import read
 from coa.engines.scripted import ScriptedEngine
 from coa.errors import ConfigError, RecordError, UsageError
-from coa.estimates import Z95, bootstrap, estimate, paired, sign_test, wilson
+from coa.estimates import (
+    Z95,
+    Estimate,
+    bootstrap,
+    estimate,
+    interval,
+    paired,
+    sign_test,
+    student,
+    wilson,
+)
 from coa.evaluate.run import compare, save_summary, summarise
 from coa.evaluate.stage import EvalSettings, run_eval
 from coa.rewards import Scored, exact
@@ -73,7 +85,39 @@ def test_nothing_measured_is_not_a_number() -> None:
 
 def test_zeros_and_ones_get_wilson_and_means_get_the_bootstrap() -> None:
     assert estimate([1.0, 0.0, 1.0]) == wilson(2, 3)
-    assert estimate([1.0, 0.5, 1.0]) == bootstrap([1.0, 0.5, 1.0])
+    values = [0.25, 0.5, 1.0] * 10
+    assert estimate(values) == bootstrap(values)
+
+
+@given(st.integers(1, 60), st.integers(0, 60), st.booleans())
+def test_a_partial_credit_makes_no_share_surer_than_none(n: int, k: int, ones: bool) -> None:
+    """A bootstrap of forty zeros and a quarter ends at 0.02, Wilson's of forty zeros at 0.09."""
+    values = [0.0] * n
+    values[k % n] = 0.25
+    if ones:
+        values = [1.0 - value for value in values]
+    found, certain = estimate(values), wilson(n if ones else 0, n)
+    assert found.high - found.low >= certain.high - certain.low - 1e-9
+    assert 0.0 <= found.low <= found.value <= found.high <= 1.0
+
+
+@pytest.mark.parametrize(
+    ("n", "t"), [(2, 12.706), (3, 4.303), (6, 2.571), (11, 2.228), (31, 2.042)]
+)
+def test_students_interval(n: int, t: float) -> None:
+    values = [float(i % 2) for i in range(n)]
+    mean = sum(values) / n
+    error = math.sqrt(sum((v - mean) ** 2 for v in values) / (n - 1) / n)
+    found = student(values)
+    assert found.value == mean and found.high - mean == pytest.approx(t * error, rel=1e-3)
+    assert mean - found.low == pytest.approx(found.high - mean)
+    assert student([0.5])[1:3] == (-math.inf, math.inf)
+
+
+def test_json_has_no_infinity_and_a_person_reads_that_there_is_no_bound() -> None:
+    shown = Estimate(2.0, 1 / 3, math.inf, 7).figures(3)
+    assert shown == {"value": 2.0, "ci95": [0.333, None]}
+    assert interval([0.333, None], ".2f") == "[0.33, no bound]"
 
 
 def test_paired() -> None:

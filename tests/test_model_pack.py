@@ -91,11 +91,13 @@ def test_the_card_says_what_the_files_beside_it_say(adapter: Path, tmp_path: Pat
     about.write_text("## Limits\n\nIt knows one encyclopedia.\n")
     recipe.write_text("[sft]\nrank = 4\n")
     packed = pack(adapter, out, about=about, recipe=recipe)["adapter_sha256"]
+    base = json.loads((adapter / "manifest.json").read_text())["base_sha256"]
     measured = {
         "held-out entities": make_evaluation(tmp_path / "e1", packed),
         "before rounding": make_evaluation(tmp_path / "e2", adapter_hash(adapter)),
-        "base": make_evaluation(tmp_path / "e3", None, model="smollm2-135m", accuracy=0.01),
+        "base": make_evaluation(tmp_path / "e3", None, base, model="smollm2-135m", accuracy=0.01),
         "another": make_evaluation(tmp_path / "e4", "feed"),
+        "another base": make_evaluation(tmp_path / "e5", None, base="feed"),
     }
     again = pack(adapter, out, evaluations=measured)  # text and recipe that are there are kept
     card = (out / "README.md").read_text()
@@ -109,7 +111,8 @@ def test_the_card_says_what_the_files_beside_it_say(adapter: Path, tmp_path: Pat
     )
     assert "| before rounding | these, before rounding |" in card
     assert "| base | base alone |" in card and "| another | other weights |" in card
-    command = "--tasks heldout.jsonl --turns 8 --context 1536 --deterministic\n"
+    assert "| another base | other weights |" in card
+    command = "--tasks heldout.jsonl --out DIR --turns 8 --context 1536 --deterministic\n"
     assert f"    coa eval --model afm-135m {command}" in card
     assert f"    coa eval --model smollm2-135m {command}" in card
     assert "| sft | `smollm2-135m` | 3 | 0.001 | 0 | rows `6062cd771ff9` | 0123abcd |" in card

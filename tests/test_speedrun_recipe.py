@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -138,6 +139,17 @@ def test_weights_are_not_chosen_by_tasks_that_are_trained_on(
     overrides = [f"sft.model=hf:{tiny_model}", f"rl_tasks={same}", f"check_tasks={same}"]
     with pytest.raises(ConfigError, match="check_tasks: RL trains on every one of them"):
         run_speedrun(tmp_path / "run", None, overrides, lambda note: None)
+
+
+def test_nothing_is_measured_that_would_be_trained_on() -> None:
+    same = ["tasks.0.split=heldout_entity", "tasks.0.worlds=[0]", "tasks.0.seed=5"]
+    with pytest.raises(ConfigError) as caught:
+        _make_tasks(read_speedrun_recipe(None, same))
+    assert re.match(
+        r"measure 'held-out entities': \d+ of its 100 tasks would be trained on, the first is "
+        r"\S+\. Choose another split or seed\.$",
+        str(caught.value),
+    )
 
 
 def test_a_task_that_two_parts_ask_for_is_trained_on_once() -> None:

@@ -19,13 +19,20 @@ from coa.engines.scripted import ByteCodec
 from coa.engines.store import BASE, OURS, is_shipped
 from coa.errors import CoaError, ConfigError, RecordError, UsageError
 from coa.estimates import wilson
-from coa.evaluate.studies import STUDIES, as_overrides, plan_study, run_study, study_plan_lines
-from coa.evaluate.study_arms import first, held_out, train, with_tokens
+from coa.evaluate.studies import (
+    STUDIES,
+    as_overrides,
+    find_study,
+    plan_study,
+    run_study,
+    study_plan_lines,
+)
+from coa.evaluate.study_arms import first, held_out, train, what_counts, with_tokens
 from coa.evaluate.study_mask import judge
 from coa.evaluate.study_pooled import Tables, lines, measure, pooled, verdict
 from coa.evaluate.study_react import within
 from coa.protocol import load_grammar
-from coa.runs import dumps
+from coa.runs import Json, dumps
 from coa.tasks import make_tasks
 from coa.tasks.task import TaskSet
 from coa.train.rows import build_row
@@ -138,6 +145,19 @@ def test_a_verdict_needs_an_interval_on_one_side_of_nothing() -> None:
     assert said == ["higher", "lower", "not told apart"]
 
 
+def test_three_seeds_that_disagree_tell_nothing_apart_whatever_the_tasks_say() -> None:
+    """All of a resample is one seed more often than one time in forty."""
+    solved = {0: 24, 1: 4, 2: 6}
+    tasks = [f"t{n}" for n in range(200)]
+    better = {seed: {t: float(i < n) for i, t in enumerate(tasks)} for seed, n in solved.items()}
+    none = {seed: dict.fromkeys(tasks, 0.0) for seed in solved}
+    shown = measure({"a": better, "b": none}, "b", FEW)["differences"]["a"]
+    assert shown["ci95"][0] > 0 > shown["seeds_ci95"][0]
+    assert verdict(shown) == "not told apart"
+    alike = {seed: {t: float(i < 20) for i, t in enumerate(tasks)} for seed in solved}
+    assert verdict(measure({"a": alike, "b": none}, "b", FEW)["differences"]["a"]) == "higher"
+
+
 def test_a_table_shows_arms_seeds_and_differences() -> None:
     tables = Tables()
     for name, rows in {"ours": ("1110", "1111"), "theirs": ("0000", "0010")}.items():
@@ -205,6 +225,10 @@ def test_a_preset_of_rl_brings_its_loss() -> None:
         ("react", "chains.rows=0", r"chains: found rows 0"),
         ("rl", "rl.preset=x", r"rl\.preset: found 'x'"),
         ("rl", "more=0", r"more: found 0, expected at least 1"),
+        ("rl", "rl.seed=9", r"rl\.model, rl\.seed: RL starts where SFT ended"),
+        ("rl", "rl.model=afm-135m", r"rl\.model, rl\.seed: RL starts where SFT ended"),
+        ("rl", "alarms.barren=-1", r"alarms\.barren"),
+        ("mask", "sft.seed=9", r"sft\.seed: every arm has the seeds of the study"),
         (
             "react",
             "eval.world_seed=2",
@@ -221,6 +245,17 @@ def test_a_setting_that_cannot_be_is_named_before_any_work(
     with pytest.raises(ConfigError, match=said):
         run_study(name, tmp_path / "study", [override], lambda line: None)
     assert not (tmp_path / "study").exists()
+
+
+@pytest.mark.parametrize("name", ["mask", "rl"])
+def test_a_study_may_go_on_with_what_only_changes_its_speed(name: str) -> None:
+    def counts(*overrides: str) -> Json:
+        return what_counts(to_json(find_study(name).read(overrides)))
+
+    assert counts("eval.concurrency=4", "sft.threads=1") == counts()
+    assert counts("eval.turns=4") != counts() != counts("sft.lr=1")
+    if name == "rl":
+        assert counts("rollout.memory_gb=1", "alarms.barren=0") == counts()
 
 
 def test_options_stand_for_settings() -> None:

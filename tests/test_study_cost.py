@@ -76,6 +76,15 @@ def test_resamples_in_which_nothing_is_solved_do_no_harm(cases: list[tuple[float
     assert found.low <= found.high and found.value >= 0
 
 
+def test_what_hardly_anything_is_solved_with_has_no_upper_bound() -> None:
+    solved = [1.0, 1.0] + [0.0] * 98
+    columns = {"cost": [1.0] * 100, "solved": solved, "one": [1.0] * 100}
+    table = Resamples(columns, resamples=1000)
+    found = table.times(("cost", "solved"), ("cost", "one"))
+    assert found.value == 50.0 and found.low > 10 and found.high == float("inf")
+    assert table.reduction(("cost", "one"), ("cost", "solved")).low == -float("inf")
+
+
 # -- the comparison --------------------------------------------------------------------------
 
 

@@ -247,6 +247,22 @@ def test_the_least_recently_used_go_first_when_the_limit_is_reached(path: Path) 
     assert cache.get(keys[13]) is not None and cache.stats().entries == 1
 
 
+def test_the_fingerprint_is_that_of_the_answers_and_their_time(path: Path) -> None:
+    clock = Clock()
+    cache = ToolCache(path, clock=clock)
+    empty = cache.fingerprint()
+    recording = cached(Toolbox([Counting().tool()]), cache, "record")
+    ask(recording, "a")
+    one = cache.fingerprint()
+    assert ToolCache(path, read_only=True).fingerprint() == one != empty
+    ask(recording, "a")
+    assert cache.fingerprint() == one  # asked again, it is read
+    cache.clear()
+    clock.now += 1
+    ask(recording, "a")
+    assert cache.fingerprint() != one
+
+
 def test_stats_and_clear(path: Path) -> None:
     clock = Clock()
     cache = ToolCache(path, clock=clock, expire_s=50)

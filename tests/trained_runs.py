@@ -50,10 +50,10 @@ def make_run(run: Path, model: str, *, stage: str = "sft", seed: int = 0, **told
     return run / "adapter"
 
 
-def make_evaluation(folder: Path, adapter: str | None, **summary: Any) -> Path:
+def make_evaluation(folder: Path, adapter: str | None, base: str = "144c", **summary: Any) -> Path:
     """A finished run of `coa eval` of some weights, with invented figures."""
     folder.mkdir(parents=True)
-    inputs = {"tasks": "d3f14d4e3a771d08", "base": "144c"}
+    inputs = {"tasks": "d3f14d4e3a771d08", "base": base}
     inputs |= {} if adapter is None else {"adapter": adapter}
     recipe = {"k": 1, "turns": 8, "context": 1536, "deterministic": True, "observations": "real"}
     manifest = {"schema": 1, "stage": "eval", "recipe": recipe, "inputs": inputs}

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from coa.estimates import interval
 from coa.protocol import Grammar, Splitter
 from coa.protocol.bound import load_bound
 from coa.protocol.parse import Event
@@ -286,8 +287,8 @@ def _against_lines(row: Json) -> Iterator[str]:
         low, high = row["tokens_difference_ci95"]
         yield f"{row['tokens_difference']:+.0f} tokens per task [{low:+.0f}, {high:+.0f}]"
     if ratio := row.get("tokens_per_solved_ratio"):
-        low, high = ratio["ci95"]
-        yield f"{ratio['value']:.2f} times the tokens per solved task [{low:.2f}, {high:.2f}]"
+        bounds = interval(ratio["ci95"], ".2f")
+        yield f"{ratio['value']:.2f} times the tokens per solved task {bounds}"
     for name, found in row.get("by_family", {}).items():
         if found["wins"] or found["losses"]:
             yield (

@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 Z95 = 1.959964
 RESAMPLES = 2000
+FEW = 5
+"""Successes, or failures, below which a bootstrap of a share is not trusted."""
 
 
 class Estimate(NamedTuple):
@@ -23,6 +25,16 @@ class Estimate(NamedTuple):
     low: float
     high: float
     n: int
+
+    def figures(self, digits: int = 6) -> dict[str, float | list[float | None]]:
+        """For JSON, to so many significant digits; it has no infinity, so None is no bound."""
+        value, *sides = (float(f"{each:.{digits}g}") for each in self[:3])
+        return {"value": value, "ci95": [side if math.isfinite(side) else None for side in sides]}
+
+
+def interval(ci95: Sequence[float | None], form: str) -> str:
+    """The bounds of an interval, each written in this form."""
+    return f"[{', '.join('no bound' if x is None else format(x, form) for x in ci95)}]"
 
 
 def wilson(successes: float, n: int) -> Estimate:
@@ -47,10 +59,46 @@ def bootstrap(values: Sequence[float], seed: int = 0) -> Estimate:
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """Wilson for zeros and ones, bootstrap for the rest."""
+    """Wilson for zeros and ones, bootstrap for the rest.
+
+    Near 0 or 1 a bootstrap sees too little to draw from: one partial credit among zeros must not
+    make the interval narrower than none. Shares there have Wilson's interval around it as well,
+    which for numbers between 0 and 1 is never too narrow.
+    """
+    n, total = len(values), sum(values)
     if all(value in (0.0, 1.0) for value in values):
-        return wilson(sum(values), len(values))
-    return bootstrap(values)
+        return wilson(total, n)
+    found = bootstrap(values)
+    if all(0.0 <= value <= 1.0 for value in values) and min(total, n - total) < FEW:
+        around = wilson(total, n)
+        low, high = min(found.low, around.low), max(found.high, around.high)
+        found = found._replace(low=low, high=high)
+    return found
+
+
+def student(values: Sequence[float]) -> Estimate:
+    """The mean with Student's t interval: for a handful of repetitions, which is too few to draw
+    from."""
+    n = len(values)
+    if n < 2:
+        return Estimate(sum(values) / n if n else math.nan, -math.inf, math.inf, n)
+    mean = sum(values) / n
+    half = _t95(n - 1) * math.sqrt(sum((value - mean) ** 2 for value in values) / (n - 1) / n)
+    return Estimate(mean, mean - half, mean + half, n)
+
+
+def _t95(freedom: int) -> float:
+    """The 97.5% quantile of Student's distribution."""
+    few = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622)
+    if freedom <= len(few):
+        return few[freedom - 1]
+    z, d = Z95, freedom  # Cornish and Fisher's expansion, right to four digits from here on
+    return (
+        z
+        + (z**3 + z) / (4 * d)
+        + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * d**2)
+        + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * d**3)
+    )
 
 
 class Paired(NamedTuple):

@@ -27,6 +27,10 @@ class Measured:
     tokens: Mapping[str, float] = field(default_factory=dict)
     """Mean of the samples; empty when the trajectories are not there."""
     families: Mapping[str, str] = field(default_factory=dict)
+    fingerprint: str = ""
+    """Of the tasks with their gold, in order; empty: not known."""
+    judged_by: str = ""
+    """What the reward depends on beyond its name: a judge, its instructions."""
 
     def mean(self, task_id: str) -> float:
         found = self.scores[task_id]
@@ -91,12 +95,8 @@ def _token_figures(first: Measured, other: Measured, order: Sequence[str]) -> Js
     }
     if all(map(sum, columns.values())):
         drawn = Resamples(columns, resamples=RESAMPLES)
-        less = drawn.reduction(("tokens", "solved"), ("other tokens", "other solved"))
-        ratio = Estimate(1 - less.value, 1 - less.high, 1 - less.low, less.n)
-        row["tokens_per_solved_ratio"] = {
-            "value": round(ratio.value, 4),
-            "ci95": _bounds(ratio, 4),
-        }
+        ratio = drawn.times(("other tokens", "other solved"), ("tokens", "solved"))
+        row["tokens_per_solved_ratio"] = ratio.figures(5)
     return row
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from coa.estimates import interval
 from coa.evaluate.study_cost import PEER
 from coa.protocol.prompt import PromptKind
 from coa.runs import Json
@@ -84,5 +85,4 @@ def _versus_lines(title: str, kind: PromptKind, found: Json) -> Iterator[str]:
 
 
 def _percent(found: Json) -> str:
-    low, high = found["ci95"]
-    return f"{found['value']:6.1%} [{low:.1%}, {high:.1%}]"
+    return f"{found['value']:6.1%} {interval(found['ci95'], '.1%')}"

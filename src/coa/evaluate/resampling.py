@@ -7,6 +7,7 @@ ratio. Draws come from Python's own generator: the same seed gives the same tabl
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -35,17 +36,20 @@ class Resamples:
         """Sum of one column over the sum of another."""
         return self._estimate(zip(self._sums[over], self._sums[under], strict=True))
 
+    def times(self, one: tuple[str, str], other: tuple[str, str]) -> Estimate:
+        """How many times the ratio `other` the ratio `one` is."""
+        a, b, c, d = (self._sums[name] for name in (*one, *other))
+        return self._estimate((w * z, x * y) for w, x, y, z in zip(a, b, c, d, strict=True))
+
     def reduction(self, one: tuple[str, str], other: tuple[str, str]) -> Estimate:
         """By what part the ratio `other` is below the ratio `one`."""
-        a, b, c, d = (self._sums[name] for name in (*other, *one))
-        crossed = [(w * z, x * y) for w, x, y, z in zip(a, b, c, d, strict=True)]
-        kept = self._estimate(crossed)
+        kept = self.times(other, one)
         return Estimate(1 - kept.value, 1 - kept.high, 1 - kept.low, kept.n)
 
     def _estimate(self, pairs: Iterable[tuple[float, float]]) -> Estimate:
-        """The first pair is of all tasks; a resample without anything to divide by says nothing."""
-        whole, *rest = [over / under if under else None for over, under in pairs]
-        assert whole is not None, "the sum to divide by is zero"
-        found = sorted(value for value in rest if value is not None)
+        """The first pair is of all tasks; a resample without anything to divide by has no bound."""
+        whole, *rest = [over / under if under else math.inf for over, under in pairs]
+        assert whole < math.inf, "the sum to divide by is zero"
+        found = sorted(rest)
         low = found[int(0.025 * len(found))]
         return Estimate(whole, low, found[max(0, int(0.975 * len(found)) - 1)], self.n)

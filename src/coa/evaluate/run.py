@@ -170,12 +170,17 @@ def load_measured(directory: Path) -> Measured:
     if (chains := directory / "trajectories.jsonl").is_file():
         for name, usage in read_records(chains, lambda r: (r["task_id"], Usage(**r["usage"]))):
             tokens[name].append(usage.total_tokens)
+    path = directory / MANIFEST
+    manifest = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    judged_by = (manifest.get("recipe") or {}).get("rewards")
     return Measured(
         str(directory),
         str(summary.get("reward", "exact")),
         scores,
         {name: sum(found) / len(found) for name, found in tokens.items()},
         families,
+        str((manifest.get("inputs") or {}).get("tasks", "")),
+        json.dumps(judged_by, sort_keys=True) if judged_by else "",
     )
 
 
@@ -215,6 +220,18 @@ def load_alike(directories: Sequence[Path]) -> list[Measured]:
             raise UsageError(
                 f"{run.name} and {first.name} differ in {only} tasks; "
                 "compare runs of the same task file."
+            )
+        if run.judged_by != first.judged_by:
+            raise UsageError(
+                f"{run.name} and {first.name} have the reward {run.reward!r} with other settings "
+                "(its judge, for one); compare like with like."
+            )
+        known = run.fingerprint and first.fingerprint  # of tasks in their order
+        same_order = list(run.scores) == list(first.scores)
+        if known and same_order and run.fingerprint != first.fingerprint:
+            raise UsageError(
+                f"{run.name} and {first.name} have tasks of the same ids with other contents, "
+                "other gold answers for one; evaluate both on the same task file."
             )
     return runs
 

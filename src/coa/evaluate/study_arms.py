@@ -95,6 +95,8 @@ class TrainingStudy:
     eval: MeasurePart = field(default_factory=MeasurePart)
 
     def __post_init__(self) -> None:
+        if self.sft.seed != SftSettings().seed:
+            raise ConfigError("sft.seed: every arm has the seeds of the study; use seeds=[...].")
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
             raise ConfigError(f"seeds: found {list(self.seeds)}, expected different numbers.")
         if self.eval.world_seed and self.eval.world_seed in self.chains.worlds:
@@ -102,6 +104,20 @@ class TrainingStudy:
                 f"eval.world_seed: found {self.eval.world_seed}, which is one of chains.worlds; "
                 "expected a world that nothing is trained in."
             )
+
+
+def what_counts(recipe: Json) -> Json:
+    """A study's settings without those that only change how fast it is: it may go on with others,
+    after it ran out of memory for one."""
+    made = dict(recipe)
+    if "rl" in made:
+        from coa.train.rl_stage import without_speed
+
+        made = without_speed(made)
+    for table, name in (("eval", "concurrency"), ("sft", "threads")):
+        if table in made:
+            made[table] = {key: value for key, value in made[table].items() if key != name}
+    return made
 
 
 class Piece(NamedTuple):
@@ -321,15 +337,16 @@ def faulty(trajectory: Trajectory) -> float:
 
 
 def trained_on(chains: Sequence[Trajectory], sft: SftSettings) -> Json:
-    """Rows, their tokens and those that have a weight, for telling what arms have in common."""
+    """Rows, their tokens and those that have a weight, each as often as it is trained on: what arms
+    have in common."""
     from coa.train.rows import total_tokens
     from coa.train.stage import choose
 
     rows = choose(chains, sft, _codec(resolve(sft.model).base)).rows
     return {
         "rows": len(rows),
-        "tokens": total_tokens(rows),
-        "trained_tokens": sum(row.trained for row in rows),
+        "tokens": sft.epochs * total_tokens(rows),
+        "trained_tokens": sft.epochs * sum(row.trained for row in rows),
         "updates": -(-len(rows) // sft.batch_size) * sft.epochs,
     }
 

@@ -25,7 +25,7 @@ from coa.engines.base import TextCodec
 from coa.engines.codec import Codec
 from coa.engines.store import BASE, model_folder, resolve
 from coa.errors import UsageError
-from coa.estimates import Estimate, wilson
+from coa.estimates import wilson
 from coa.evaluate.cost_cases import MEASURES, Case, Files, read_cases
 from coa.evaluate.cost_counts import (
     CACHINGS,
@@ -168,8 +168,8 @@ def compare(
     return {
         "n": n,
         "solved": {"team": solved, "chain": sum(case.chain("compact").solved for case in cases)},
-        "team_accuracy": _shown(wilson(solved, n)),
-        "solved_and_converted": _shown(wilson(converted, solved)),
+        "team_accuracy": wilson(solved, n).figures(),
+        "solved_and_converted": wilson(converted, solved).figures(),
         "paired_tasks": len(both),
         "tool_calls_changed": sum(c.team.tool_calls != c.chain("full").tool_calls for c in both),
         "per_solved": {kind: _versus(everything, kind) for kind in PROMPTS},
@@ -201,18 +201,11 @@ def _versus(table: Resamples, kind: PromptKind) -> Json:
     for measure in MEASURES:
         team, chain = (f"team {measure}", "team solved"), (f"{kind} {measure}", f"{kind} solved")
         found[measure] = {
-            "team": _shown(table.ratio(*team)),
-            "chain": _shown(table.ratio(*chain)),
-            "reduction": _shown(table.reduction(team, chain)),
+            "team": table.ratio(*team).figures(),
+            "chain": table.ratio(*chain).figures(),
+            "reduction": table.reduction(team, chain).figures(),
         }
     return found
-
-
-def _shown(found: Estimate) -> Json:
-    def short(value: float) -> float:
-        return float(f"{value:.6g}")
-
-    return {"value": short(found.value), "ci95": [short(found.low), short(found.high)]}
 
 
 def _by_tool_calls(
@@ -227,12 +220,10 @@ def _by_tool_calls(
             continue
         table = Resamples(_columns(group, price, ("compact",)), seed, resamples)
         saved = {
-            caching: _shown(
-                table.reduction(
-                    (f"team tokens.{caching}", "team solved"),
-                    (f"compact tokens.{caching}", "compact solved"),
-                )
-            )
+            caching: table.reduction(
+                (f"team tokens.{caching}", "team solved"),
+                (f"compact tokens.{caching}", "compact solved"),
+            ).figures()
             for caching in CACHINGS
         }
         yield {"tool_calls": calls, "n": len(group), "reduction": saved}
@@ -265,12 +256,10 @@ def _sensitive(table: Resamples, cases: Sequence[Case], name: str, length_of: Le
     calls = [length_of(agent) for case in cases for agent in case.callers]
     saved = {
         kind: {
-            caching: _shown(
-                table.reduction(
-                    (f"{name} {caching}", "team solved"),
-                    (f"{kind} tokens.{caching}", f"{kind} solved"),
-                )
-            )
+            caching: table.reduction(
+                (f"{name} {caching}", "team solved"),
+                (f"{kind} tokens.{caching}", f"{kind} solved"),
+            ).figures()
             for caching in STRETCHED
         }
         for kind in PROMPTS

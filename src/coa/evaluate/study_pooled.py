@@ -3,7 +3,8 @@
 Every arm has a number for every task under every seed. A resample draws seeds and tasks, both with
 replacement, and takes the same draw for all arms: what two arms have in common (a hard task, an
 unlucky start) does not widen the interval of their difference, and what a seed changes is in it.
-Three seeds say little about seeds, so the number of each is kept beside the pooled one.
+Three seeds say little about seeds: all of a resample can be one seed. So the number of each is kept
+beside the pooled one, and arms are told apart only where Student's interval over seeds agrees.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
 from coa.errors import RecordError
-from coa.estimates import Estimate, wilson
+from coa.estimates import FEW, Estimate, student, wilson
 from coa.evaluate.resampling import RESAMPLES
 from coa.runs import Json
 
@@ -92,6 +93,7 @@ def measure(
         ]
         every = [difference for row in pairs for difference in row]
         found["differences"][name] = _shown(pairs, resamples, rerun) | {
+            **(_over_seeds(pairs) if rerun and len(seeds) > 1 else {}),
             # Not wins and losses: of some measures less is better.
             "above": sum(difference > 0 for difference in every),
             "below": sum(difference < 0 for difference in every),
@@ -110,12 +112,18 @@ def _shown(table: Sequence[Sequence[float]], resamples: int, rerun: bool) -> Jso
     }
 
 
+def _over_seeds(table: Sequence[Sequence[float]]) -> Json:
+    found = student([sum(row) / len(row) for row in table])
+    return {"seeds_ci95": [round(found.low, 5), round(found.high, 5)]}
+
+
 def _not_certain(shown: Json) -> Json:
-    """Where every task under every seed had 0, or 1, a bootstrap has no width. Tasks that were not
-    drawn may differ all the same: Wilson's interval over tasks says by how much."""
-    if shown["value"] in (0.0, 1.0):
-        found = wilson(shown["value"] * shown["n"], shown["n"])
-        shown |= {"ci95": [round(found.low, 5), round(found.high, 5)]}
+    """Where all but a few tasks had 0, or 1, a bootstrap has little width or none. Tasks that were
+    not drawn may differ all the same: Wilson's interval over tasks says by how much."""
+    n, total = shown["n"], shown["value"] * shown["n"]
+    if min(total, n - total) < FEW:
+        found, (low, high) = wilson(total, n), shown["ci95"]
+        shown |= {"ci95": [round(min(low, found.low), 5), round(max(high, found.high), 5)]}
     return shown
 
 
@@ -144,9 +152,11 @@ class Tables:
 
 
 def verdict(difference: Json) -> str:
-    """What an interval of a difference says, in a word."""
-    low, high = difference["ci95"]
-    return "higher" if low > 0 else "lower" if high < 0 else "not told apart"
+    """What the intervals of a difference say, in a word: over tasks and seeds, and over seeds."""
+    intervals = [difference["ci95"], difference.get("seeds_ci95", difference["ci95"])]
+    if all(low > 0 for low, _ in intervals):
+        return "higher"
+    return "lower" if all(high < 0 for _, high in intervals) else "not told apart"
 
 
 def lines(title: str, found: Json) -> Iterable[str]:

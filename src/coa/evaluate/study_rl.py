@@ -44,7 +44,7 @@ from coa.evaluate.study_pooled import Tables, differences, lines
 from coa.rewards import RewardSettings
 from coa.runs import METRICS, Json, read_jsonl
 from coa.tasks.task import TaskSet
-from coa.train.rl_settings import RlRecipe, RlSettings, RolloutSettings
+from coa.train.rl_settings import AlarmSettings, RlRecipe, RlSettings, RolloutSettings
 from coa.trajectory import Trajectory
 
 QUESTION = "what does reinforcement learning add to imitation, and to more of it?"
@@ -78,9 +78,15 @@ class RlStudy(TrainingStudy):
     rl: RlSettings = field(default_factory=RlSettings)
     rollout: RolloutSettings = field(default_factory=RolloutSettings)
     reward: RewardSettings = field(default_factory=RewardSettings)
+    alarms: AlarmSettings = field(default_factory=AlarmSettings)
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        usual = RlSettings()
+        if (self.rl.model, self.rl.seed) != (usual.model, usual.seed):
+            raise ConfigError(
+                "rl.model, rl.seed: RL starts where SFT ended, with its seed; use seeds."
+            )
         if self.more < 1:
             raise ConfigError(f"more: found {self.more}, expected at least 1.")
 
@@ -89,10 +95,13 @@ def read(overrides: Sequence[str]) -> RlStudy:
     """Settings; those of RL are read like a recipe of its own, with what its preset says."""
     from coa.train.rl_stage import read_rl_recipe
 
-    of_rl = [each for each in overrides if each.lstrip().startswith(("rl.", "rollout.", "reward."))]
+    tables = ("rl.", "rollout.", "reward.", "alarms.")
+    of_rl = [each for each in overrides if each.lstrip().startswith(tables)]
     rest = [each for each in overrides if each not in of_rl]
     recipe = read_rl_recipe(None, [*RECIPE, *of_rl])
-    usual = to_json(RlStudy(rl=recipe.rl, rollout=recipe.rollout, reward=recipe.reward))
+    usual = to_json(
+        RlStudy(rl=recipe.rl, rollout=recipe.rollout, reward=recipe.reward, alarms=recipe.alarms)
+    )
     return load_recipe(None, rest, RlStudy, usual)
 
 
@@ -175,6 +184,7 @@ def _reinforce(
             rl=replace(settings.rl, model=model, seed=seed),
             rollout=settings.rollout,
             reward=settings.reward,
+            alarms=settings.alarms,
         )
         adapter = run_rl(recipe, note=note).adapter
     return f"{resolve(model).base}+{adapter}"

@@ -14,14 +14,14 @@ from pathlib import Path
 
 from coa.config import to_json
 from coa.engines.codec import Codec
-from coa.engines.store import BASE, identity, model_folder, resolve, resolve_default
+from coa.engines.store import identity, model_folder, resolve, resolve_default
 from coa.errors import ConfigError, did_you_mean
-from coa.estimates import paired
+from coa.estimates import interval, paired
 from coa.evaluate.pace import PACE
 from coa.evaluate.resampling import RESAMPLES, Resamples
 from coa.evaluate.run import SUMMARY
 from coa.evaluate.stage import EvalPart, run_eval
-from coa.evaluate.study_arms import Note, Piece, solved
+from coa.evaluate.study_arms import Note, Piece, solved, what_counts
 from coa.rewards import auto
 from coa.runs import Json, Run
 from coa.tasks import SETS, make_tasks
@@ -39,8 +39,9 @@ class StudentPart(EvalPart):
     """The measured student; without a model there is none."""
 
     model: str = ""
-    tokenizer: str = BASE
-    """Counts the team's tokens; the student's own are counted as they were sampled."""
+    tokenizer: str = ""
+    """Counts the team's tokens; empty: that of the student's base. The student's own are counted
+    as they were sampled."""
     n: int = 500
     """Held-out tasks of each set."""
     sets: tuple[str, ...] = ("atlas-mhqa", "atlas-web", GYM)
@@ -74,7 +75,8 @@ def study_student(root: Path, part: StudentPart, note: Note, resamples: int = RE
     """Run the student and the team on held-out tasks of every set; it continues."""
     model = resolve_default(part.model)
     found: Json = {"model": model, "sets": {}}
-    with Run.open(root, "study student", to_json(part), identity(model), part.seed):
+    recipe = what_counts({"eval": to_json(part)})["eval"]
+    with Run.open(root, "study student", recipe, identity(model), part.seed):
         for name in part.sets:
             note(f"== student on {name}")
             found["sets"][name] = _compare(root / name, name, part, model, resamples)
@@ -90,7 +92,7 @@ def _compare(folder: Path, name: str, part: StudentPart, model: str, resamples: 
     out = folder / "student"
     if not (out / SUMMARY).is_file():
         run_eval(part.settings(model, path), out)
-    codec = Codec.from_folder(model_folder(resolve(part.tokenizer)))
+    codec = Codec.from_folder(model_folder(resolve(part.tokenizer or resolve(model).base)))
     columns = _columns(list(tasks), load_episodes(episodes), out, codec)
     return compared(columns, resamples)
 
@@ -140,19 +142,13 @@ def compared(columns: dict[str, list[float]], resamples: int = RESAMPLES) -> Jso
         return found
     for cache in CACHES:
         team, student = ((f"{who} {cache}", f"{who} solved") for who in ("team", "student"))
-        fewer = table.reduction(team, student)
         found["tokens"][cache] = {
-            "team": _rounded(*table.ratio(*team)[:3]),
-            "student": _rounded(*table.ratio(*student)[:3]),
-            "reduction": _rounded(*fewer[:3]),
-            "times_fewer": _rounded(*(1 / (1 - part) for part in fewer[:3])),
+            "team": table.ratio(*team).figures(),
+            "student": table.ratio(*student).figures(),
+            "reduction": table.reduction(team, student).figures(),
+            "times_fewer": table.times(team, student).figures(),
         }
     return found
-
-
-def _rounded(value: float, low: float, high: float) -> Json:
-    whole, *bounds = (float(f"{each:.6g}") for each in (value, low, high))
-    return {"value": whole, "ci95": bounds}
 
 
 def student_lines(found: Json) -> Iterable[str]:
@@ -175,6 +171,6 @@ def student_lines(found: Json) -> Iterable[str]:
             yield (
                 f"  tokens for a solved task, {CACHES[cache]}: team {row['team']['value']:,.0f}, "
                 f"student {row['student']['value']:,.0f}: {fewer['value']:.1%} fewer "
-                f"[{fewer['ci95'][0]:.1%}, {fewer['ci95'][1]:.1%}], {times['value']:.2f} times "
-                f"[{times['ci95'][0]:.2f}, {times['ci95'][1]:.2f}]"
+                f"{interval(fewer['ci95'], '.1%')}, {times['value']:.2f} times "
+                f"{interval(times['ci95'], '.2f')}"
             )

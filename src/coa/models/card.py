@@ -19,11 +19,13 @@ from coa.runs import Json
 CARD, RESULTS, ABOUT, RECIPE = "README.md", "results.json", "about.md", "recipe.toml"
 HUB_BASE = "HuggingFaceTB/SmolLM2-135M-Instruct"
 _NEUTRAL: Json = {"k": 1, "temperature": 0.0, "seed": 0, "observations": "real", "malformed": 2}
+_NEUTRAL |= {"prompt": "compact"}
 _OPTIONS = (
-    *("k", "temperature", "observations", "turns", "turn_tokens", "malformed"),
+    *("prompt", "reward", "k", "temperature", "observations", "turns", "turn_tokens", "malformed"),
     *("context", "constrain", "deterministic", "seed"),
 )
-"""Settings of `coa eval` that change its result, as they are in a run's manifest."""
+"""Settings of `coa eval` that change its result, as they are in a run's manifest. The grammars are
+those of the tasks and of the adapter."""
 
 
 def model_card(folder: Path) -> str:
@@ -103,8 +105,9 @@ def _results(manifest: Json, rows: list[Json]) -> Iterator[str]:
 
 def _row(name: str, row: Json, figures: Json) -> str:
     low, high = figures.get("ci95") or (None, None)
+    reward = (row.get("settings") or {}).get("reward", "exact")
     cells = (
-        name,
+        name if reward == "exact" else f"{name} (mean of `{reward}`)",
         row["weights"],
         row.get("tasks"),
         f"{figures.get('n', 0):,}",
@@ -124,7 +127,7 @@ def _command(manifest: Json, row: Json) -> str:
     """The call of `coa eval` that a row comes from, as far as its manifest tells."""
     own = str(row["weights"]).startswith("these")
     model = str(manifest["name"]) if own and manifest["name"] == OURS else str(row.get("model"))
-    parts = ["coa eval", f"--model {model}", f"--tasks {row.get('tasks')}"]
+    parts = ["coa eval", f"--model {model}", f"--tasks {row.get('tasks')}", "--out DIR"]
     for key in _OPTIONS:
         value = (row.get("settings") or {}).get(key)
         if value in (None, False) or value == _NEUTRAL.get(key):

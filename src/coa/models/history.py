@@ -85,15 +85,19 @@ def _before(adapter: Path, manifest: Json, run: Json) -> list[Json]:
     return stages_of(source.adapter)
 
 
-def read_results(evaluations: Mapping[str, Path], hashes: Mapping[str, str]) -> list[Json]:
-    """One row for each run of `coa eval`; `hashes` says what to call the weights it measured."""
+def read_results(
+    evaluations: Mapping[str, Path], hashes: Mapping[str, str], base: str
+) -> list[Json]:
+    """One row for each run of `coa eval`; `hashes` says what to call the adapter it measured, and
+    `base` is the hash of the base under it."""
     rows = []
     for name, folder in evaluations.items():
         summary = read_object(folder / "summary.json", "a finished run of coa eval")
         manifest = read_object(folder / MANIFEST, "a run of coa eval")
         inputs = manifest.get("inputs") or {}
         found = inputs.get("adapter")
-        weights = "base alone" if "base" in inputs and found is None else "other weights"
+        alone = found is None and inputs.get("base") == base
+        weights = "base alone" if alone else "other weights"
         row: Json = {"name": name, "weights": hashes.get(str(found), weights)}
         row |= {"model": summary.get("model"), "tasks": summary.get("tasks")}
         row |= {"tasks_fingerprint": inputs.get("tasks")}

@@ -58,7 +58,9 @@ def pack(
         _write_json(folder / CONFIG, portable(settings))
         hashes = {adapter_hash(adapter): "these, before rounding", packed: "these"}
         if evaluations:
-            write_results(folder / RESULTS, read_results(evaluations, hashes))
+            write_results(
+                folder / RESULTS, read_results(evaluations, hashes, str(manifest["base_sha256"]))
+            )
         for title, given in copied.items():
             if given is not None:
                 shutil.copyfile(given, folder / title)

@@ -98,6 +98,13 @@ def _make_tasks(recipe: SpeedrunRecipe) -> dict[str, TaskSet]:
         name: list({task.id: task for part in own for task in part.make()}.values())
         for name, own in parts.items()
     }
+    for part in recipe.measure:
+        measured = made[task_file(Path(), part).name]
+        if seen := among(measured, [*made[TASKS], *made[RL_TASKS]]):
+            raise ConfigError(
+                f"measure {part.name!r}: {len(seen)} of its {len(measured)} tasks would be trained "
+                f"on, the first is {seen[0].id}. Choose another split or seed."
+            )
     practised = {task.id for task in among(made[CHECK_TASKS], made[RL_TASKS])}
     made[CHECK_TASKS] = [task for task in made[CHECK_TASKS] if task.id not in practised]
     if recipe.check_tasks and not made[CHECK_TASKS]:

@@ -8,6 +8,7 @@ is never changed, and is an error in one line.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import sqlite3
 import threading
@@ -202,6 +203,14 @@ class ToolCache:
             tools = dict(connection.execute(groups.format("tool")).fetchall())
             kinds = dict(connection.execute(groups.format("kind")).fetchall())
         return CacheStats(entries, total, self.max_bytes, expired, tools, kinds)
+
+    def fingerprint(self) -> str:
+        """Which answers are in it, and since when."""
+        digest = hashlib.sha256()
+        with self._using() as connection:
+            for row in connection.execute("SELECT key, stored FROM entries ORDER BY key"):
+                digest.update(repr(row).encode())
+        return digest.hexdigest()[:16]
 
     def clear(self, tool: str = "", *, expired: bool = False) -> int:
         """Drop everything, or only one tool's entries, or only what has expired; how many."""

@@ -92,7 +92,9 @@ class KitSettings:
         elif self.corpus:
             found["corpus"] = _corpus(self.corpus).fingerprint
         if self.mode == "replay":
-            found["tools"] = f"replayed from {Path(self.cache).name}"
+            stored = ToolCache(Path(self.cache), read_only=True)
+            found["tools"] = f"replayed from answers {stored.fingerprint()}"
+            stored.close()
         if self.code_session:
             found["code_session"] = True
         if self.unsafe_code:
