@@ -65,6 +65,9 @@ def draw(**possible: list[Any]) -> list[dict[str, Any]]:
         ({"type": "integer"}, [10], 11, False),
         ({"type": "integer"}, [10], 10.0, False),
         ({"type": "integer"}, [10], "ten", False),
+        ({"type": "integer"}, [10], "10", False),  # the tool would forgive it, BFCL does not
+        ({"type": "boolean"}, [True], "true", False),
+        (TEXTS, [["a"]], '["a"]', False),
         ({"type": "integer"}, [1], True, False),
         (NUMBER, [2.0, 2.5], 2, True),
         (NUMBER, [2.5], 2, False),
@@ -177,6 +180,15 @@ def test_text_that_is_not_a_legal_block_is_no_call() -> None:
     loose = chain(("draw", {"size": 1}))
     loose.segments[1] = Segment(Author.MODEL, "draw it: <draw>{}")
     assert not calls_in(loose, {"draw": {}}) and calls(task, loose) == 1.0
+
+
+def test_calls_are_judged_in_a_grammar_that_has_no_name_here() -> None:
+    task = task_with(draw(size=[1]), size=NUMBER)
+    own = chain(("draw", {"size": 1}))
+    own.grammar = "one of mine"
+    assert calls(task, own) == 1.0
+    own.segments[1] = Segment(Author.MODEL, "draw it: <draw>{}")
+    assert calls(task, own) == 0.0
 
 
 _JSON = st.recursive(

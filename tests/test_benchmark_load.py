@@ -20,7 +20,7 @@ def test_a_good_file_becomes_a_task_file(coa: Coa, tmp_path: Path) -> None:
     rows = write(tmp_path / "rows.jsonl", ROWS["hotpotqa"])
     done = coa("tasks", "load", "hotpotqa", str(rows), "--out", "tasks.jsonl")
     assert (done.code, done.out) == (0, "")
-    said = "1 tasks (7405 are usually reported) in tasks.jsonl: grammar mhqa, reward exact\n"
+    said = "1 tasks (7405 are usually reported) in tasks.jsonl: grammar mhqa, reward squad\n"
     assert done.err == said
     assert TaskSet.load(tmp_path / "tasks.jsonl").tasks == load_benchmark("hotpotqa", rows).tasks[:]
 

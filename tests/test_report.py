@@ -15,7 +15,7 @@ from coa.errors import CoaError
 from coa.pages.report import write_report
 from coa.pages.report_chains import OUTCOMES
 from coa.pages.report_evaluation import model_name
-from coa.tasks.task import TaskSet
+from coa.tasks.task import Task, TaskSet
 from made_pages import Page
 from made_runs import (
     AT_ONCE,
@@ -142,8 +142,20 @@ def test_models_are_named_without_the_folders_of_this_machine(tmp_path: Path) ->
     page = report(tmp_path / "page.html", run_of(tmp_path / "run", AT_ONCE, model=model))
     assert "hf:tiny + sft/adapter" in text(page) and "base model hf:tiny " in text(page)
     assert str(tmp_path) not in page.html
-    for ref in ("afm-135m", "hf:owner/name", "openai:m@http://localhost/v1"):
+    for ref in ("afm-135m", "hf:owner/name"):
         assert model_name(ref) == ref
+    for ref in ("openai:m@http://10.0.0.5:8000/v1", "openai:/models/m@http://h:1", "openai:m"):
+        assert model_name(ref) == "openai:m"
+
+
+def test_ids_that_two_files_share_make_no_pair(tmp_path: Path) -> None:
+    """A column `id` often counts from 1."""
+    both = []
+    for name, asked in (("capitals", "Where"), ("chemistry", "What")):
+        made = TaskSet(tuple(Task(f"{asked} is it, {n}?", ("x",), id=str(n)) for n in range(3)))
+        both.append(evaluated(tmp_path / name, made, [attempt(task, AT_ONCE) for task in made]))
+    said = text(report(tmp_path / "page.html", *both))
+    assert "chemistry against" not in said and "capitals against" not in said
 
 
 def test_a_chain_without_a_score_is_not_called_wrong(tmp_path: Path) -> None:

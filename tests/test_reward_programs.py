@@ -34,6 +34,11 @@ PAIRS_SOLVED = """class Solution:
     def pairs(self, nums: List[int], k: int) -> List[List[int]]:
         return [(n, c) for n, c in Counter(nums).items() if c >= k]"""
 ADD: Json = {"function": "add", "calls": [{"args": [1, 2], "expected": 3}]}
+MERGE: Json = {"function": "merge", "calls": [{"args": [[1], [0]], "expected": [0, 1]}]}
+MERGED = """from heapq import *
+class Solution:
+    def merge(self, one, other):
+        return sorted(one + other)"""
 SQUARES: Json = {"functional": "for n in range(4):\n    assert square(n) == n * n"}
 
 
@@ -57,6 +62,8 @@ async def test_programs_that_solve_the_task_pass(reward: Reward) -> None:
     as_main += "if __name__ == '__main__':\n    main()"
     for tests, answer in [
         (SUM, SUMS),
+        (MERGE, MERGED),
+        (MERGE, "def merge(one, other): return sorted(one + other)"),
         (SUM, fenced),
         (SUM, as_main),
         (PAIRS, f"```python\n{PAIRS_SOLVED}\n```"),

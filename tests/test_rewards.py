@@ -18,6 +18,7 @@ from coa.rewards import (
     normalise,
     token_f1,
 )
+from coa.rewards.answers import squad
 from coa.tasks.task import Task
 from coa.trajectory import Trajectory
 
@@ -82,6 +83,28 @@ def test_normalising_keeps_what_an_answer_means(text: str, plain: str) -> None:
 def test_exact_match(answer: str, golds: tuple[str, ...], score: float) -> None:
     assert exact_match(answer, golds) == score
     assert exact(Task("q?", golds), answered(answer)) == score
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "by_squad", "by_exact"),
+    [
+        ("Washington DC", "Washington, D.C.", 1, 0),
+        ("JK Rowling", "J.K. Rowling", 1, 0),
+        ("Spiderman", "Spider-Man", 1, 0),
+        ("1980's", "1980s", 1, 0),
+        ("3", "3.0", 0, 1),
+        ("The Sol", "sol", 1, 1),
+        ("", "...", 0, 0),
+        ("A", "B", 0, 0),
+    ],
+)
+def test_the_published_sets_are_scored_as_squad_scores(
+    answer: str, gold: str, by_squad: float, by_exact: float
+) -> None:
+    task = Task("q?", (gold,))
+    found = (squad(task, answered(answer)), exact(task, answered(answer)))
+    assert found == (by_squad, by_exact)
+    assert squad(Task("q?"), answered("Lima")) is None
 
 
 @pytest.mark.parametrize(

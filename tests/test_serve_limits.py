@@ -291,6 +291,30 @@ def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
         server.join()
 
 
+def test_a_second_signal_does_not_wait_for_a_body_either(tmp_path: Path) -> None:
+    with Server(tmp_path, HeldEngine(), grace_s=600.0) as server:
+        host, port = server.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port))) as slow:
+            slow.sendall(
+                b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n"
+                b"content-type: application/json\r\ncontent-length: 100\r\n\r\n{"
+            )
+            eventually(lambda: answers(server), "the server is up")
+            server.stop()
+            server.stop()
+            server.join()
+
+
+def test_too_many_requests_at_once_are_told_so_and_liveness_is_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("coa.serve.app.SPARE_REQUESTS", -1)
+    with Server(tmp_path, HeldEngine(), limits=limits(rollouts=1, queue=0)) as server:
+        listed = httpx.get(f"{server.url}/v1/models")
+        assert (listed.status_code, listed.json()["error"]["code"]) == (503, "busy")
+        assert int(listed.headers["retry-after"]) >= 1 and answers(server)
+
+
 def answers(server: Server) -> bool:
     try:
         return httpx.get(f"{server.url}/health").status_code == 200

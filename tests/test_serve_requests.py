@@ -25,7 +25,7 @@ from coa.serve.request import CANNOT, Asked, read_request
 from coa.trajectory import Author, Segment, Step, StopReason, Trajectory
 from serving import Server, limits
 
-LIMITS = limits(body_bytes=10_000, characters=100, messages=5, tokens=50)
+LIMITS = limits(body_bytes=10_000, characters=100, tokens=50)
 USER = {"role": "user", "content": "Where is it?"}
 MHQA = load_grammar("mhqa")
 
@@ -147,7 +147,6 @@ def test_the_last_message_is_the_question_and_the_rest_is_named_as_not_read() ->
         (None, "messages is missing, expected a list with at least one message."),
         ([], "messages is [], expected a list"),
         ("hi", "messages is 'hi', expected a list"),
-        ([USER] * 6, "messages is '6 messages', expected at most 5."),
         (["hi"], "messages[0] is 'hi', expected an object with a role, one of system"),
         ([{"role": "robot"}], "messages[0] is {'role': 'robot'}"),
         ([USER, {"role": "assistant", "content": "x"}], "the last message is the question"),

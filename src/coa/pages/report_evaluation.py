@@ -107,6 +107,8 @@ def model_name(ref: str) -> str:
     kind, colon, where = base.partition(":")
     if colon and kind in ("hf", "scripted") and (where.count("/") > 1 or Path(where).is_absolute()):
         base = f"{kind}:{Path(where).name}"
+    elif colon and kind == "openai":  # neither where the server is nor where its files are
+        base = f"{kind}:{Path(where.partition('@')[0]).name}"
     return f"{base} + {'/'.join(Path(adapter).parts[-2:])}" if adapter else base
 
 

@@ -245,8 +245,8 @@ def _evaluation(
     found.chains = _chains(run, name, parts, grammar)
     if found.chains and not found.tasks:
         parts.notes.append(
-            f"{name}: its tasks {str(summary.get('tasks', ''))!r} are not there or have changed, "
-            "so its chains stand without the right answers."
+            f"{name}: its tasks {Path(str(summary.get('tasks', ''))).name!r} are not there or have "
+            "changed, so its chains stand without the right answers."
         )
     return found
 

@@ -131,7 +131,11 @@ def _about(run: Evaluation) -> Child:
 
 
 def _comparable(one: Evaluation, other: Evaluation) -> bool:
-    return one.reward == other.reward and not one.means.keys().isdisjoint(other.means)
+    """Whether two runs have tasks in common: ids alone may be line numbers of two files."""
+    shared = one.means.keys() & other.means.keys()
+    asked = ((one.by_task.get(name), other.by_task.get(name)) for name in shared)
+    alike = all(a.trajectory.question == b.trajectory.question for a, b in asked if a and b)
+    return one.reward == other.reward and bool(shared) and alike
 
 
 def _partners(run: Evaluation, runs: Sequence[Evaluation]) -> list[Evaluation]:

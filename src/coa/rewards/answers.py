@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import string
 from collections import Counter
+from collections.abc import Callable
 
 from coa.protocol import alternatives
 from coa.tasks.task import Task
@@ -18,6 +19,7 @@ _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _DIGIT_COMMA = re.compile(r"(?<=\d),(?=\d{3}\b)")
 _DECIMAL_ZERO = re.compile(r"\b(\d+)\.0+\b")
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _PUNCTUATION = str.maketrans({c: " " for c in string.punctuation if c not in ".-"})
 
 
@@ -36,11 +38,19 @@ def _bare(word: str) -> str:
     return word if _NUMBER.fullmatch(word) else word.lstrip(".-")
 
 
-def exact_match(answer: str, golds: tuple[str, ...]) -> float:
+def exact_match(
+    answer: str, golds: tuple[str, ...], bare: Callable[[str], str] = normalise
+) -> float:
     """1 if every alternative given is one of the gold answers after normalisation."""
-    wanted = {normalise(gold) for gold in golds}
-    given = [normalise(part) for part in alternatives(answer)]
+    wanted = {bare(gold) for gold in golds}
+    given = [bare(part) for part in alternatives(answer)]
     return float(bool(given) and all(part and part in wanted for part in given))
+
+
+def squad_normalise(text: str) -> str:
+    """As SQuAD's scorer has it, which the published multi-hop sets use: lower case, without any
+    punctuation (`J.K. Rowling` is `jk rowling`), articles and repeated spaces."""
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
 
 
 def token_f1(answer: str, golds: tuple[str, ...]) -> float:
@@ -61,6 +71,13 @@ def exact(task: Task, trajectory: Trajectory) -> float | None:
     if not task.answers:
         return None
     return exact_match(trajectory.answer or "", task.answers)
+
+
+def squad(task: Task, trajectory: Trajectory) -> float | None:
+    """Exact match as SQuAD's scorer and those of the multi-hop sets have it."""
+    if not task.answers:
+        return None
+    return exact_match(trajectory.answer or "", task.answers, squad_normalise)
 
 
 def f1(task: Task, trajectory: Trajectory) -> float | None:

@@ -5,19 +5,21 @@ wanted, in any order; every required argument, none that is unknown; each value 
 and one of those that gold lists, where an empty text means that the argument may be missing. Texts
 are compared without case, spaces and the marks , . / - _ * ^.
 
-Two things differ. Calls come one a turn here, so one that is repeated word for word, which the
+Three things differ. Calls come one a turn here, so one that is repeated word for word, which the
 runtime answers from memory, counts once. And a question that needs no call must be answered, where
-BFCL takes any text that is not a call.
+BFCL takes any text that is not a call. Arguments that are a JSON object count as they stand; text
+that is none is read as the tool would read it, where BFCL sees no call.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
-from coa.errors import ToolMistake
+from coa.errors import GrammarError, ToolMistake
 from coa.protocol.bound import load_bound
 from coa.protocol.parse import parse
 from coa.runs import Json
@@ -58,9 +60,18 @@ def calls(task: Task, trajectory: Trajectory) -> float | None:
 
 
 def calls_in(trajectory: Trajectory, declared: Mapping[str, Json]) -> list[Call]:
-    """The calls that a model wrote, refused ones included: its first word is what counts."""
-    grammar = load_bound(trajectory.grammar, tuple(trajectory.tools))
-    found = []
+    """The calls that a model wrote, refused ones included: its first word is what counts.
+
+    Of a grammar that is not known by its name the declared blocks are read as they stand.
+    """
+    found = list[Call]()
+    try:
+        grammar = load_bound(trajectory.grammar, tuple(trajectory.tools))
+    except GrammarError:
+        tags = "|".join(map(re.escape, declared))
+        written = "\n".join(s.text for s in trajectory.segments if s.author is Author.MODEL)
+        blocks = re.findall(rf"<({tags})>(.*?)</\1>", written, re.DOTALL) if tags else []
+        return [Call(name, _arguments(body, declared[name])) for name, body in blocks]
     for segment in trajectory.segments:
         if segment.author is not Author.MODEL:
             continue
@@ -73,16 +84,18 @@ def calls_in(trajectory: Trajectory, declared: Mapping[str, Json]) -> list[Call]
 
 
 def _arguments(body: str, schema: Json) -> Json | None:
-    """As the tool would get them; what does not fit its schema as it stands."""
-    try:
-        return read_arguments(body.strip(), schema)
-    except ToolMistake:
-        pass
+    """A JSON object as it stands: quotes around a number are a mistake, which the tool forgives and
+    BFCL does not. What is no object is read as the tool would read it."""
     try:
         held = json.loads(body)
     except (ValueError, RecursionError):
+        held = None
+    if isinstance(held, dict):
+        return held
+    try:
+        return read_arguments(body.strip(), schema)
+    except ToolMistake:
         return None
-    return held if isinstance(held, dict) else None
 
 
 def _without_repeats(made: Sequence[Call]) -> list[Call]:

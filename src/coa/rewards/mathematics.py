@@ -27,6 +27,8 @@ _DELIMITERS = ("$", "\\boxed", "\\(", "\\[")
 _TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mbox)\s*\{([^{}]*)\}\s*")
 _WORDS = re.compile(r"(?=.*[^\W\d_]{4})[^\W\d_]+(?:[ -][^\W\d_]+)*")
 """Four letters or more are a word; fewer may be a product, as in `abc`."""
+_POWER = re.compile(r"\s*\*\*\s*(\w+|\([^()]*\))")
+_SYMBOL = re.compile(r"\b(?:pi|oo)\b")
 _SENTENCE = re.compile(r"(?:[A-Za-z]{2,}\s+){2,}")
 _LAST_CLAIM = re.compile(r".*(?:\b(?:is|are|be|equals?)\b|[:=])\s*(.+)", re.S)
 
@@ -112,17 +114,26 @@ class MathChecker:
 
 
 def forms(answer: str) -> list[str]:
-    """The ways to read an answer: as it stands, and what a sentence claims at its end.
+    """The ways to read an answer: as it stands, what a sentence claims at its end, and what a
+    program printed, `2*pi` or `n**2 - 1`.
 
     A number is never picked out of a formula: `2x` is not 2, and `5, 6` is not 6.
     """
     read = [_marked(answer)]
     text = _bare(answer)
+    if "\\" not in text and (printed := _as_latex(text)) != text:
+        read.append(_marked(printed))
     if _SENTENCE.search(text) and not any(mark in text for mark in _DELIMITERS):
         claim = _LAST_CLAIM.fullmatch(text)
         if claim:
             read.append(_marked(claim[1]))
     return read
+
+
+def _as_latex(text: str) -> str:
+    """Python's or sympy's way to write a power, pi and infinity as LaTeX has it."""
+    text = _POWER.sub(r"^{\1}", text)
+    return _SYMBOL.sub(lambda found: {"pi": r"\pi ", "oo": r"\infty "}[found[0]], text)
 
 
 def same_text(gold: str, answer: str) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from coa.config import load_object
 from coa.errors import ConfigError, did_you_mean
-from coa.rewards.answers import exact, f1
+from coa.rewards.answers import exact, f1, squad
 from coa.rewards.calls import calls
 from coa.rewards.scored import Scorer
 from coa.tasks.sets import kind_of
@@ -39,6 +39,7 @@ def auto(task: Task, trajectory: Trajectory) -> float | None:
 
 SCORERS: dict[str, Scorer] = {
     "exact": exact,
+    "squad": squad,
     "f1": f1,
     "gym": gym,
     "calls": calls,
@@ -65,7 +66,7 @@ def lacking(reward: str, task: Task) -> str:
     name = reward_for(task) if reward == "auto" else reward
     if name in ("tests", "calls"):
         return "" if name in task.gold else name
-    by_answers = name in ("exact", "f1", "gym", "judge", "math")
+    by_answers = name in ("exact", "squad", "f1", "gym", "judge", "math")
     return "gold answer" if by_answers and not task.answers else ""
 
 

@@ -116,8 +116,10 @@ def _calls(tests: Mapping[str, Any]) -> list[Case]:
     name = tests.get("function")
     if not isinstance(name, str) or not name.isidentifier():
         raise RecordError(f"tests: function is {name!r}, expected the name of what is called.")
-    # Sites with starter code have it as a method of `Solution`.
-    function = f"(globals().get({name!r}) or Solution().{name})"
+    # Sites with starter code have it as a method of `Solution`, which goes first: what a program
+    # imports may have the same name, as heapq has merge.
+    method = f"hasattr(globals().get('Solution'), {name!r})"
+    function = f"(Solution().{name} if {method} else {name})"
     try:
         return [
             Case(

@@ -16,6 +16,7 @@ import traceback
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
+from typing import Literal
 
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
@@ -48,6 +49,8 @@ QUIET_S = 15.0
 """A stream that is silent for so long gets a comment."""
 BODY_S = 30.0
 """Most for sending a body."""
+SPARE_REQUESTS = 256
+"""Answered at once beside rollouts and those that wait: lists of models, bodies that arrive."""
 PATIENCE = 8
 """A body that is too large is read on for so many times the limit, and dropped: a client that is
 cut off while it still writes would not read why."""
@@ -97,9 +100,13 @@ def make_app(desk: Desk, key: str, started: int) -> ASGIApp:
             Route("/v1/models/{name:path}", model),
             Route("/v1/chat/completions", Chat(desk), methods=["POST"]),
         ],
-        middleware=[Middleware(Guard, lock=Lock(key), log=desk.log)],
+        middleware=[Middleware(Guard, lock=Lock(key), most=_most(desk), log=desk.log)],
         exception_handlers={Refused: refuse, HTTPException: no_such_path, Exception: bug},
     )
+
+
+def _most(desk: Desk) -> int:
+    return desk.limits.rollouts + desk.limits.queue + SPARE_REQUESTS
 
 
 def _model(desk: Desk, name: str, started: int) -> Json:
@@ -116,19 +123,28 @@ def refusal(refused: Refused) -> Response:
 
 
 class Guard:
-    """Lets nobody through who may not ask; liveness is for everybody."""
+    """Lets nobody through who may not ask, nor too many at once; liveness is for everybody."""
 
-    def __init__(self, app: ASGIApp, lock: Lock, log: Say) -> None:
-        self._app, self._lock, self._log = app, lock, log
+    def __init__(self, app: ASGIApp, lock: Lock, most: int, log: Say) -> None:
+        self._app, self._lock, self._most, self._log = app, lock, most, log
+        self._inside = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] != "/health":
-            refused = self._lock.refuses(Headers(scope=scope))
-            if refused is not None:
-                log_refusal(self._log, scope, refused)
-                await refusal(refused)(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
+        if scope["type"] != "http" or scope["path"] == "/health":
+            await self._app(scope, receive, send)
+            return
+        refused = self._lock.refuses(Headers(scope=scope))
+        if refused is None and self._inside >= self._most:
+            refused = unavailable("too many requests at once; try again.", "busy")
+        if refused is not None:
+            log_refusal(self._log, scope, refused)
+            await refusal(refused)(scope, receive, send)
+            return
+        self._inside += 1
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._inside -= 1
 
 
 def log_refusal(log: Say, scope: Scope, refused: Refused) -> None:
@@ -198,52 +214,58 @@ class Exchange:
             await asyncio.wait({work})
             outcome = self._outcome(work)
         if isinstance(outcome, Refused):
-            self._note(f"{outcome.status} {outcome.code}")
-            response = refusal(outcome)
+            await self._refuse(outcome)
         elif outcome is None:
             self._note("499 client gone")
-            return
         else:
             record = self._reply.whole(pieces, outcome.trajectory)
-            response = Response(as_json(record), headers={**JSON, "x-request-id": self._reply.id})
             self._note("200", outcome)
-        await self._start(response.status_code, response.raw_headers)
-        await self._write(bytes(response.body), last=True)
+            headers = {**JSON, "x-request-id": self._reply.id}
+            await self._answer(Response(as_json(record), headers=headers))
 
     async def stream(self, agent: Agent, ticket: Ticket) -> None:
         pieces: asyncio.Queue[Piece | None] = asyncio.Queue()
         async with self._working(agent, ticket, pieces.put_nowait) as work:
             work.add_done_callback(lambda done: pieces.put_nowait(None))
             try:
+                first = await self._next(pieces)
+                if first is None and isinstance(refused := self._outcome(work), Refused):
+                    # Nothing was sent yet, so it has its status: clients act on that.
+                    await self._refuse(refused)
+                    return
                 headers = Response(headers={**EVENTS, "x-request-id": self._reply.id})
                 del headers.headers["content-length"]
                 await self._start(200, headers.raw_headers)
                 await self._write(event(self._reply.opening()))
-                await self._tell(pieces)
+                await self._tell(pieces, first)
                 outcome = self._outcome(work)
                 await self._write(self._ending(outcome), last=True)
             except ClientStalled:
                 self._note("499 client stalled")
 
-    async def _tell(self, pieces: asyncio.Queue[Piece | None]) -> None:
+    async def _next(self, pieces: asyncio.Queue[Piece | None]) -> Piece | Literal["quiet"] | None:
+        """What comes next: a piece, None at the end; or that nothing came for a while."""
+        try:
+            async with asyncio.timeout(QUIET_S):
+                return await pieces.get()
+        except TimeoutError:
+            return "quiet"
+
+    async def _tell(
+        self, pieces: asyncio.Queue[Piece | None], piece: Piece | Literal["quiet"] | None
+    ) -> None:
         """Send pieces as they come, those that came together in one go."""
-        while True:
-            try:
-                async with asyncio.timeout(QUIET_S):
-                    piece = await pieces.get()
-            except TimeoutError:
+        while piece is not None:
+            if piece == "quiet":
                 await self._write(STILL_HERE)
+                piece = await self._next(pieces)
                 continue
-            events = []
-            while piece is not None:
+            events = [event(self._reply.piece(piece))]
+            while not pieces.empty() and (piece := pieces.get_nowait()) is not None:
                 events.append(event(self._reply.piece(piece)))
-                if pieces.empty():
-                    break
-                piece = pieces.get_nowait()
-            if events:
-                await self._write(b"".join(events))
-            if piece is None:
-                return
+            await self._write(b"".join(events))
+            if piece is not None:
+                piece = await self._next(pieces)
 
     def _ending(self, outcome: Played | Refused | None) -> bytes:
         """The last events. A stream has begun with 200, so that a failure is an event, too."""
@@ -299,6 +321,14 @@ class Exchange:
         if trajectory is not None:
             how = f"{how} {trajectory.stop}"
         self._desk.note(self._reply, self._asked, how, trajectory)
+
+    async def _refuse(self, refused: Refused) -> None:
+        self._note(f"{refused.status} {refused.code}")
+        await self._answer(refusal(refused))
+
+    async def _answer(self, response: Response) -> None:
+        await self._start(response.status_code, response.raw_headers)
+        await self._write(bytes(response.body), last=True)
 
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         await self._pass({"type": "http.response.start", "status": status, "headers": headers})

@@ -58,7 +58,6 @@ class Limits:
     """Most sampled in one rollout."""
     turns: int = 12
     body_bytes: int = 1 << 20
-    messages: int = 256
     characters: int = 16_000
     """Of the question."""
     stall_s: float = 60.0
@@ -191,8 +190,6 @@ def _question(messages: Any, limits: Limits, ignored: list[str]) -> str:
     what stands before it is not read, and the response says so."""
     if not isinstance(messages, list) or not messages:
         raise _wrong("messages", messages, "a list with at least one message")
-    if len(messages) > limits.messages:
-        raise _wrong("messages", f"{len(messages)} messages", f"at most {limits.messages}")
     for place, message in enumerate(messages):
         role = message.get("role") if isinstance(message, dict) else None
         if role not in ROLES:

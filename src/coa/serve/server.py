@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import math
 import os
 import signal
@@ -33,8 +34,8 @@ from coa.tools.kits import check_corpus
 if TYPE_CHECKING:
     import uvicorn
 
-SPARE_CONNECTIONS = 256
-"""Beyond those with a rollout: clients that list models, keep a connection, or are slow."""
+FAREWELL_S = 2.0
+"""For telling clients that what they asked for was ended."""
 KEEP_ALIVE_S = 75
 """Longer than clients and proxies keep an idle connection: when both end one at the same moment, a
 request that was just sent on it is lost."""
@@ -80,6 +81,9 @@ class Listening:
         """Close the door; called again, end what is left at once."""
         if self.desk.stopping:
             self.desk.cut()
+            # Rollouts that are cut still tell their clients; nobody else is waited for.
+            leave = functools.partial(setattr, self._server, "force_exit", True)
+            asyncio.get_running_loop().call_later(FAREWELL_S, leave)
             return
         self.desk.stopping = True
         self._server.should_exit = True
@@ -180,7 +184,6 @@ def _make_server(desk: Desk, settings: Serving) -> uvicorn.Server:
             """Signals are ours: uvicorn would raise them again at the end and not exit with 0."""
             yield
 
-    limits = settings.limits
     config = uvicorn.Config(
         make_app(desk, settings.key, int(time.time())),
         http="h11",  # bounds the headers of a request; others that may be installed do not
@@ -189,7 +192,6 @@ def _make_server(desk: Desk, settings: Serving) -> uvicorn.Server:
         access_log=False,
         log_config=None,
         server_header=False,
-        limit_concurrency=limits.rollouts + limits.queue + SPARE_CONNECTIONS,
         timeout_keep_alive=KEEP_ALIVE_S,
         # Cut rollouts still tell their clients; whoever does not listen is left after that.
         timeout_graceful_shutdown=math.ceil(settings.grace_s) + 5,

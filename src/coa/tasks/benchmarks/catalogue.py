@@ -76,13 +76,13 @@ _PROBLEM = plain(answer=("ground_truth", "answer"))
 BENCHMARKS = {
     each.name: each
     for each in (
-        Benchmark("nq", "mhqa", "exact", plain(), 3610),
-        Benchmark("triviaqa", "mhqa", "exact", questions.trivia, 11313),
-        Benchmark("popqa", "mhqa", "exact", plain(family=("prop",)), 14267),
-        Benchmark("hotpotqa", "mhqa", "exact", _TYPED, 7405),
-        Benchmark("2wiki", "mhqa", "exact", plain(family=("type",)), 12576),
-        Benchmark("musique", "mhqa", "exact", questions.musique, 2417),
-        Benchmark("bamboogle", "mhqa", "exact", plain(), 125),
+        Benchmark("nq", "mhqa", "squad", plain(), 3610),
+        Benchmark("triviaqa", "mhqa", "squad", questions.trivia, 11313),
+        Benchmark("popqa", "mhqa", "squad", plain(family=("prop",)), 14267),
+        Benchmark("hotpotqa", "mhqa", "squad", _TYPED, 7405),
+        Benchmark("2wiki", "mhqa", "squad", plain(family=("type",)), 12576),
+        Benchmark("musique", "mhqa", "squad", questions.musique, 2417),
+        Benchmark("bamboogle", "mhqa", "squad", plain(), 125),
         Benchmark("gaia", "web", "judge", questions.gaia, 103),
         Benchmark("webwalker", "web", "judge", questions.webwalker, 680),
         Benchmark("browsecomp", "web", "judge", questions.browsecomp, 1266),

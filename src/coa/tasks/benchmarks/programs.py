@@ -22,6 +22,8 @@ from coa.tasks.task import Task
 
 MOST_BYTES = 4 << 20
 """Of a problem's tests: a task file has to be read whole. The longest cases beyond it are left."""
+MOST_OUTPUT = 1 << 20
+"""What the reward `tests` reads of a program."""
 _MOST_UNPACKED = 1 << 30
 _STDIN = "Read the input from standard input and print the answer to standard output."
 _ANSWER = "Answer with one complete Python program in a ```py fence."
@@ -180,9 +182,11 @@ class _TextOnly(pickle.Unpickler):
 
 
 def _within(cases: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """The cases in their order, without the longest where all are too much; at least one."""
+    """The cases in their order, without the longest where all are too much, and without those whose
+    output is more than a program may print; at least one."""
     sizes = [len(given) + len(said) for given, said in cases]
     order = sorted(range(len(cases)), key=lambda at: sizes[at])
+    order = [at for at in order if len(cases[at][1].encode()) < MOST_OUTPUT] or order[:1]
     kept, total = set(order[:1]), sizes[order[0]]
     for at in order[1:]:
         total += sizes[at]
