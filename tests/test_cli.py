@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -90,7 +91,7 @@ ASK = ("ask", QUESTION, "--model", "scripted:model.jsonl")
         (("inspect", "cut.jsonl"), "cut.jsonl:2: the line is cut in the middle."),
         (("show", "empty.jsonl"), "empty.jsonl: nothing to show."),
         (("show", "whole.jsonl", "--task", "x"), "nothing to show for task 'x'."),
-        (("show", "tasks.jsonl"), "tasks.jsonl:1: no field 'stop'"),
+        (("show", "tasks.jsonl"), "tasks.jsonl:1: this is a task, expected a trajectory"),
         (("show", "none.jsonl"), "none.jsonl: no such file."),
         (("ask", QUESTION, "--model", "smolm2-135m"), "Did you mean 'smollm2-135m'?"),
         (("ask", QUESTION, "--model", "scripted:none"), "'none' is not a file."),
@@ -193,6 +194,11 @@ def test_a_recipe_with_a_typo_is_named_before_anything_heavy_is_loaded(tmp_path:
         assert done.returncode == 2, done.stderr
         assert done.stderr.startswith(f"coa: {says}") and done.stderr.count("\n") == 1
         assert done.stdout == ""
+
+
+def test_the_version_is_that_of_the_package(coa: Coa) -> None:
+    done = coa("--version")
+    assert (done.code, done.out) == (0, f"coa {version('chain-of-agents')}\n")
 
 
 def test_an_unknown_command_or_option_is_explained(coa: Coa) -> None:

@@ -214,6 +214,14 @@ def test_missing_parts_are_left_out_and_said_so(tmp_path: Path) -> None:
     assert page.content["entries"] == [] and "chains" not in headings(page)
 
 
+def test_what_a_study_sums_up_beside_its_evaluations_is_no_evaluation(tmp_path: Path) -> None:
+    run_of(tmp_path / "study" / "eval-held-out", AT_ONCE)
+    (tmp_path / "study" / "unstopped").mkdir()
+    (tmp_path / "study" / "unstopped" / "texts.jsonl").touch()
+    (tmp_path / "study" / "unstopped" / "summary.json").write_text('{"n": 1, "called": 1.0}')
+    assert "eval-held-out" in text(report(tmp_path / "page.html", tmp_path / "study"))
+
+
 def test_what_is_not_finished_is_left_out_and_said_so(tmp_path: Path) -> None:
     done, going = (run_of(tmp_path / name / name, AT_ONCE) for name in ("done", "going"))
     (going / "summary.json").unlink()

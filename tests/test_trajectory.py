@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from coa.errors import CoaError, RecordError, UsageError
 from coa.runs import Appender
+from coa.tasks.task import Task
 from coa.trajectory import (
     SCHEMA,
     Author,
@@ -210,5 +211,7 @@ def test_a_mark_outside_of_its_text_is_refused(span: list[int]) -> None:
 
 
 def test_an_episode_is_not_taken_for_an_old_trajectory() -> None:
+    with pytest.raises(RecordError, match="this is a task, expected a trajectory"):
+        Trajectory.from_json(Task("Where?", ("here",)).to_json())
     with pytest.raises(RecordError, match="this is an episode, expected a trajectory"):
         Trajectory.from_json({"schema": 2, "events": []})

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
@@ -40,6 +41,22 @@ app = typer.Typer(
 add_things(app)
 add_datasets(app)
 add_measures(app)
+
+
+def _say_version(wanted: bool) -> None:
+    if wanted:
+        print(f"coa {version('chain-of-agents')}")
+        raise typer.Exit
+
+
+@app.callback()
+def every_command(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_say_version, is_eager=True, help="Print the version."),
+    ] = False,
+) -> None:
+    """Turn a multi-agent system into one model: record, distil, train, measure, ask."""
 
 
 def main() -> None:

@@ -232,6 +232,8 @@ class Trajectory:
                 "this is an episode, expected a trajectory. `coa distill` makes trajectories of "
                 "episodes; `coa inspect FILE --html PAGE` shows episodes."
             )
+        if "answers" in record and "segments" not in record:
+            raise RecordError("this is a task, expected a trajectory. `coa eval` makes some of it.")
         if schema != SCHEMA:
             raise RecordError(
                 f"found trajectory schema {schema!r}, expected {SCHEMA}. "

@@ -21,7 +21,8 @@ def describe_models() -> list[dict[str, str]]:
     models = []
     if is_shipped():
         models.append({"ref": OURS, "state": base, "about": f"the default; {shipped_in_words()}"})
-    about = "SmolLM2-135M-Instruct, Apache-2.0; get it with: coa model pull"
+    about = "SmolLM2-135M-Instruct, Apache-2.0"
+    about += "" if is_pulled() else "; get it with: coa model pull"
     models.append({"ref": BASE, "state": base, "about": about})
     if (trained := speedrun_adapter()) is not None:
         about = "the adapter of `coa speedrun` in this folder"

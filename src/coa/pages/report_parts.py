@@ -23,6 +23,7 @@ from coa.tasks.task import Task, TaskSet
 from coa.trajectory import Trajectory
 
 SUMMARY, FUNNEL, RESULT, LATENCY = "summary.json", "funnel.json", "result.json", "latency.json"
+SCORES, TEXTS = "scores.jsonl", "texts.jsonl"
 TEAM = "team.json"
 """What the teacher came to in a speedrun; it is no run of a model and has no summary."""
 _SKIPPED = {"adapter", "checkpoints", "rollouts"}
@@ -140,6 +141,8 @@ def _kind(folder: Path) -> str:
     if stage in ("eval", "sft", "rl", "speedrun", "distill"):
         return stage
     known = ((SUMMARY, "eval"), (TEAM, "team"), (FUNNEL, "distill"), (RESULT, "speedrun"))
+    if (folder / TEXTS).is_file():  # of a study, which sums up more than rollouts by that name
+        return ""
     for name, kind in known:
         if (folder / name).is_file():
             return kind
@@ -252,7 +255,7 @@ def _evaluation(
 
 
 def _scores(run: Path, name: str, parts: Parts) -> dict[tuple[str, int], float]:
-    path = run / "scores.jsonl"
+    path = run / SCORES
     if not path.is_file():
         parts.notes.append(f"{name}: no scores.jsonl, so it is in no comparison.")
         return {}
