@@ -236,7 +236,8 @@ def test_every_phrasing_is_traced_back_to_its_own_family(catalogue) -> None:  # 
         "element": ["Iron", "Tin", "Gold", "Neon"],
     }
     for name, templates in catalogue.phrasings.items():
-        assert len(templates) == len(set(templates)) == (7 if catalogue is REWORDED else 8)
+        assert len(templates) == len(set(templates))
+        assert len(templates) >= 12 if catalogue is REWORDED else len(templates) == 8
         kinds = catalogue.families[name].shape.slots
         for index, template in enumerate(templates):
             slots = {slot: fill[kind][place] for place, (slot, kind) in enumerate(kinds.items())}

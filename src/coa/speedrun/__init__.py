@@ -2,7 +2,7 @@
 
 Each stage writes into its own folder of the run directory. What is done is skipped and what was
 interrupted continues, because every stage by itself does; so a long recipe may take several
-sittings. Trainer and engine follow one another: only RL has both in memory.
+calls. Trainer and engine follow one another: only RL has both in memory.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def run_speedrun(
 
 
 def _what_counts(recipe: SpeedrunRecipe) -> Json:
-    """The settings that results depend on, which may not change between two sittings."""
+    """The settings that results depend on, which may not change between two calls."""
     made = without_speed(to_json(recipe))
     del made["eval"]["concurrency"]
     return made
