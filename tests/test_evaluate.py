@@ -16,9 +16,7 @@ from coa.attempts import Grammars, attempt_all, choose_grammar, choose_grammars,
 from coa.corpus.reading import read
 from coa.engines.scripted import ScriptedEngine
 from coa.errors import ConfigError, RecordError, UsageError
-from coa.estimates import (
-    wilson,
-)
+from coa.estimates import wilson
 from coa.evaluate.run import compare, save_summary, summarise
 from coa.evaluate.stage import EvalSettings, run_eval
 from coa.rewards import Scored, exact

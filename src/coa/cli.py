@@ -56,7 +56,7 @@ def every_command(
         typer.Option("--version", callback=_say_version, is_eager=True, help="Print the version."),
     ] = False,
 ) -> None:
-    """Turn a multi-agent system into one model: record, distil, train, measure, ask."""
+    """Options of the command itself; what it is for stands above."""
 
 
 def main() -> None:

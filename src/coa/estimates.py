@@ -61,19 +61,23 @@ def bootstrap(values: Sequence[float], seed: int = 0) -> Estimate:
 def estimate(values: Sequence[float]) -> Estimate:
     """Wilson for zeros and ones, bootstrap for the rest.
 
-    Near 0 or 1 a bootstrap sees too little to draw from: one partial credit among zeros must not
-    make the interval narrower than none. Shares there have Wilson's interval around it as well,
-    which for numbers between 0 and 1 is never too narrow.
+    Where all numbers are between 0 and 1, the mean is a share; see `as_share`.
     """
-    n, total = len(values), sum(values)
     if all(value in (0.0, 1.0) for value in values):
-        return wilson(total, n)
+        return wilson(sum(values), len(values))
     found = bootstrap(values)
-    if all(0.0 <= value <= 1.0 for value in values) and min(total, n - total) < FEW:
-        around = wilson(total, n)
-        low, high = min(found.low, around.low), max(found.high, around.high)
-        found = found._replace(low=low, high=high)
-    return found
+    return as_share(found) if all(0.0 <= value <= 1.0 for value in values) else found
+
+
+def as_share(found: Estimate) -> Estimate:
+    """A mean of numbers from 0 to 1 with Wilson's interval around the bootstrap's, where that has
+    too little to draw from: one partial credit among zeros must not make it narrower than none.
+    Of such numbers Wilson's is never too narrow."""
+    total = found.value * found.n
+    if min(total, found.n - total) >= FEW:
+        return found
+    around = wilson(total, found.n)
+    return found._replace(low=min(found.low, around.low), high=max(found.high, around.high))
 
 
 def student(values: Sequence[float]) -> Estimate:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
 from coa.errors import RecordError
-from coa.estimates import FEW, Estimate, student, wilson
+from coa.estimates import Estimate, as_share, student
 from coa.evaluate.resampling import RESAMPLES
 from coa.runs import Json
 
@@ -120,11 +120,9 @@ def _over_seeds(table: Sequence[Sequence[float]]) -> Json:
 def _not_certain(shown: Json) -> Json:
     """Where all but a few tasks had 0, or 1, a bootstrap has little width or none. Tasks that were
     not drawn may differ all the same: Wilson's interval over tasks says by how much."""
-    n, total = shown["n"], shown["value"] * shown["n"]
-    if min(total, n - total) < FEW:
-        found, (low, high) = wilson(total, n), shown["ci95"]
-        shown |= {"ci95": [round(min(low, found.low), 5), round(max(high, found.high), 5)]}
-    return shown
+    low, high = shown["ci95"]
+    found = as_share(Estimate(shown["value"], low, high, shown["n"]))
+    return shown | {"ci95": [round(found.low, 5), round(found.high, 5)]}
 
 
 class Tables:
