@@ -11,6 +11,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -55,15 +56,36 @@ def readable() -> Iterator[Path]:
 
 
 def start(user: str, command: list[str], folder: Path) -> subprocess.Popen[str]:
-    """Start a command as this user, with the package and the probes in reach."""
+    """Start a command as this user, with the package and the probes in reach.
+
+    Its output goes to files: a pipe may be held open by a process that outlives it.
+    """
     surroundings = {"PATH": os.environ["PATH"], "PYTHONPATH": str(folder)}
     who: dict[str, Any] = {}
     if user == "nobody":
         who = {"user": NOBODY, "group": NOBODY, "extra_groups": []}
-    pipe = subprocess.PIPE
-    return subprocess.Popen(
-        command, cwd=folder, env=surroundings, stdout=pipe, stderr=pipe, text=True, **who
+    out, err = (tempfile.TemporaryFile("w+") for _ in range(2))  # noqa: SIM115
+    started = subprocess.Popen(
+        command, cwd=folder, env=surroundings, stdout=out, stderr=err, text=True, **who
     )
+    started.stdout, started.stderr = out, err
+    return started
+
+
+def said(started: subprocess.Popen[str], timeout: float) -> tuple[str, str]:
+    """What it wrote, after its end; or after its abortion, with where each of its threads was."""
+    try:
+        started.wait(timeout)
+    except subprocess.TimeoutExpired:
+        started.send_signal(signal.SIGABRT)
+        started.wait(10)
+    texts = []
+    for file in (started.stdout, started.stderr):
+        assert file is not None
+        with file:
+            file.seek(0)
+            texts.append(file.read())
+    return texts[0], texts[1]
 
 
 def python_for(user: str, folder: Path) -> tuple[str, str]:
@@ -85,7 +107,7 @@ def python_for(user: str, folder: Path) -> tuple[str, str]:
             (packages / "ours.pth").write_text("\n".join(sorted(roads)))
             python = str(made / "bin" / "python")
             asked = start(user, [python, "-I", "-c", "import numpy, pydantic, sympy"], folder)
-            complaint = asked.communicate(timeout=60)[1].strip()
+            complaint = said(asked, 60)[1].strip()
         except (OSError, subprocess.CalledProcessError) as error:
             complaint = str(error)
         else:
@@ -122,8 +144,8 @@ def trials(request: pytest.FixtureRequest, readable: Path) -> Trials:
             pytest.skip("no probe was chosen")
         if case not in verdicts:
             verdicts[case] = {"failed": "see the first test"}
-            out, err = running[case].communicate(timeout=600)
-            assert running[case].returncode == 0, err[-3000:]
+            out, err = said(running[case], 600)
+            assert running[case].returncode == 0, (running[case].returncode, err[-6000:])
             verdicts[case] = json.loads(out)
         if "refused" in verdicts[case]:
             pytest.skip(f"no sandbox for {case} here: {verdicts[case]['refused']}")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import faulthandler
 import json
 import os
 import shutil
@@ -18,7 +19,8 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from typing import Any
 
 from attack_probes import PROBES
@@ -28,6 +30,9 @@ from .probe import ALIVE, NAMED, STARTED, Probe, Seen, living, whole
 
 MOMENT, PATIENCE = 0.8, 30.0
 """Seconds that a control gets before it counts as running for ever; and at most."""
+
+HUNG = 240.0
+"""Seconds after which a probe, with all its tries, is given up, so that its name is known."""
 
 FAILED = "failed"
 """How a run ended that the sandbox gave no outcome for."""
@@ -63,8 +68,22 @@ async def _plain(command: Sequence[str], probe: Probe, folder: str, stdin: str) 
         if not done:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(started.pid, signal.SIGKILL)
-        out, err = await reading
+        try:
+            out, err = await asyncio.wait_for(reading, PATIENCE)
+        except TimeoutError:  # a process of another group holds its output open
+            out, err = b"", b"its output stayed open after it was killed"
         return Seen(out.decode(errors="replace"), err.decode(errors="replace"), ended)
+
+
+async def named(what: str, work: Awaitable[dict[str, Any]]) -> dict[str, Any]:
+    """The verdict that this work gives; one that never comes is a lost one, and says so."""
+    print(f"{time.monotonic():.1f} {what}", file=sys.stderr, flush=True)
+    try:
+        return await asyncio.wait_for(work, HUNG)
+    except TimeoutError:
+        return {"won": True, "started": False, "error": f"no end after {HUNG} s", "seen": []}
+    finally:
+        print(f"{time.monotonic():.1f} {what}: ended", file=sys.stderr, flush=True)
 
 
 async def outside(probe: Probe, values: Mapping[str, Any]) -> list[Seen]:
@@ -136,11 +155,14 @@ def merged(verdicts: Sequence[dict[str, Any]]) -> dict[str, Any]:
 async def controls(arena: Arena, probes: Iterable[Probe]) -> dict[str, dict[str, Any]]:
     crowd = asyncio.Semaphore(4)
 
-    async def one(probe: Probe) -> tuple[str, dict[str, Any]]:
+    async def control(probe: Probe) -> dict[str, Any]:
         values = arena.values_for("outside")
+        seen = await outside(probe, values)
+        return await asyncio.to_thread(judged, probe, seen, values)
+
+    async def one(probe: Probe) -> tuple[str, dict[str, Any]]:
         async with crowd:
-            seen = await outside(probe, values)
-            return probe.name, await asyncio.to_thread(judged, probe, seen, values)
+            return probe.name, await named(f"outside {probe.name}", control(probe))
 
     safe = [probe for probe in probes if probe.control != "none"]
     return dict(await asyncio.gather(*map(one, safe)))
@@ -173,7 +195,8 @@ async def attacks(arena: Arena, probes: Sequence[Probe], tier: str) -> dict[str,
                 probe = waiting.pop()
                 verdicts = []
                 for hold in (False, True) if any(s.session for s in probe.steps) else (False,):
-                    verdicts.append(await attack(probe, arena, box, hold))
+                    tries = attack(probe, arena, box, hold)
+                    verdicts.append(await named(f"inside {probe.name}", tries))
                 results[probe.name] = merged(verdicts)
 
     await asyncio.gather(lane(), lane())
@@ -200,6 +223,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*")
     parser.add_argument("--tier", default="FULL")
     chosen = parser.parse_args()
+    faulthandler.enable()  # an impatient caller aborts us, to see where we are
     json.dump(asyncio.run(trial(chosen.names, chosen.tier)), sys.stdout)
 
 
