@@ -22,6 +22,7 @@ PACKAGES = {
     "transformers": "train",
     "peft": "train",
     "safetensors": "train",
+    "llguidance": "train",
 }
 OPTIONAL = {
     "lxml": "tools",
@@ -34,9 +35,10 @@ OPTIONAL = {
     "reasoning_gym": "gym",
     "starlette": "serve",
     "uvicorn": "serve",
+    "pyarrow": "export",
 }
-"""Needed for some of what coa does: reading pages and documents, scoring, programs, gym tasks, and
-the server."""
+"""Needed for some of what coa does: reading pages and documents, scoring, programs, gym tasks, the
+server, and parquet files."""
 
 
 def examine() -> Json:
@@ -68,6 +70,7 @@ def examine() -> Json:
         kernels = load_kernels()
         slower = f"{kernels}: torch is used, slower"
         add("kernels", True, slower if isinstance(kernels, str) else "compiled")
+        add("gpu", True, _gpu())
     tier, findings = reach_tier()
     needed = tier >= Tier.FULL
     fixes = "; ".join(each.fix for each in findings if not each.ok and each.fix)
@@ -83,6 +86,14 @@ def examine() -> Json:
     add("model", pulled, f"{BASE} {'ready' if pulled else 'not pulled'}", "coa model pull")
     add(OURS, True, shipped_in_words())
     return {"ok": all(each["ok"] or each["optional"] for each in checks), "checks": checks}
+
+
+def _gpu() -> str:
+    import torch
+
+    if not torch.cuda.is_available():
+        return "none that torch sees: the CPU is used"
+    return ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
 
 
 def _version(package: str, distributions: Mapping[str, list[str]]) -> str:

@@ -156,7 +156,7 @@ won()
     on(
         "others-priority",
         "make a process of the host slower",
-        'os.setpriority(os.PRIO_PROCESS, A["victim"], 5)\nwon()',
+        'os.setpriority(os.PRIO_PROCESS, A["victim"], 19)\nwon()',
     ),
     on(
         "others-oom-score",
