@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coa.config import to_json
+from coa.config import to_json, without_speed
 from coa.errors import CoaError, ConfigError, UsageError
-from coa.speedrun import TASKS, _make_tasks, _what_counts, run_speedrun
+from coa.runs import Json
+from coa.speedrun import TASKS, _make_tasks, run_speedrun
 from coa.speedrun.recipe import Measurement, TaskPart, read_speedrun_recipe
 from coa.tasks.sets import KINDS
 from coa.tasks.task import Task
@@ -176,11 +177,13 @@ def test_a_model_on_a_server_is_refused_before_there_is_a_directory(tmp_path: Pa
 
 
 def test_a_run_may_go_on_with_other_threads_and_without_an_alarm_but_not_otherwise() -> None:
-    kept = _what_counts(read_speedrun_recipe(None, []))
+    def counts(*overrides: str) -> Json:
+        return without_speed(to_json(read_speedrun_recipe(None, overrides)))
+
     for same in ("alarms.reward_drop=0", "rl.threads=1", "eval.concurrency=8", "rollout.seconds=9"):
-        assert _what_counts(read_speedrun_recipe(None, [same])) == kept
+        assert counts(same) == counts()
     for other in ("rl.updates=7", "rollout.turns=7", "eval.turns=7", "teacher.seed=1"):
-        assert _what_counts(read_speedrun_recipe(None, [other])) != kept
+        assert counts(other) != counts()
 
 
 @settings(deadline=None, max_examples=20)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from coa.cli import app
-from coa.config import to_json
+from coa.config import to_json, without_speed
 from coa.engines.lora import MANIFEST
 from coa.engines.scripted import ByteCodec
 from coa.engines.store import BASE, OURS, is_shipped
@@ -27,7 +27,7 @@ from coa.evaluate.studies import (
     run_study,
     study_plan_lines,
 )
-from coa.evaluate.study_arms import first, held_out, train, what_counts, with_tokens
+from coa.evaluate.study_arms import first, held_out, train, with_tokens
 from coa.evaluate.study_mask import judge
 from coa.evaluate.study_pooled import Tables, lines, measure, pooled, verdict
 from coa.evaluate.study_react import within
@@ -250,7 +250,7 @@ def test_a_setting_that_cannot_be_is_named_before_any_work(
 @pytest.mark.parametrize("name", ["mask", "rl"])
 def test_a_study_may_go_on_with_what_only_changes_its_speed(name: str) -> None:
     def counts(*overrides: str) -> Json:
-        return what_counts(to_json(find_study(name).read(overrides)))
+        return without_speed(to_json(find_study(name).read(overrides)))
 
     assert counts("eval.concurrency=4", "sft.threads=1") == counts()
     assert counts("eval.turns=4") != counts() != counts("sft.lr=1")

@@ -96,6 +96,23 @@ def to_json(settings: object) -> Json:
     return plain
 
 
+_SPEED = {
+    "sft": ("threads",),
+    "rl": ("threads", "log", "checkpoint_every", "keep_rollouts"),
+    "rollout": ("concurrency", "memory_gb", "seconds"),
+    "eval": ("concurrency",),
+}
+
+
+def without_speed(recipe: Json) -> Json:
+    """A recipe's tables without what changes no result: a run may be continued with other numbers
+    of threads, after it ran out of memory for one, or without the alarm that stopped it."""
+    made = {name: table for name, table in recipe.items() if name != "alarms"}
+    for table in _SPEED.keys() & made.keys():
+        made[table] = {k: v for k, v in made[table].items() if k not in _SPEED[table]}
+    return made
+
+
 def load_object(reference: str, what: str = "plug-in") -> Any:
     """Import `module:attribute`; modules in the current directory are found too."""
     name, colon, attribute = reference.partition(":")

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from coa.config import load_recipe, to_json
+from coa.config import load_recipe, to_json, without_speed
 from coa.engines.store import BASE, identity
 from coa.errors import ModelError, UsageError
 from coa.evaluate import study_mask, study_react, study_rl, study_unseen
 from coa.evaluate.cost_counts import parse_price
 from coa.evaluate.cost_lines import cost_lines
-from coa.evaluate.study_arms import Note, Piece, plan_lines, what_counts
+from coa.evaluate.study_arms import Note, Piece, plan_lines
 from coa.evaluate.study_cost import study_cost
 from coa.evaluate.study_student import (
     StudentPart,
@@ -177,7 +177,7 @@ def run_study(name: str, root: Path, overrides: Sequence[str], note: Note) -> Js
     if name == "cost":  # its files claim what they were made with themselves
         return _finish(name, study, to_json(settings), study.run(settings, root, note), root)
     recipe = to_json(settings)
-    with Run.open(root, f"study {name}", what_counts(recipe), _models(recipe), 0):
+    with Run.open(root, f"study {name}", without_speed(recipe), _models(recipe), 0):
         return _finish(name, study, recipe, study.run(settings, root, note), root)
 
 

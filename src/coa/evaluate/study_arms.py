@@ -106,20 +106,6 @@ class TrainingStudy:
             )
 
 
-def what_counts(recipe: Json) -> Json:
-    """A study's settings without those that only change how fast it is: it may go on with others,
-    after it ran out of memory for one."""
-    made = dict(recipe)
-    if "rl" in made:
-        from coa.train.rl_stage import without_speed
-
-        made = without_speed(made)
-    for table, name in (("eval", "concurrency"), ("sft", "threads")):
-        if table in made:
-            made[table] = {key: value for key, value in made[table].items() if key != name}
-    return made
-
-
 class Piece(NamedTuple):
     """A part of the work, for the estimate."""
 

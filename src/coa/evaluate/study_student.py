@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from coa.config import to_json
+from coa.config import to_json, without_speed
 from coa.engines.codec import Codec
 from coa.engines.store import identity, model_folder, resolve, resolve_default
 from coa.errors import ConfigError, did_you_mean
@@ -21,7 +21,7 @@ from coa.evaluate.pace import PACE
 from coa.evaluate.resampling import RESAMPLES, Resamples
 from coa.evaluate.run import SUMMARY
 from coa.evaluate.stage import EvalPart, run_eval
-from coa.evaluate.study_arms import Note, Piece, solved, what_counts
+from coa.evaluate.study_arms import Note, Piece, solved
 from coa.rewards import auto
 from coa.runs import Json, Run
 from coa.tasks import SETS, make_tasks
@@ -75,7 +75,7 @@ def study_student(root: Path, part: StudentPart, note: Note, resamples: int = RE
     """Run the student and the team on held-out tasks of every set; it continues."""
     model = resolve_default(part.model)
     found: Json = {"model": model, "sets": {}}
-    recipe = what_counts({"eval": to_json(part)})["eval"]
+    recipe = without_speed({"eval": to_json(part)})["eval"]
     with Run.open(root, "study student", recipe, identity(model), part.seed):
         for name in part.sets:
             note(f"== student on {name}")

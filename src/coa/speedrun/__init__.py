@@ -11,7 +11,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from coa.config import to_json
+from coa.config import to_json, without_speed
 from coa.distill.stage import DistillSettings, run_distillation
 from coa.engines.lora import MANIFEST
 from coa.engines.store import BASE, is_shipped, pull_missing, resolve
@@ -25,7 +25,7 @@ from coa.speedrun.recipe import STAGES, SpeedrunRecipe, TaskPart, Who, read_spee
 from coa.speedrun.stages import Note, Stages
 from coa.tasks.task import TaskSet
 from coa.teachers.stage import run_recording
-from coa.train.rl_stage import among, run_rl, without_speed
+from coa.train.rl_stage import among, run_rl
 from coa.train.stage import train_on
 from coa.trajectory import Trajectory
 
@@ -52,7 +52,9 @@ def run_speedrun(
         raise ConfigError(f"sft.model is {source.ref!r}, expected one whose weights are here.")
     base = source.base
     tasks = _make_tasks(recipe)  # first: without a directory, what is wrong can be mended
-    with Run.open(directory, "speedrun", _what_counts(recipe), {}, recipe.sft.seed) as run:
+    with Run.open(
+        directory, "speedrun", without_speed(to_json(recipe)), {}, recipe.sft.seed
+    ) as run:
         stages = Stages(run, note)
         for name, made in tasks.items():
             made.save(directory / name)
@@ -77,13 +79,6 @@ def run_speedrun(
             write_report([directory], report)
         note(f"{duration(stages.seconds)} in this call; everything is in {directory}")
     return result
-
-
-def _what_counts(recipe: SpeedrunRecipe) -> Json:
-    """The settings that results depend on, which may not change between two calls."""
-    made = without_speed(to_json(recipe))
-    del made["eval"]["concurrency"]
-    return made
 
 
 def _make_tasks(recipe: SpeedrunRecipe) -> dict[str, TaskSet]:

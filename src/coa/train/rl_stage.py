@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, cast
 
 from coa.attempts import Grammars, choose_grammars, choose_prompt, remembered
-from coa.config import load_recipe, to_json
+from coa.config import load_recipe, to_json, without_speed
 from coa.engines import load_engine, rollouts_at_once, slots_for
 from coa.engines.lora import MANIFEST
 from coa.engines.store import identity
@@ -341,19 +341,6 @@ def _recipe(recipe: RlRecipe) -> Json:
         del made[name]
     del made["check"]["tasks"]
     return made
-
-
-def without_speed(recipe: Json) -> Json:
-    """The tables of a recipe without what changes no result: a run may be continued with another
-    number of threads, or after an alarm without that alarm."""
-    made = {name: table for name, table in recipe.items() if name != "alarms"}
-    made["rl"] = _without(made["rl"], "threads", "log", "checkpoint_every", "keep_rollouts")
-    made["rollout"] = _without(made["rollout"], "concurrency", "memory_gb", "seconds")
-    return made
-
-
-def _without(table: Json, *names: str) -> Json:
-    return {name: value for name, value in table.items() if name not in names}
 
 
 def _knows(model: str, grammars: Grammars) -> Json:
