@@ -20,7 +20,7 @@ from coa.evaluate import study_mask, study_react, study_rl, study_unseen
 from coa.evaluate.cost_counts import parse_price
 from coa.evaluate.cost_lines import cost_lines
 from coa.evaluate.study_arms import Note, Piece, plan_lines
-from coa.evaluate.study_cost import study_cost
+from coa.evaluate.study_cost import COMPARED, study_cost
 from coa.evaluate.study_student import (
     StudentPart,
     student_lines,
@@ -28,7 +28,6 @@ from coa.evaluate.study_student import (
     study_student,
 )
 from coa.runs import Json, Run, write_atomic
-from coa.tasks import SETS
 
 
 class Study(NamedTuple):
@@ -46,7 +45,7 @@ class CostStudy:
     """What a team costs, and its chain; with a student, what that costs, too."""
 
     n: int = 600
-    sets: tuple[str, ...] = SETS
+    sets: tuple[str, ...] = COMPARED
     seed: int = 5
     prices: str = "1,0.1,5"
     tokenizer: str = BASE

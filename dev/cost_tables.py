@@ -1,0 +1,118 @@
+"""The tables of docs/cost.md, from what `coa study cost` measured.
+
+python dev/cost_tables.py [runs/cost/cost.json]
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+Json = dict[str, Any]
+CACHES = ("none", "task", "warm")
+PARTS = ("planner", "searcher", "reader", "coder", "reflector", "critic", "verifier")
+LENGTHS = {
+    "0x": "none at all",
+    "0.5x": "half of ours",
+    "1x": "**ours**",
+    "2x": "twice ours",
+    "4x": "four times",
+    "smolagents": "as smolagents'",
+}
+
+
+def percent(found: Json) -> str:
+    low, high = found["ci95"]
+    return f"{found['value']:.1%} [{100 * low:.1f}, {100 * high:.1f}]"
+
+
+def number(found: Json, digits: int = 0) -> str:
+    low, high = found["ci95"]
+    return f"{found['value']:,.{digits}f} [{low:,.{digits}f}, {high:,.{digits}f}]"
+
+
+def row(*cells: object) -> str:
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def head(*cells: str) -> Iterator[str]:
+    yield ""
+    yield row(*cells)
+    yield "|" + "---|" * len(cells)
+
+
+def main(sets: Json) -> Iterator[str]:
+    names = list(sets)
+    yield from head("set", "cache", "team", "chain, compact", "fewer", "chain, full", "fewer")
+    for name, found in sets.items():
+        for cache in CACHES:
+            compact = found["per_solved"]["compact"][f"tokens.{cache}"]
+            full = found["per_solved"]["full"][f"tokens.{cache}"]
+            yield row(
+                name if cache == "none" else "",
+                cache,
+                number(compact["team"]),
+                number(compact["chain"]),
+                f"**{percent(compact['reduction'])}**",
+                number(full["chain"]),
+                percent(full["reduction"]),
+            )
+    yield from head(
+        "set", "tasks", "solved by the team", "... and converted", "no chain", "tool calls, both"
+    )
+    for name, found in sets.items():
+        calls = found["per_solved"]["compact"]["tool_calls"]["team"]
+        missing = sum(found["without_chain"].values())
+        solved = found["solved"]
+        yield row(name, found["n"], solved["team"], solved["chain"], missing, number(calls, 2))
+    yield f"\nboth solve: {[found['paired_tasks'] for found in sets.values()]}"
+    for what in ("tokens", "money"):
+        yield from head(f"{what}, both solve" if what == "tokens" else "money", *names)
+        for cache in CACHES:
+            measure, of = f"{what}.{cache}", "paired" if what == "tokens" else "per_solved"
+            saved = [found[of]["compact"][measure]["reduction"] for found in sets.values()]
+            yield row(cache, *map(percent, saved))
+    yield from head("set", "", "system prompts", "what agents have seen", "written", "model calls")
+    for name, found in sets.items():
+        for side, label in (("team", "team"), ("compact", "chain, compact")):
+            made = found["makeup"][side]
+            tokens = (f"{made[key]:,.0f}" for key in ("system", "context", "written"))
+            yield row(name if side == "team" else "", label, *tokens, f"{made['model_calls']:.1f}")
+    most = max(each["tool_calls"] for found in sets.values() for each in found["by_tool_calls"])
+    yield from head("fewer tokens, no cache", *map(str, range(1, most + 1)))
+    for name, found in sets.items():
+        by = {each["tool_calls"]: each["reduction"]["none"] for each in found["by_tool_calls"]}
+        cells = (f"{by[k]['value']:.1%}" if k in by else "" for k in range(1, most + 1))
+        yield row(name, *cells)
+    yield from head("system prompt of", *names, "smolagents")
+    for part in PARTS:
+        held = [found["prompts"]["team"].get(part) for found in sets.values()]
+        peer = next((f"{each['smolagents']:,.0f}" for each in held if each), "")
+        yield row(part, *(f"{each['tokens']:.0f}" if each else "" for each in held), peer)
+    for kind in ("compact", "full"):
+        own = (f"{found['prompts']['chain'][kind]:.0f}" for found in sets.values())
+        yield row(f"student, {kind}", *own, "")
+    for kind in ("compact", "full"):
+        for cache in CACHES[:2]:
+            yield from head(f"{kind}, {cache}", *names)
+            for key, label in LENGTHS.items():
+                cells = []
+                for found in sets.values():
+                    each = next(e for e in found["sensitivity"] if e["prompts"] == key)
+                    saved = percent(each["reduction"][kind][cache])
+                    cells.append(f"{each['tokens_a_call']:,.0f}: {saved}")
+                yield row(label, *cells)
+    yield from head("84.6% needs", *names)
+    for kind in ("compact", "full"):
+        for cache in CACHES[:2]:
+            needed = (found["prompt_tokens_for_claim"][kind][cache] for found in sets.values())
+            yield row(f"{kind} student, {cache}", *(f"{each:,}" for each in needed))
+
+
+if __name__ == "__main__":
+    path = Path(sys.argv[1] if len(sys.argv) > 1 else "runs/cost/cost.json")
+    for line in main(json.loads(path.read_text(encoding="utf-8"))["sets"]):
+        print(line)
