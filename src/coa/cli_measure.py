@@ -193,7 +193,7 @@ def study(
     out: Annotated[Path, typer.Option(help="Where the study's folder is or will be.")] = Path(
         "runs"
     ),
-    model: Annotated[str, typer.Option(help="Of cost and unseen-tool: a trained model.")] = "",
+    model: Annotated[str, typer.Option(help="Trained (cost, unseen-tool), or the base.")] = "",
     n: Annotated[int | None, typer.Option(min=1, help="Tasks to measure with.")] = None,
     prices: Annotated[
         str, typer.Option(help="Of cost, per million tokens: input, cached input, output.")

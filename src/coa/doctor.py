@@ -63,7 +63,7 @@ def examine() -> Json:
     add("cores", True, str(cores()))
     memory = memory_gb()
     shown = "unknown" if memory is None else f"{memory} GB"
-    add("memory", memory is None or memory >= 4, shown, "training needs about 4 GB")
+    add("memory", memory is None or memory >= 4, shown, "SFT needs 4 GB, `make run` 12")
     if util.find_spec("torch") is not None:
         from coa.engines.kernels import load_kernels
 

@@ -49,7 +49,6 @@ class StudentPart(EvalPart):
     error_rate: float = 0.1
     turns: int = 10
     turn_tokens: int = 512
-    malformed: int = 2
     context: int = 3072
     """These are the budget that AFM-135M is trained and measured with (recipes/full.toml)."""
     concurrency: int = 64

@@ -98,7 +98,7 @@ def _results(manifest: Json, rows: list[Json]) -> Iterator[str]:
         if heldout := (row.get("by_phrasing_heldout") or {}).get("True"):
             yield _row(f"{row['name']}: phrasings never trained on", row, heldout)
     yield ""
-    yield "Every task of a set counts, answered or not. Made with:"
+    yield "Every task of a set counts, answered or not. The same again, with these weights:"
     yield ""
     yield from dict.fromkeys(f"    {_command(manifest, row)}" for row in rows)
 
@@ -160,7 +160,7 @@ def _training(manifest: Json, recipe: bool) -> Iterator[str]:
     yield ""
     yield "Data is named by the fingerprint of what was read. `manifest.json` has every setting of"
     yield "every stage and the versions of the packages" + (
-        "; `recipe.toml` repeats it." if recipe else "."
+        "; `recipe.toml` is the recipe of the last." if recipe else "."
     )
 
 
