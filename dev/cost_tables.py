@@ -1,7 +1,5 @@
-"""The tables of docs/cost.md, from what `coa study cost` measured.
-
-python dev/cost_tables.py [runs/cost/cost.json]
-"""
+"""The tables of docs/cost.md, from what `coa study cost` measured:
+python dev/cost_tables.py [runs/cost/cost.json]"""
 
 from __future__ import annotations
 
@@ -9,10 +7,11 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-Json = dict[str, Any]
-CACHES = ("none", "task", "warm")
+from coa.evaluate.cost_counts import CACHINGS, PROMPTS
+from coa.evaluate.study_cost import PEER, STRETCHED
+from coa.runs import Json
+
 PARTS = ("planner", "searcher", "reader", "coder", "reflector", "critic", "verifier")
 LENGTHS = {
     "0x": "none at all",
@@ -20,7 +19,7 @@ LENGTHS = {
     "1x": "**ours**",
     "2x": "twice ours",
     "4x": "four times",
-    "smolagents": "as smolagents'",
+    PEER: "as smolagents'",
 }
 
 
@@ -48,7 +47,7 @@ def main(sets: Json) -> Iterator[str]:
     names = list(sets)
     yield from head("set", "cache", "team", "chain, compact", "fewer", "chain, full", "fewer")
     for name, found in sets.items():
-        for cache in CACHES:
+        for cache in CACHINGS:
             compact = found["per_solved"]["compact"][f"tokens.{cache}"]
             full = found["per_solved"]["full"][f"tokens.{cache}"]
             yield row(
@@ -69,11 +68,10 @@ def main(sets: Json) -> Iterator[str]:
         solved = found["solved"]
         yield row(name, found["n"], solved["team"], solved["chain"], missing, number(calls, 2))
     yield f"\nboth solve: {[found['paired_tasks'] for found in sets.values()]}"
-    for what in ("tokens", "money"):
-        yield from head(f"{what}, both solve" if what == "tokens" else "money", *names)
-        for cache in CACHES:
-            measure, of = f"{what}.{cache}", "paired" if what == "tokens" else "per_solved"
-            saved = [found[of]["compact"][measure]["reduction"] for found in sets.values()]
+    for what, of in (("tokens", "paired"), ("money", "per_solved")):
+        yield from head(f"{what}, {of}", *names)
+        for cache in CACHINGS:
+            saved = [f[of]["compact"][f"{what}.{cache}"]["reduction"] for f in sets.values()]
             yield row(cache, *map(percent, saved))
     yield from head("set", "", "system prompts", "what agents have seen", "written", "model calls")
     for name, found in sets.items():
@@ -87,16 +85,16 @@ def main(sets: Json) -> Iterator[str]:
         by = {each["tool_calls"]: each["reduction"]["none"] for each in found["by_tool_calls"]}
         cells = (f"{by[k]['value']:.1%}" if k in by else "" for k in range(1, most + 1))
         yield row(name, *cells)
-    yield from head("system prompt of", *names, "smolagents")
+    yield from head("system prompt of", *names, PEER)
     for part in PARTS:
         held = [found["prompts"]["team"].get(part) for found in sets.values()]
-        peer = next((f"{each['smolagents']:,.0f}" for each in held if each), "")
+        peer = next((f"{each[PEER]:,.0f}" for each in held if each), "")
         yield row(part, *(f"{each['tokens']:.0f}" if each else "" for each in held), peer)
-    for kind in ("compact", "full"):
+    for kind in PROMPTS:
         own = (f"{found['prompts']['chain'][kind]:.0f}" for found in sets.values())
         yield row(f"student, {kind}", *own, "")
-    for kind in ("compact", "full"):
-        for cache in CACHES[:2]:
+    for kind in PROMPTS:
+        for cache in STRETCHED:
             yield from head(f"{kind}, {cache}", *names)
             for key, label in LENGTHS.items():
                 cells = []
@@ -106,8 +104,8 @@ def main(sets: Json) -> Iterator[str]:
                     cells.append(f"{each['tokens_a_call']:,.0f}: {saved}")
                 yield row(label, *cells)
     yield from head("84.6% needs", *names)
-    for kind in ("compact", "full"):
-        for cache in CACHES[:2]:
+    for kind in PROMPTS:
+        for cache in STRETCHED:
             needed = (found["prompt_tokens_for_claim"][kind][cache] for found in sets.values())
             yield row(f"{kind} student, {cache}", *(f"{each:,}" for each in needed))
 

@@ -7,6 +7,7 @@ the reason, after the sandbox's side has been checked.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -78,7 +79,10 @@ def said(started: subprocess.Popen[str], timeout: float) -> tuple[str, str]:
         started.wait(timeout)
     except subprocess.TimeoutExpired:
         started.send_signal(signal.SIGABRT)
-        started.wait(10)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            started.wait(10)
+        started.kill()  # one that was stopped cannot abort; what it wrote is there all the same
+        started.wait()
     texts = []
     for file in (started.stdout, started.stderr):
         assert file is not None
