@@ -43,8 +43,8 @@ def head(*cells: str) -> Iterator[str]:
     yield "|" + "---|" * len(cells)
 
 
-def main(sets: Json) -> Iterator[str]:
-    names = list(sets)
+def savings(sets: Json) -> Iterator[str]:
+    """Tokens for a solved task, and what the chain saves of them."""
     yield from head("set", "cache", "team", "chain, compact", "fewer", "chain, full", "fewer")
     for name, found in sets.items():
         for cache in CACHINGS:
@@ -59,6 +59,10 @@ def main(sets: Json) -> Iterator[str]:
                 number(full["chain"]),
                 percent(full["reduction"]),
             )
+
+
+def tasks(sets: Json) -> Iterator[str]:
+    """How many tasks the counts are over."""
     yield from head(
         "set", "tasks", "solved by the team", "... and converted", "no chain", "tool calls, both"
     )
@@ -67,25 +71,41 @@ def main(sets: Json) -> Iterator[str]:
         missing = sum(found["without_chain"].values())
         solved = found["solved"]
         yield row(name, found["n"], solved["team"], solved["chain"], missing, number(calls, 2))
+
+
+def both_solve(sets: Json) -> Iterator[str]:
+    """The same over the tasks that both solve, and in money."""
     yield f"\nboth solve: {[found['paired_tasks'] for found in sets.values()]}"
     for what, of in (("tokens", "paired"), ("money", "per_solved")):
-        yield from head(f"{what}, {of}", *names)
+        yield from head(f"{what}, {of}", *sets)
         for cache in CACHINGS:
             saved = [f[of]["compact"][f"{what}.{cache}"]["reduction"] for f in sets.values()]
             yield row(cache, *map(percent, saved))
+
+
+def makeup(sets: Json) -> Iterator[str]:
+    """What the tokens are made of."""
     yield from head("set", "", "system prompts", "what agents have seen", "written", "model calls")
     for name, found in sets.items():
         for side, label in (("team", "team"), ("compact", "chain, compact")):
             made = found["makeup"][side]
             tokens = (f"{made[key]:,.0f}" for key in ("system", "context", "written"))
             yield row(name if side == "team" else "", label, *tokens, f"{made['model_calls']:.1f}")
+
+
+def by_tool_calls(sets: Json) -> Iterator[str]:
+    """The saving by the number of tool calls."""
     most = max(each["tool_calls"] for found in sets.values() for each in found["by_tool_calls"])
     yield from head("fewer tokens, no cache", *map(str, range(1, most + 1)))
     for name, found in sets.items():
         by = {each["tool_calls"]: each["reduction"]["none"] for each in found["by_tool_calls"]}
         cells = (f"{by[k]['value']:.1%}" if k in by else "" for k in range(1, most + 1))
         yield row(name, *cells)
-    yield from head("system prompt of", *names, PEER)
+
+
+def prompts(sets: Json) -> Iterator[str]:
+    """How long the system prompts are."""
+    yield from head("system prompt of", *sets, PEER)
     for part in PARTS:
         held = [found["prompts"]["team"].get(part) for found in sets.values()]
         peer = next((f"{each[PEER]:,.0f}" for each in held if each), "")
@@ -93,9 +113,13 @@ def main(sets: Json) -> Iterator[str]:
     for kind in PROMPTS:
         own = (f"{found['prompts']['chain'][kind]:.0f}" for found in sets.values())
         yield row(f"student, {kind}", *own, "")
+
+
+def lengths(sets: Json) -> Iterator[str]:
+    """The saving if the team's prompts were longer or shorter."""
     for kind in PROMPTS:
         for cache in STRETCHED:
-            yield from head(f"{kind}, {cache}", *names)
+            yield from head(f"{kind}, {cache}", *sets)
             for key, label in LENGTHS.items():
                 cells = []
                 for found in sets.values():
@@ -103,14 +127,22 @@ def main(sets: Json) -> Iterator[str]:
                     saved = percent(each["reduction"][kind][cache])
                     cells.append(f"{each['tokens_a_call']:,.0f}: {saved}")
                 yield row(label, *cells)
-    yield from head("84.6% needs", *names)
+
+
+def claim(sets: Json) -> Iterator[str]:
+    """How long they would have to be for the paper's figure."""
+    yield from head("84.6% needs", *sets)
     for kind in PROMPTS:
         for cache in STRETCHED:
             needed = (found["prompt_tokens_for_claim"][kind][cache] for found in sets.values())
             yield row(f"{kind} student, {cache}", *(f"{each:,}" for each in needed))
 
 
+TABLES = (savings, tasks, both_solve, makeup, by_tool_calls, prompts, lengths, claim)
+
+
 if __name__ == "__main__":
     path = Path(sys.argv[1] if len(sys.argv) > 1 else "runs/cost/cost.json")
-    for line in main(json.loads(path.read_text(encoding="utf-8"))["sets"]):
-        print(line)
+    found = json.loads(path.read_text(encoding="utf-8"))["sets"]
+    for table in TABLES:
+        print("\n".join(table(found)))
