@@ -65,6 +65,9 @@ def evaluate(
     code_session: SessionFlag = False,
     unsafe_code: UnsafeFlag = False,
     turns: Annotated[int, typer.Option(help="Most turns of a rollout.")] = 12,
+    tokens: Annotated[
+        int, typer.Option(help="Most tokens sampled in all; 0: what the context has room for.")
+    ] = 0,
     turn_tokens: Annotated[int, typer.Option(help="Most tokens sampled in a turn.")] = 512,
     malformed: Annotated[int, typer.Option(help="Malformed turns that are forgiven.")] = 2,
     context: Annotated[int, typer.Option(help="Most tokens of a whole rollout.")] = 3072,
@@ -97,6 +100,7 @@ def evaluate(
         code_session=code_session,
         unsafe_code=unsafe_code,
         turns=turns,
+        tokens=tokens,
         turn_tokens=turn_tokens,
         malformed=malformed,
         context=context,

@@ -84,6 +84,8 @@ class EvalSettings:
     unsafe_code: bool = False
     """Run programs without a sandbox."""
     turns: int = 12
+    tokens: int = 0
+    """Sampled over all turns; 0: as many as the context has room for."""
     turn_tokens: int = 512
     malformed: int = 2
     context: int = 3072
@@ -97,6 +99,8 @@ class EvalSettings:
         for name in ("k", "passages", "turns", "turn_tokens", "context", "concurrency"):
             if (found := getattr(self, name)) < 1:
                 raise ConfigError(f"{name} is {found!r}, expected at least 1.")
+        if self.tokens < 0:
+            raise ConfigError(f"tokens is {self.tokens!r}, expected 0 or more.")
         Decoding(temperature=self.temperature)  # refuses what cannot be sampled at
         self.kit()
         check_chooser(self.best_of, JudgeSettings(self.judge))
@@ -135,6 +139,7 @@ class EvalSettings:
         """What one rollout may spend; the clock is left out, since it is the machine's."""
         return Budget(
             turns=self.turns,
+            tokens=self.tokens or self.context,
             turn_tokens=self.turn_tokens,
             context=self.context,
             malformed=self.malformed,
