@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 
 import pytest
 from hypothesis import given
@@ -19,6 +20,7 @@ from coa.estimates import (
     student,
     wilson,
 )
+from coa.evaluate.comparing import Measured, against
 
 
 @pytest.mark.parametrize(
@@ -102,7 +104,29 @@ def test_paired() -> None:
     assert found.difference.value == pytest.approx(0.2)
     assert found.p_value == 1.0
     better = paired([0] * 8, [1] * 8)
-    assert better.difference[:3] == (1.0, 1.0, 1.0) and better.p_value == 2 / 2**8
+    assert better.difference.value == better.difference.high == 1.0
+    assert 0 < better.difference.low < 0.5 and better.p_value == 2 / 2**8, "eight are few"
+    clear = paired([0] * 10, [1] * 10)
+    assert clear.difference[:3] == (1.0, 1.0, 1.0)
+
+
+def test_where_few_tasks_differ_an_interval_leaves_zero_out_only_if_the_sign_test_does() -> None:
+    for n in (20, 200, 500):
+        for wins, losses in product(range(10), range(10)):
+            if wins + losses < 10:
+                a = [0] * wins + [1] * losses + [1] * (n - wins - losses)
+                b = [1] * wins + [0] * losses + [1] * (n - wins - losses)
+                found = paired(a, b)
+                low, high = found.difference.low, found.difference.high
+                assert low <= (wins - losses) / n <= high and low < high
+                assert not (low > 0 or high < 0) or found.p_value < 0.05, (wins, losses, n)
+
+
+def test_the_order_of_samples_decides_no_win() -> None:
+    one = Measured("one", "exact", {"t": [0.1, 0.2, 0.3]})
+    other = Measured("other", "exact", {"t": [0.3, 0.2, 0.1]})
+    row = against(one, other)
+    assert (row["wins"], row["losses"], row["ties"], row["won"], row["lost"]) == (0, 0, 1, [], [])
 
 
 def test_the_sign_test() -> None:

@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 Z95 = 1.959964
 RESAMPLES = 2000
+SAME = 1e-9
+"""Scores that differ by no more are equal: a mean of several is rounded."""
 FEW = 5
 """Successes, or failures, below which a bootstrap of a share is not trusted."""
 
@@ -120,15 +122,48 @@ def paired(a: Sequence[float], b: Sequence[float]) -> Paired:
     """Mean of b - a over tasks, with interval, wins, losses and significance."""
     assert len(a) == len(b), (len(a), len(b))
     differences = [y - x for x, y in zip(a, b, strict=True)]
-    wins = sum(d > 0 for d in differences)
-    losses = sum(d < 0 for d in differences)
+    wins = sum(d > SAME for d in differences)
+    losses = sum(d < -SAME for d in differences)
     return Paired(
-        bootstrap(differences),
+        difference_of(differences, bootstrap(differences)),
         wins,
         losses,
         len(differences) - wins - losses,
         sign_test(wins, losses),
     )
+
+
+def difference_of(differences: Sequence[float], drawn: Estimate) -> Estimate:
+    """A bootstrapped mean of differences with `few_differ` around its interval, where so few tasks
+    differ that there is little to draw from: four wins and no loss are not significant, and no
+    difference at all is no certainty."""
+    wins = sum(d > SAME for d in differences)
+    losses = sum(d < -SAME for d in differences)
+    if not differences or wins + losses >= 2 * FEW or not all(-1 <= d <= 1 for d in differences):
+        return drawn
+    low, high = few_differ(wins, losses, len(differences))
+    return drawn._replace(low=min(drawn.low, low), high=max(drawn.high, high))
+
+
+def few_differ(wins: int, losses: int, n: int) -> tuple[float, float]:
+    """An interval of (wins - losses) / n that is never too narrow: the share of tasks that differ,
+    by Wilson, times how one-sided they are, by the sign test turned round."""
+    share = wilson(wins + losses, n)
+
+    def bound(won: int, lost: int) -> float:
+        """The least that the winning side may lead by."""
+        at_least, at_most = 0.0, won / (won + lost) if won else 0.0
+        for _ in range(50):  # the chance of a win at which so many have 2.5%
+            chance = (at_least + at_most) / 2
+            tail = sum(
+                math.comb(won + lost, i) * chance**i * (1 - chance) ** (won + lost - i)
+                for i in range(won, won + lost + 1)
+            )
+            at_least, at_most = (chance, at_most) if tail < 0.025 else (at_least, chance)
+        lead = 2 * at_least - 1
+        return lead * (share.high if lead < 0 else share.low)
+
+    return bound(wins, losses), -bound(losses, wins)
 
 
 def sign_test(wins: int, losses: int) -> float:

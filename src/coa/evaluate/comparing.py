@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
+from math import fsum
 
 from coa.estimates import RESAMPLES, Estimate, bootstrap, paired
 from coa.evaluate.resampling import Resamples
@@ -34,7 +35,7 @@ class Measured:
 
     def mean(self, task_id: str) -> float:
         found = self.scores[task_id]
-        return sum(found) / len(found)
+        return fsum(found) / len(found)  # 0.1 + 0.2 + 0.3, in any order, is the same
 
     @property
     def means(self) -> list[float]:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
 from coa.errors import RecordError
-from coa.estimates import Estimate, as_share, student
+from coa.estimates import SAME, Estimate, as_share, difference_of, student
 from coa.evaluate.resampling import RESAMPLES
 from coa.runs import Json
 
@@ -92,11 +92,16 @@ def measure(
             for row, other in zip(table, tables[against], strict=True)
         ]
         every = [difference for row in pairs for difference in row]
-        found["differences"][name] = _shown(pairs, resamples, rerun) | {
+        shown = _shown(pairs, resamples, rerun)
+        if share and not rerun:
+            low, high = shown["ci95"]
+            wider = difference_of(every, Estimate(shown["value"], low, high, shown["n"]))
+            shown["ci95"] = [round(wider.low, 5), round(wider.high, 5)]
+        found["differences"][name] = shown | {
             **(_over_seeds(pairs) if rerun and len(seeds) > 1 else {}),
             # Not wins and losses: of some measures less is better.
-            "above": sum(difference > 0 for difference in every),
-            "below": sum(difference < 0 for difference in every),
+            "above": sum(difference > SAME for difference in every),
+            "below": sum(difference < -SAME for difference in every),
         }
     return found
 
