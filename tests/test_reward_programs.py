@@ -94,6 +94,7 @@ async def test_programs_that_solve_the_task_pass(reward: Reward) -> None:
         (PAIRS, "class Solution:\n    def pairs(self, n, k): return [[3, 1]]", "another result"),
         (PAIRS, "class Solution: pass", "AttributeError"),
         (ADD, "def sub(a, b): return a - b", "NameError"),
+        ({"functional": "assert gcd(4, 6) == 2"}, "def lcm(a, b): return 12", "NameError"),
         (SQUARES, "def square(n): return n", "AssertionError"),
     ],
 )
@@ -177,6 +178,7 @@ async def test_what_is_wrong_with_tests_is_one_line_with_the_task(tests: Any, sa
         ("1 2 \n3\n\n", "1 2\n3", True, True, True),
         ("1  2", "1 2", False, True, True),
         ("1\n2", "1 2", False, True, True),
+        ("1 2", "1\n2", False, True, True),
         ("Yes", "YES", False, False, False),
         ("1.0", "1", False, True, True),
         ("0.50", "0.5", False, True, True),
@@ -195,6 +197,44 @@ def test_outputs_are_compared_by_the_rule_that_the_task_names(
 ) -> None:
     rules = {"exact": exact, "tokens": tokens, "float": near}
     assert {rule: same_output(found, wanted, rule, 1e-6) for rule in rules} == rules
+
+
+def test_by_lines_what_belongs_to_a_line_stands_in_it() -> None:
+    assert same_output("YES\nNO\n", " YES \nNO", "lines", 0)
+    assert same_output("1.0  2\n3\n\n", "1 2.00\n3", "lines", 0)
+    assert not same_output("YES NO", "YES\nNO", "lines", 0)
+    assert not same_output("YES\n\nNO", "YES\nNO", "lines", 0)
+
+
+async def test_a_tests_own_rules_are_kept(reward: Reward) -> None:
+    tests = {"stdin": [""], "expected_output": ["YES 0.33333333"]}
+    near = {"compare": "float", "tolerance": 1e-5, "ignore_case": True}
+    answer = "print('Yes', 1 / 3)"
+    assert (await judged(reward, tests | near, answer)).score == 1.0
+    assert (await judged(reward, tests | near | {"ignore_case": False}, answer)).score == 0.0
+    assert (await judged(reward, tests, answer)).score == 0.0
+    gcd = "print(gcd(4, 6), inf)"
+    tests = {"stdin": [""], "expected_output": ["2 inf"]}
+    assert (await judged(reward, tests | {"library": True}, gcd)).score == 1.0
+    assert (await judged(reward, tests, gcd)).score == 0.0, "a program must import what it uses"
+
+
+async def test_a_result_that_is_equal_to_the_literal_is_right_whatever_its_type(
+    reward: Reward,
+) -> None:
+    for program, wanted in (
+        ("Counter([1, 1, 2])", "{1: 2, 2: 1}"),
+        ("defaultdict(list, a=[1])", "{'a': [1]}"),
+        ("deque([1, 2])", "[1, 2]"),
+        ("[inf, -inf]", "[1e999, -1e999]"),
+        ("frozenset([1])", "{1}"),
+        ("{'a': deque([Counter('x')])}", "{'a': [{'x': 1}]}"),
+    ):
+        tests = {"functional": f"assert f() == {wanted}"}
+        answer = f"def f():\n    return {program}"
+        assert (await judged(reward, tests, answer)).score == 1.0, program
+    wrong = "def f():\n    return Counter([1])"
+    assert (await judged(reward, {"functional": "assert f() == {1: 2}"}, wrong)).score == 0.0
 
 
 def test_values_are_compared_as_python_values() -> None:
@@ -232,7 +272,14 @@ def test_what_asserts_a_literal_is_compared_outside_of_the_sandbox() -> None:
     assert case.call == "Solution().pairs([3, 1, 3], 2)" and case.values == ([[3, 2]],)
     (case,) = read_suite({"functional": "assert f(1) == (2, 'a'), 'no'"}).cases
     assert case.call == "f(1)" and case.values == ((2, "a"),)
-    for other in ("assert f(1) == g(1)", "x = f(1)\nassert y == 1", "assert f(1) > 2", "(", "1"):
+    for other in (
+        "assert f(1) == g(1)",
+        "x = f(1)\nassert y == 1",
+        "assert f(1) > 2",
+        "(",
+        "1",
+        "assert f() == {[1]: 2}",
+    ):
         (case,) = read_suite({"functional": other}).cases
         assert case.check == other and not case.call
 

@@ -23,7 +23,7 @@ from coa.errors import CoaError, RecordError
 from coa.protocol import PRESETS, Block, Grammar, check, load_grammar, parse, system_prompt
 from coa.protocol.prompt import PromptKind
 from coa.runs import Json, dumps, write_jsonl
-from coa.tasks.benchmarks.programs import SUITE_KEYS
+from coa.tasks.benchmarks.programs import SUITE_CHOICES, SUITE_KEYS
 from coa.tasks.published import after_instructions, asked_in, read_columns
 from coa.tasks.task import Task, TaskSet
 from coa.trajectory import Author, Segment, StopReason, Trajectory, Usage, save_trajectories
@@ -35,7 +35,7 @@ RARE = 0.02
 """A tag in fewer of a file's rows than this does not decide about its grammar."""
 _OBSERVATION = re.compile(r"<(observation|information)>.*?</\1>", re.S)
 _TARGETS = ("target", "ground_truth", "answers", "answer", "golden_answers")
-_TESTS = (*SUITE_KEYS, "tests", "compare", "tolerance")
+_TESTS = (*SUITE_KEYS, "tests", *SUITE_CHOICES)
 """What `coa.rewards.suites` reads."""
 _SHOWN = (
     *("index", "split", "difficulty", "level", "platform", "contest_date", "contest_id"),

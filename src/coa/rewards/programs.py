@@ -13,9 +13,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
-from coa.errors import ConfigError, RecordError
+from coa.errors import ConfigError
 from coa.rewards.scored import Checker, Part
-from coa.rewards.suites import Case, Suite, fault_of, program_for, read_suite
+from coa.rewards.suites import Case, Suite, fault_of, program_for, suite_of
 from coa.tasks.task import Task
 from coa.tools.code import describe
 from coa.tools.sandbox import Limits, Outcome, Sandbox, SandboxError
@@ -75,10 +75,7 @@ class ProgramChecker:
     async def __call__(self, task: Task, trajectory: Trajectory) -> Part:
         if "tests" not in task.gold:
             return Part(None, "the task has no tests")
-        try:
-            suite = read_suite(task.gold["tests"])
-        except RecordError as error:
-            raise RecordError(f"task {task.id}: {error}") from None
+        suite = suite_of(task)
         source = program_in(trajectory.answer or "")
         if not source.strip():
             return Part(0.0, "no program")
@@ -101,7 +98,9 @@ class ProgramChecker:
     async def _fault(self, suite: Suite, case: Case, source: str) -> str:
         """Why a case is not passed; empty when it is."""
         mark = secrets.token_hex(8)
-        outcome = await self._box.run(program_for(case, source, mark), case.stdin)
+        outcome = await self._box.run(
+            program_for(case, source, mark, library=suite.library), case.stdin
+        )
         if outcome.ended != "ok":
             return self._last_words(outcome)
         return fault_of(suite, case, outcome.stdout, mark)

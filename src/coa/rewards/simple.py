@@ -9,6 +9,7 @@ from coa.errors import ConfigError, did_you_mean
 from coa.rewards.answers import exact, f1, squad
 from coa.rewards.calls import calls
 from coa.rewards.scored import Scorer
+from coa.rewards.suites import suite_of
 from coa.tasks.sets import kind_of
 from coa.tasks.task import Task
 from coa.trajectory import Trajectory
@@ -65,6 +66,8 @@ def lacking(reward: str, task: Task) -> str:
     """
     name = reward_for(task) if reward == "auto" else reward
     if name in ("tests", "calls"):
+        if name == "tests" and name in task.gold:
+            suite_of(task)  # one that cannot be read says so here
         return "" if name in task.gold else name
     by_answers = name in ("exact", "squad", "f1", "gym", "judge", "math")
     return "gold answer" if by_answers and not task.answers else ""

@@ -22,17 +22,42 @@ from decimal import Decimal, InvalidOperation
 from typing import Any, Literal, get_args
 
 from coa.errors import RecordError, did_you_mean
+from coa.tasks.task import Task
 
-Compare = Literal["exact", "tokens", "float"]
+Compare = Literal["exact", "lines", "tokens", "float"]
 COMPARISONS: tuple[str, ...] = get_args(Compare)
 TOLERANCE = 1e-6
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
-_LIBRARY = (
-    "from typing import *; from collections import *; from itertools import *; "
-    "from functools import *; from heapq import *; from bisect import *; "
-    "import bisect, collections, functools, heapq, itertools, math, operator, random, re, string\n"
+_MODULES = "string re datetime collections heapq bisect copy math random statistics itertools"
+_MODULES += " functools operator io sys json"
+_LIBRARY = "; ".join(
+    [
+        *(f"from {name} import *" for name in _MODULES.split()),
+        "from builtins import *",  # pow and open are meant to be Python's own
+        "from typing import *",
+        f"import {', '.join(_MODULES.split())}",
+        "sys.setrecursionlimit(50_000)\n",
+    ]
 )
-"""What sites with starter code import for everybody, and their starter code relies on."""
+"""What sites with starter code import for everybody, and their starter code relies on; the list is
+LiveCodeBench's."""
+_PLAIN = """
+def _plain_(value):
+    value = value.tolist() if hasattr(value, "tolist") else value
+    if isinstance(value, dict):
+        return {key: _plain_(each) for key, each in value.items()}
+    if isinstance(value, tuple):
+        return tuple(map(_plain_, value))
+    if isinstance(value, list) or type(value).__name__ == "deque":
+        return list(map(_plain_, value))
+    if isinstance(value, frozenset):
+        return set(value)
+    if isinstance(value, float) and abs(value) == float("inf"):
+        said = "1e999" if value > 0 else "-1e999"
+        return type("", (float,), {"__repr__": lambda self: said})(value)
+    return value
+"""
+"""What is equal to a literal as one: a Counter, a deque, an array of numpy, an infinity."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +78,10 @@ class Suite:
     cases: tuple[Case, ...]
     compare: Compare = "tokens"
     tolerance: float = TOLERANCE
+    ignore_case: bool = False
+    """`Yes` is YES."""
+    library: bool = False
+    """What sites import for everybody stands before programs that read their input, too."""
 
 
 def read_suite(tests: Any) -> Suite:
@@ -66,6 +95,10 @@ def read_suite(tests: Any) -> Suite:
     tolerance = tests.get("tolerance", TOLERANCE)
     if isinstance(tolerance, bool) or not isinstance(tolerance, (int, float)) or tolerance < 0:
         raise RecordError(f"tests: tolerance is {tolerance!r}, expected a number of 0 or more.")
+    switches = {name: tests.get(name, False) for name in ("ignore_case", "library")}
+    for name, found in switches.items():
+        if not isinstance(found, bool):
+            raise RecordError(f"tests: {name} is {found!r}, expected true or false.")
     tests = _from_apps(tests)
     cases = [*_outputs(tests), *_calls(tests), *_checks(tests)]
     if not cases:
@@ -73,7 +106,15 @@ def read_suite(tests: Any) -> Suite:
             "tests: found none; expected stdin with expected_output, function with calls, or "
             "functional."
         )
-    return Suite(tuple(cases), compare, float(tolerance))
+    return Suite(tuple(cases), compare, float(tolerance), **switches)
+
+
+def suite_of(task: Task) -> Suite:
+    """The suite of a task that has one; what is wrong with it names the task."""
+    try:
+        return read_suite(task.gold["tests"])
+    except RecordError as error:
+        raise RecordError(f"task {task.id}: {error}") from None
 
 
 def _from_apps(tests: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -157,31 +198,41 @@ def _as_call(check: str) -> Case | None:
                 )
             ]:
                 return Case(call=ast.unparse(call), values=(ast.literal_eval(expected),))
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         pass
     return None
 
 
-def program_for(case: Case, source: str, mark: str) -> str:
+def program_for(case: Case, source: str, mark: str, *, library: bool = False) -> str:
     """What runs in the sandbox: the program, and for a call or a check what is asked of it.
 
     `mark` stands before what we read; a program that cannot know it cannot write it.
     """
+    before = "" if "from __future__" in source else _LIBRARY
     if case.output is not None:
-        return source
-    library = "" if "from __future__" in source else _LIBRARY
+        return f"{before}{source}" if library else source
     said = repr(f"\n{mark}")
     if case.call:
-        # An array of numpy writes itself in its own way; as a list it is a literal.
-        asked = f"_ = {case.call}\n_ = _.tolist() if hasattr(_, 'tolist') else _\n"
-        return f"{library}{source}\n\n{asked}print({said} + repr(_))\n"
-    return f"{library}{source}\n\n{case.check}\nprint({said})\n"
+        asked = f"_ = {case.call}\n{_PLAIN}print({said} + repr(_plain_(_)))\n"
+        return f"{before}{_without(case.call) if before else ''}{source}\n\n{asked}"
+    return f"{before}{source}\n\n{case.check}\nprint({said})\n"
+
+
+def _without(call: str) -> str:
+    """What is called is the program's own: `gcd` of the library must not stand in for it."""
+    called = ast.parse(call, mode="eval").body
+    assert isinstance(called, ast.Call), call
+    names = {node.id for node in ast.walk(called.func) if isinstance(node, ast.Name)}
+    return f"for _ in {sorted(names)!r}: globals().pop(_, None)\n"
 
 
 def fault_of(suite: Suite, case: Case, stdout: str, mark: str) -> str:
     """Why what a program wrote, having ended well, is not what the case asks for; or nothing."""
     if case.output is not None:
-        same = same_output(stdout, case.output, suite.compare, suite.tolerance)
+        found, wanted = stdout, case.output
+        if suite.ignore_case:
+            found, wanted = found.lower(), wanted.lower()
+        same = same_output(found, wanted, suite.compare, suite.tolerance)
         return "" if same else "another output"
     _, found, said = stdout.rpartition(f"\n{mark}")
     if not found:
@@ -197,10 +248,17 @@ def fault_of(suite: Suite, case: Case, stdout: str, mark: str) -> str:
 
 
 def same_output(found: str, wanted: str, compare: str, tolerance: float) -> bool:
-    """`exact`: by lines, but for spaces at their ends and empty lines at the end. `tokens`: by
-    words, and 1.0 is 1. `float`: by words, and numbers within the tolerance."""
+    """`exact`: by lines, but for spaces at their ends and empty lines at the end. `lines`: by
+    lines, of each its words, and 1.0 is 1. `tokens`: by words, wherever lines end. `float`: by
+    words, and numbers within the tolerance."""
     if compare == "exact":
         return _lines(found) == _lines(wanted)
+    if compare == "lines":
+        ours, theirs = found.strip().splitlines(), wanted.strip().splitlines()
+        return len(ours) == len(theirs) and all(
+            same_output(one, other, "tokens", tolerance)
+            for one, other in zip(ours, theirs, strict=True)
+        )
     given, asked = found.split(), wanted.split()
     slack = tolerance if compare == "float" else 0.0
     return len(given) == len(asked) and all(map(lambda a, b: _same(a, b, slack), given, asked))

@@ -32,6 +32,10 @@ SUITE_KEYS = (
     *("inputs", "outputs", "fn_name"),
 )
 """Keys of tests that the reward `tests` reads as they are."""
+SUITE_CHOICES = ("compare", "tolerance", "ignore_case", "library")
+_AS_LIVECODEBENCH = {"compare": "lines", "library": True}
+_AS_CODECONTESTS = {"compare": "float", "tolerance": 1e-5, "ignore_case": True}
+"""How their own testers compare."""
 _SITES = ("unknown", "codechef", "codeforces", "hackerearth", "codejam", "atcoder", "aizu")
 """CodeContests numbers the sites."""
 
@@ -44,7 +48,7 @@ def livecodebench(row: Row) -> Task:
         meta["contest_date"] = str(date)
     named = row.get("question_id", "index")
     if row.get("ground_truth") is not None:
-        tests = _suite_in(row)
+        tests = _suite_in(row, _AS_LIVECODEBENCH)
         return task_of(row, row.text("question"), (), meta, {"tests": tests}, named)
     starter = str(row.get("starter_code") or "")
     tests, left = _livecode_tests(row)
@@ -61,7 +65,7 @@ def codecontests(row: Row) -> Task:
     numbered = isinstance(site, int) and 0 <= site < len(_SITES)
     meta = {"family": _SITES[site] if numbered else site, "level": rating}
     if row.get("ground_truth") is not None:
-        gold = {"tests": _suite_in(row)}
+        gold = {"tests": _suite_in(row, _AS_CODECONTESTS)}
         return task_of(row, row.text("question"), (), meta, gold, row.get("name", "index"))
     cases: list[tuple[str, str]] = []
     for name in ("public_tests", "private_tests", "generated_tests"):
@@ -71,7 +75,8 @@ def codecontests(row: Row) -> Task:
         raise row.error("holds no test")
     kept = _within(cases)
     meta["tests_left_out"] = len(cases) - len(kept) or None
-    suite = {"stdin": [given for given, _ in kept], "expected_output": [said for _, said in kept]}
+    given, said = [given for given, _ in kept], [said for _, said in kept]
+    suite = {"stdin": given, "expected_output": said, **_AS_CODECONTESTS}
     question = f"{row.text('description')}\n\n{_STDIN}\n{_ANSWER}"
     return task_of(row, question, (), meta, {"tests": suite}, row.get("name"))
 
@@ -103,7 +108,8 @@ def _others(row: Row, prompt: str, entry: str) -> str:
 # -- tests -----------------------------------------------------------------------------------
 
 
-def _suite_in(row: Row) -> Json:
+def _suite_in(row: Row, how: Json) -> Json:
+    """The tests of a row, compared as the row says, or else as the benchmark does."""
     truth = row.get("ground_truth")
     held = row.parsed("ground_truth", truth) if isinstance(truth, str) else truth
     tests = (
@@ -111,7 +117,7 @@ def _suite_in(row: Row) -> Json:
     )
     if not tests:
         raise row.error(f"'ground_truth' holds no tests, expected one of {', '.join(SUITE_KEYS)}")
-    return tests
+    return tests | how | {key: held[key] for key in SUITE_CHOICES if key in held}
 
 
 def _pairs(row: Row, name: str) -> list[tuple[str, str]]:
@@ -134,7 +140,7 @@ def _livecode_tests(row: Row) -> tuple[Json, int]:
     left = len(listed) - len(cases)
     if listed[0].get("testtype") != "functional":
         given, said = [given for given, _ in cases], [said for _, said in cases]
-        return {"stdin": given, "expected_output": said}, left
+        return {"stdin": given, "expected_output": said, **_AS_LIVECODEBENCH}, left
     called = row.nested("metadata").text("func_name")
     calls = [
         {

@@ -62,7 +62,9 @@ def task_of(
 
 def trivia(row: Row) -> Task:
     """TriviaQA: the answer is an object with a value and its aliases."""
-    return task_of(row, row.text("question"), row.answers("golden_answers", "answer"))
+    return task_of(
+        row, row.text("question"), row.answers("golden_answers", "answer", "ground_truth")
+    )
 
 
 def musique(row: Row) -> Task:
@@ -70,7 +72,7 @@ def musique(row: Row) -> Task:
     if str(row.get("answerable")).lower() == "false":
         raise LeftOut("made to be unanswerable")
     aliases = row.get("answer_aliases")
-    answers = row.answers("golden_answers", "answer")
+    answers = row.answers("golden_answers", "answer", "ground_truth")
     if aliases is not None:
         answers = tuple(dict.fromkeys([*answers, *row.answers("answer_aliases")]))
     hops = _HOPS.search(str(row.get("id", "_id") or ""))
