@@ -18,7 +18,7 @@ from coa.rewards import (
     normalise,
     token_f1,
 )
-from coa.rewards.answers import squad
+from coa.rewards.answers import same_words, squad
 from coa.tasks.task import Task
 from coa.trajectory import Trajectory
 
@@ -48,6 +48,21 @@ def answered(answer: str | None) -> Trajectory:
         (".pe", "pe"),
         ("'Peru'!", "peru"),
         ("UTC-3", "utc-3"),
+        ("x - 1", "x-1"),
+        ("- 5", "-5"),
+        ("1990 - 1995", "1990-1995"),
+        ("Apollo - 11", "apollo 11"),
+        ("x >= 5", "x>=5"),
+        ("O(n^2)", "o n^2"),
+        ("2 * x + 1", "2*x+1"),
+        ("a + 1", "a+1"),
+        ("C++", "c++"),
+        ("F#", "f#"),
+        ("#1", "1"),
+        ("AC/DC", "ac dc"),
+        ("**Paris**", "paris"),
+        ("2.0.1", "2.0.1"),
+        ("2.0.", "2"),
         ("", ""),
         (" .,!? ", ""),
         ("S\u00e3o Paulo", "s\u00e3o paulo"),
@@ -78,6 +93,12 @@ def test_normalising_keeps_what_an_answer_means(text: str, plain: str) -> None:
         ("-5.", ("5",), 0),
         ("A", ("A",), 1),
         ("B", ("A",), 0),
+        ("P(A|B)", ("P(A|B)",), 1),
+        ("x + 1", ("x - 1",), 0),
+        ("x > 5", ("x < 5",), 0),
+        ("O(n^2)", ("O(n/2)",), 0),
+        ("C#", ("C++",), 0),
+        ("2.0.1", ("2.1",), 0),
     ],
 )
 def test_exact_match(answer: str, golds: tuple[str, ...], score: float) -> None:
@@ -96,6 +117,8 @@ def test_exact_match(answer: str, golds: tuple[str, ...], score: float) -> None:
         ("The Sol", "sol", 1, 1),
         ("", "...", 0, 0),
         ("A", "B", 0, 0),
+        ("The The", "the the", 1, 1),
+        ("A", "a", 1, 1),
     ],
 )
 def test_the_published_sets_are_scored_as_squad_scores(
@@ -123,6 +146,18 @@ def test_the_published_sets_are_scored_as_squad_scores(
 def test_token_f1(answer: str, golds: tuple[str, ...], score: float) -> None:
     assert token_f1(answer, golds) == pytest.approx(score)
     assert f1(Task("q?", golds), answered(answer)) == pytest.approx(score)
+
+
+def test_f1_of_the_published_sets_has_squads_words_and_is_never_below_their_match() -> None:
+    task = Task("q?", ("J.K. Rowling",), meta={"reward": "squad"})
+    assert f1(task, answered("JK Rowling")) == squad(task, answered("JK Rowling")) == 1.0
+
+
+def test_what_needs_no_judge_is_the_gold_word_for_word() -> None:
+    for answer, gold in (("LIMA.", "Lima"), (" 1,000 km", "1000  km"), ("x - 1", "X - 1")):
+        assert same_words(answer, (gold,)), (answer, gold)
+    for answer, gold in (("x - 1", "x + 1"), ("A!", "A?"), ("5%", "5"), ("a.", "b."), ("", "a")):
+        assert not same_words(answer, (gold,)), (answer, gold)
 
 
 def test_no_answer_scores_zero_and_no_gold_cannot_be_judged() -> None:

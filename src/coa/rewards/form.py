@@ -54,8 +54,8 @@ def check_format(
 ) -> Part:
     """How well formed a trajectory is. `grammar`: its own, where it is no preset."""
     settings = settings or FormatSettings()
-    if not trajectory.steps:
-        return Part(None, "the model wrote nothing that has a form")
+    if not trajectory.steps:  # what has ended so has no answer either
+        return Part(None if trajectory.stop is None else 0.0, "the model wrote nothing")
     tools = tuple(trajectory.tools)
     bound = bound_to(grammar, tools) if grammar else load_bound(trajectory.grammar, tools)
     if settings.graded:

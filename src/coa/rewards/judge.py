@@ -23,7 +23,7 @@ from typing import Any
 
 from coa.engines.store import resolve
 from coa.errors import ConfigError, EngineError, ModelError, Unavailable
-from coa.rewards.answers import exact_match
+from coa.rewards.answers import same_words
 from coa.rewards.scored import Checker, Part
 from coa.runs import Json
 from coa.tasks.task import Task
@@ -171,7 +171,7 @@ class Judge:
             return Part(0.0, "no answer")
         if len(answer) > LONGEST_ANSWER:
             return Part(0.0, f"longer than {LONGEST_ANSWER} characters")
-        if self.settings.exact_first and exact_match(answer, task.answers):
+        if self.settings.exact_first and same_words(answer, task.answers):
             return Part(1.0, "exact match")
         self.usage.asked += 1
         body = self._body(task, answer)

@@ -1,8 +1,8 @@
 """math: whether an answer is the same number, expression, set or interval as a gold answer.
 
 math-verify compares, in a process of its own (see `math_process`). Here texts are made ready for
-it, and its verdict is read: an answer that cannot be read, or that takes too long, is wrong. But a
-gold that is not even equal to itself judges nobody: the score is None, and a warning says so once.
+it, and its verdict is read: an answer that cannot be read, or that takes too long, is wrong. A gold
+that is not even equal to itself is compared as text alone, and a warning says so once.
 `|` joins no alternatives here: it may stand for an absolute value.
 """
 
@@ -29,7 +29,7 @@ _WORDS = re.compile(r"(?=.*[^\W\d_]{4})[^\W\d_]+(?:[ -][^\W\d_]+)*")
 """Four letters or more are a word; fewer may be a product, as in `abc`."""
 _POWER = re.compile(r"\s*\*\*\s*(\w+|\([^()]*\))")
 _SYMBOL = re.compile(r"\b(?:pi|oo)\b")
-_SENTENCE = re.compile(r"(?:[A-Za-z]{2,}\s+){2,}")
+_SENTENCE = re.compile(r"(?:[A-Za-z]{2,}\s+){2,}|\banswer\b", re.I)
 _LAST_CLAIM = re.compile(r".*(?:\b(?:is|are|be|equals?)\b|[:=])\s*(.+)", re.S)
 
 
@@ -97,7 +97,7 @@ class MathChecker:
             return Part(1.0)
         unsound = [gold for gold in formulas if not await self._is_sound(task, gold)]
         if unsound and len(unsound) == len(golds):
-            return Part(None, f"the gold answer {unsound[0]!r} cannot be read")
+            return Part(0.0, f"the gold answer {unsound[0]!r} is no formula, and another text")
         return Part(0.0, f"stopped by {found}" if isinstance(found, str) else "")
 
     async def _is_sound(self, task: Task, gold: str) -> bool:
@@ -107,7 +107,8 @@ class MathChecker:
             if not self._sound[gold]:
                 print(
                     f"coa: warning: task {task.id}: the gold answer {gold!r} cannot be read as "
-                    "mathematics; it judges nobody. Write it as LaTeX, or use another reward.",
+                    "mathematics; it is compared as text. Write it as LaTeX, or use another "
+                    "reward.",
                     file=sys.stderr,
                 )
         return self._sound[gold]
@@ -119,14 +120,15 @@ def forms(answer: str) -> list[str]:
 
     A number is never picked out of a formula: `2x` is not 2, and `5, 6` is not 6.
     """
-    read = [_marked(answer)]
     text = _bare(answer)
-    if "\\" not in text and (printed := _as_latex(text)) != text:
-        read.append(_marked(printed))
     if _SENTENCE.search(text) and not any(mark in text for mark in _DELIMITERS):
         claim = _LAST_CLAIM.fullmatch(text)
-        if claim:
-            read.append(_marked(claim[1]))
+        if claim is None:
+            return []
+        text = _bare(claim[1])
+    read = [_marked(text)]
+    if "\\" not in text and (printed := _as_latex(text)) != text:
+        read.append(_marked(printed))
     return read
 
 

@@ -74,14 +74,32 @@ class Task:
             raise RecordError(
                 f"{unknown!r} is not a field of a task.{hint} Fields of your own go under 'meta'."
             )
-        answers = record["answers"] if "answers" in record else record.get("answer") or ()
+        given = {key: value for key, value in record.items() if value is not None}
         return cls(
             question=record["question"],
-            answers=(answers,) if isinstance(answers, str) else tuple(answers),
-            id=str(record.get("id", "")),
-            meta=record.get("meta", {}),
-            gold=record.get("gold", {}),
+            answers=_answers(given.get("answers", given.get("answer", ()))),
+            id=str(given.get("id", "")),
+            meta=_table(given, "meta"),
+            gold=_table(given, "gold"),
         )
+
+
+def _answers(given: Any) -> tuple[str, ...]:
+    """Gold answers as a file has them: a text, a number, or a list of these."""
+    listed = given if isinstance(given, (list, tuple)) else [given]
+    for answer in listed:
+        if not isinstance(answer, (str, int, float)):
+            raise RecordError(
+                f"'answers': found {answer!r}, expected a text, a number or a list of these."
+            )
+    return tuple(map(str, listed)) if listed != [""] else ()
+
+
+def _table(given: Json, name: str) -> Mapping[str, Any]:
+    found = given.get(name, {})
+    if not isinstance(found, Mapping):
+        raise RecordError(f"{name!r}: found {found!r}, expected an object.")
+    return found
 
 
 def in_turn(queues: Iterable[Iterator[Task]]) -> Iterator[Task]:
