@@ -113,6 +113,22 @@ def test_a_task_without_gold_cannot_be_evaluated() -> None:
         summarise([task], [attempt(task, 0, "a", 1)], [Scored(None)])
 
 
+def test_without_gold_answers_there_is_no_f1_and_it_dilutes_none() -> None:
+    tested, asked = Task("Write.", gold={"tests": {}}), Task("Where?", ("Lima",))
+    made = [attempt(tested, 0, "print()", 1), attempt(asked, 0, "Lima", 1)]
+    summary, _ = summarise([tested, asked], made, [Scored(1.0), Scored(1.0)])
+    assert summary["f1"] == 1.0
+    summary, _ = summarise([tested], made[:1], [Scored(1.0)])
+    assert "f1" not in summary
+
+
+def test_a_rollout_may_write_as_much_as_its_context_holds() -> None:
+    assert EvalSettings(turn_tokens=8192, context=32768).budget().tokens == 32768
+    assert EvalSettings(tokens=100).budget().tokens == 100
+    with pytest.raises(ConfigError, match="tokens is -1, expected 0 or more"):
+        EvalSettings(tokens=-1)
+
+
 async def test_samples_differ_in_their_key_and_stand_in_order(tmp_path: Path) -> None:
     tasks = [Task(f"{n}?", ("Paris",)) for n in range(4)]
     engine = ScriptedEngine([SEARCH.format("x"), ANSWER])

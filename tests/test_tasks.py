@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,56 @@ def test_one_answer_may_be_written_without_a_list(tmp_path: Path) -> None:
     path.write_text('{"question": "Where?", "answer": "Lima"}\n')
     (task,) = TaskSet.load(path)
     assert task.answers == ("Lima",)
+
+
+@pytest.mark.parametrize(
+    ("fields", "answers"),
+    [
+        ('"answer": 42', ("42",)),
+        ('"answer": 0', ("0",)),
+        ('"answers": [1.5, "one and a half"]', ("1.5", "one and a half")),
+        ('"answer": ""', ()),
+        ('"answers": null, "meta": null, "gold": null, "id": null', ()),
+        ('"answers": null, "answer": "Lima"', ("Lima",)),
+    ],
+)
+def test_numbers_are_answers_and_null_is_nothing(
+    fields: str, answers: tuple[str, ...], tmp_path: Path
+) -> None:
+    path = tmp_path / "tasks.jsonl"
+    path.write_text(f'{{"question": "Where?", {fields}}}\n{{"question": "When?", {fields}}}\n')
+    first, second = TaskSet.load(path)
+    assert first.answers == second.answers == answers
+    assert first.id != second.id and not first.meta and not first.gold
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ('"answers": {"a": 1}', "'answers': found {'a': 1}, expected a text, a number or a list"),
+        ('"answers": [["a"]]', "'answers': found ['a'], expected"),
+        ('"meta": [1]', "'meta': found [1], expected an object"),
+        ('"gold": "x"', "'gold': found 'x', expected an object"),
+    ],
+)
+def test_a_field_of_another_type_is_named_with_its_line(
+    fields: str, says: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "tasks.jsonl"
+    path.write_text(f'{{"question": "Where?", {fields}}}\n')
+    with pytest.raises(RecordError, match=re.escape(f"tasks.jsonl:1: {says}")):
+        TaskSet.load(path)
+
+
+def test_tests_that_cannot_be_read_are_told_before_anything_is_rolled_out(tmp_path: Path) -> None:
+    path = tmp_path / "tasks.jsonl"
+    path.write_text('{"question": "Add.", "id": "t-1", "gold": {"tests": {"calls": [1]}}}\n')
+    script = tmp_path / "model.jsonl"
+    script.write_text('{"question": "Add.", "turns": ["<answer>1</answer>"]}\n')
+    settings = EvalSettings(model=f"scripted:{script}", tasks=str(path))
+    with pytest.raises(RecordError, match="task t-1: tests: function is None"):
+        run_eval(settings, tmp_path / "run", quiet=True)
+    assert not (tmp_path / "run").exists()
 
 
 def test_an_unknown_field_is_named_with_its_line(tmp_path: Path) -> None:

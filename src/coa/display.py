@@ -209,7 +209,8 @@ def print_summary(out: Console, summary: Json, where: str, latency: Json | None 
         out.print(f"{name:>20}  {percent(found['value'], found['ci95'])}")
     out.print(f"{'model':>20}  {summary.get('model', '')}")
     for key in ("tokens_per_task", "tokens_per_solved", "tool_calls_per_task", "f1"):
-        out.print(f"{key:>20}  {summary[key]}")
+        if key in summary:
+            out.print(f"{key:>20}  {summary[key]}")
     for name, line in _costs(summary, latency or {}):
         out.print(f"{name:>20}  {line}")
     stops = ", ".join(f"{name} {count}" for name, count in summary["stop_reasons"].items())

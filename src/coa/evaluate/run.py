@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from coa.distill.chain import Chain, GrammarOf, bound_grammar
@@ -63,9 +63,7 @@ def summarise(
         "accuracy": round(overall.value, 4),
         "ci95": [round(overall.low, 4), round(overall.high, 4)],
         **sample_figures(tasks, samples, chosen_by),
-        "f1": round(
-            sum(f1(by_id[t.task_id], t) or 0.0 for t in trajectories) / max(1, len(trajectories)), 4
-        ),
+        **_overlap(by_id, trajectories),
         **_spent(trajectories, solved, grammar_of),
     }
     if tariff is not None:
@@ -76,6 +74,13 @@ def summarise(
         if groups := _grouped(tasks, means, field):
             summary[f"by_{field}"] = groups
     return summary, records
+
+
+def _overlap(by_id: Mapping[str, Task], trajectories: Sequence[Trajectory]) -> Json:
+    """Token F1 over the tasks that have gold answers; of tests and calls there is none."""
+    judged = [f1(by_id[trajectory.task_id], trajectory) for trajectory in trajectories]
+    found = [score for score in judged if score is not None]
+    return {"f1": round(sum(found) / len(found), 4)} if found else {}
 
 
 def _record(task: Task, sample: Sample, found: Scored) -> Json:
@@ -120,8 +125,9 @@ def _check_judged(trajectories: Sequence[Trajectory], scored: Sequence[Scored]) 
         why = next(found.reason for found in scored if found.score is None)
         raise RecordError(
             f"task {unknown[0].task_id}: the reward cannot judge it ({why or 'no gold answer?'}), "
-            f"and so it is with {len(unknown)} of {len(scored)} rollouts. "
-            "They are kept: put it right and give the same command again."
+            f"and so it is with {len(unknown)} of {len(scored)} rollouts. They are kept: where "
+            "what failed works again (a judge, a sandbox), the same command asks it once more. "
+            "Other gold or another reward needs another --out."
         )
 
 
