@@ -51,7 +51,10 @@ LONG_FILES: dict[str, str] = {}
 """Path -> why it may be longer than the limit."""
 
 BANNED = {"util", "helper", "manager", "handler", "processor", "data", "info", "misc", "wrapper"}
-GIVEN_NAMES = {"handle_data": "html.parser.HTMLParser calls it"}
+GIVEN_NAMES = {
+    "handle_data": "html.parser.HTMLParser calls it",
+    "data_received": "asyncio.Protocol has it",
+}
 """Names that another library chose -> who did."""
 
 MACHINE_PATH = re.compile(r"(?<![\w./$}])/(?:work|root|home)(?![\w-])")

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,41 @@ def test_a_client_that_goes_away_ends_its_rollout_and_frees_its_place(
     assert sum("499 client gone" in line for line in server.lines) == 2
 
 
+@pytest.mark.parametrize("extra", [b"\r\n", b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"])
+@pytest.mark.parametrize("stream", [True, False])
+def test_bytes_after_a_request_do_not_hide_that_its_client_has_left(
+    tmp_path: Path, stream: bool, extra: bytes
+) -> None:
+    engine = HeldEngine()
+    with Server(tmp_path, engine) as server:
+        leaving = raw_request(server, {**BODY, "stream": stream})
+        eventually(lambda: engine.begun == 1, "the rollout runs")
+        leaving.sendall(extra)
+        leaving.close()
+        eventually(lambda: engine.cancelled == 1, "the engine was told")
+        eventually(lambda: server.busy == (0, 0), "its place is free")
+
+
+def test_bytes_after_a_request_cost_a_client_its_connection_and_not_its_answer(
+    tmp_path: Path,
+) -> None:
+    engine = HeldEngine()
+    with Server(tmp_path, engine) as server, raw_request(server, BODY) as client:
+        eventually(lambda: engine.begun == 1, "the rollout runs")
+        client.sendall(b"\r\n")
+        engine.let_go.set()
+        assert b"Lima" in read_until(client, b"[DONE]")
+        while client.recv(4096):
+            pass
+
+
+def test_a_body_in_pieces_is_put_together_and_its_connection_is_used_again(tmp_path: Path) -> None:
+    with Server(tmp_path) as server, raw_request(server, BODY, pieces=5) as client:
+        assert b"Lima" in read_until(client, b"[DONE]\n\n\r\n0\r\n\r\n")
+        client.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert b"200 OK" in read_until(client, b'{"status":"ok"}')
+
+
 def test_a_rollout_that_takes_too_long_ends_as_one_of_length(tmp_path: Path) -> None:
     with Server(tmp_path, HeldEngine(), limits=limits(seconds=0.05)) as server:
         *_, last = stream_of(server)
@@ -159,11 +195,16 @@ def test_clients_that_come_and_go_leave_nothing_behind(tmp_path: Path) -> None:
         assert engine.now == 0 and engine.most <= 4
 
 
-def raw_request(server: Server, body: Json) -> socket.socket:
+def raw_request(server: Server, body: Json, pieces: int = 1) -> socket.socket:
     content = json.dumps(body).encode()
     made = socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])))
     head = f"Host: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(content)}"
-    made.sendall(f"POST /v1/chat/completions HTTP/1.1\r\n{head}\r\n\r\n".encode() + content)
+    request = f"POST /v1/chat/completions HTTP/1.1\r\n{head}\r\n\r\n".encode() + content
+    size = -(-len(request) // pieces)
+    for start in range(0, len(request), size):
+        made.sendall(request[start : start + size])
+        if pieces > 1:
+            time.sleep(0.05)  # else they would arrive as one
     return made
 
 

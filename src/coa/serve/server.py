@@ -177,6 +177,7 @@ def _make_server(desk: Desk, settings: Serving) -> uvicorn.Server:
     import uvicorn
 
     from coa.serve.app import make_app
+    from coa.serve.connection import Connection
 
     class Server(uvicorn.Server):
         @contextlib.contextmanager
@@ -186,7 +187,7 @@ def _make_server(desk: Desk, settings: Serving) -> uvicorn.Server:
 
     config = uvicorn.Config(
         make_app(desk, settings.key, int(time.time())),
-        http="h11",  # bounds the headers of a request; others that may be installed do not
+        http=Connection,
         lifespan="off",
         ws="none",
         access_log=False,
