@@ -144,6 +144,22 @@ def test_names_of_models_tell_no_folder(tmp_path: Path, monkeypatch: pytest.Monk
     assert public_name("afm-135m") == "afm-135m"
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_weights_tell_no_folder_to_clients_and_all_of_it_to_the_record(
+    tmp_path: Path, stream: bool
+) -> None:
+    engine, kept = ScriptedEngine(TURNS), tmp_path / "kept.jsonl"
+    engine.weights = "/srv/models/qwen"  # as of openai:/srv/models/qwen@URL
+    with Server(tmp_path, engine, out=kept) as server:
+        listed = httpx.get(f"{server.url}/v1/models").text
+        body = {**BODY, "stream": stream}
+        told = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=WAIT_S).text
+    assert '"weights":"qwen"' in listed and '"weights":"qwen"' in told
+    assert "/srv" not in listed + told
+    (trajectory,) = load_trajectories(kept)
+    assert trajectory.weights == "/srv/models/qwen"
+
+
 # -- the start -------------------------------------------------------------------------------
 
 

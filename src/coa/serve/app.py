@@ -36,7 +36,7 @@ from coa.serve.keys import Lock
 from coa.serve.narration import Piece
 from coa.serve.places import Ticket
 from coa.serve.refusals import Refused, our_fault, unavailable
-from coa.serve.replies import DONE, STILL_HERE, Reply, as_json, event
+from coa.serve.replies import DONE, STILL_HERE, Reply, as_json, event, public_weights
 from coa.serve.request import Asked, read_request
 
 JSON = {"content-type": "application/json"}
@@ -112,7 +112,7 @@ def _most(desk: Desk) -> int:
 def _model(desk: Desk, name: str, started: int) -> Json:
     agent = desk.agents[name]
     about = {"grammar": agent.grammar.name, "tools": list(agent.grammar.tool_roles)}
-    about["weights"] = desk.engine.weights
+    about["weights"] = public_weights(desk.engine.weights)
     made = {"id": name, "object": "model", "created": started, "owned_by": "coa", "coa": about}
     return made
 

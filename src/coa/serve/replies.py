@@ -15,6 +15,7 @@ import secrets
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from coa.runs import Json
 from coa.serve.narration import Piece
@@ -104,7 +105,7 @@ class Reply:
             "trajectory": self.id,
             "task_id": trajectory.task_id,
             "grammar": trajectory.grammar,
-            "weights": trajectory.weights,
+            "weights": public_weights(trajectory.weights),
             "seed": trajectory.seed,
             "turns": trajectory.usage.turns,
             "tool_calls": trajectory.usage.tool_calls,
@@ -118,6 +119,11 @@ class Reply:
 def finish_reason(trajectory: Trajectory) -> str:
     """`length` whenever a budget ended the work, also when a suggested answer was released."""
     return "length" if trajectory.truncated else "stop"
+
+
+def public_weights(weights: str) -> str:
+    """The version of weights as strangers see it: of a server's model that is a path, its name."""
+    return Path(weights).name
 
 
 def usage_of(usage: Usage) -> Json:
