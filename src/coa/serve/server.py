@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import math
 import os
 import signal
@@ -82,12 +81,17 @@ class Listening:
         if self.desk.stopping:
             self.desk.cut()
             # Rollouts that are cut still tell their clients; nobody else is waited for.
-            leave = functools.partial(setattr, self._server, "force_exit", True)
-            asyncio.get_running_loop().call_later(FAREWELL_S, leave)
+            asyncio.get_running_loop().call_later(FAREWELL_S, self._leave)
             return
         self.desk.stopping = True
         self._server.should_exit = True
         asyncio.get_running_loop().call_later(self._grace_s, self.desk.cut)
+
+    def _leave(self) -> None:
+        self._server.force_exit = True
+        # Since Python 3.12 a server that was closed is waited for as long as a connection is open.
+        for connection in list(self._server.server_state.connections):
+            connection.transport.abort()
 
 
 def serve(settings: Serving, note: Note) -> None:
