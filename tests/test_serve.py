@@ -17,7 +17,7 @@ from coa.errors import ConfigError, MissingExtra, UsageError
 from coa.runs import Json
 from coa.serve.server import Serving, listening
 from coa.trajectory import load_trajectories
-from serving import PLAN, TURNS, WAIT_S, BrokenEngine, Server, Watched, engine_error
+from serving import PLAN, TURNS, WAIT_S, BrokenEngine, Server, Watched, engine_error, limits
 
 openai = pytest.importorskip("openai")
 pytest.importorskip("uvicorn")
@@ -289,6 +289,13 @@ async def test_what_is_missing_or_cannot_be_is_said_at_once(
 ) -> None:
     with pytest.raises(ConfigError, match="temperature is -1, expected 0 or more"):
         Serving(temperature=-1)
+    for odd in (float("inf"), float("nan"), -1.0):
+        for name in ("grace_s", "memory_gb"):
+            with pytest.raises(ConfigError, match=f"{name} is {odd}, expected a finite number"):
+                Serving(**{name: odd})
+        for name in ("seconds", "stall_s"):
+            with pytest.raises(ConfigError, match=f"{name} is {odd}, expected a finite number"):
+                Serving(limits=limits(**{name: odd}))
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     with pytest.raises(MissingExtra, match=r"chain-of-agents\[serve\]"):
         async with listening(Serving(model="no-such-model"), print):

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from coa.engines import Engine, load_engine, rollouts_at_once, slots_for
 from coa.engines.store import pull_missing, resolve_default
-from coa.errors import MissingExtra, UsageError
+from coa.errors import ConfigError, MissingExtra, UsageError
 from coa.runs import Appender
 from coa.runtime import Decoding
 from coa.serve.agents import open_agents
@@ -67,6 +67,12 @@ class Serving:
 
     def __post_init__(self) -> None:
         Decoding(temperature=self.temperature)  # says what cannot be sampled with
+        limits = {"seconds": self.limits.seconds, "stall_s": self.limits.stall_s}
+        for name, value in (
+            limits | {"grace_s": self.grace_s, "memory_gb": self.memory_gb}
+        ).items():
+            if value is not None and not 0 <= value < math.inf:
+                raise ConfigError(f"{name} is {value!r}, expected a finite number, 0 or more.")
 
 
 class Listening:
