@@ -56,7 +56,7 @@ def ref(place: Path) -> str:
 def merged(ref: str, place: Path) -> Any:
     """Our own tensors of the merged model, by name."""
     source = resolve(ref)
-    found = Merged(source, place / "cache" / "models" / "smollm2-135m", "float32")
+    found = Merged(source, place / "cache" / "models" / "smollm2-135m")
     return {name: found.take(name) for name in found.shapes}
 
 
@@ -193,6 +193,34 @@ def test_a_model_that_llama_cpp_would_read_otherwise_is_refused(tmp_path: Path) 
     with pytest.raises(ModelError, match=r"has a token 9999, and the model has \d+ only"):
         export_model(f"hf:{llama}", tmp_path / "out", "gguf", note=silent)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("to", "dtype", "value"),
+    [("hf", "float16", 1e5), ("gguf", "float16", 1e5), ("gguf", "q8_0", 1e7)],
+)
+def test_a_value_that_the_type_cannot_hold_is_one_line_and_no_folder(
+    to: str, dtype: str, value: float, tmp_path: Path
+) -> None:
+    name = "model.layers.0.mlp.up_proj.weight"
+    folder = make_tiny_model(tmp_path / "wide")
+    add_tensors(folder, {name: read_tensors(folder)[name].fill_(value)})
+    with pytest.raises(ModelError) as caught:
+        export_model(f"hf:{folder}", tmp_path / "out", to, dtype, note=silent)
+    assert str(caught.value) == (
+        f"{folder}: '{name}' has the value {value:g}, which {dtype} cannot hold. "
+        "Export with --dtype bfloat16 or float32."
+    )
+    assert not (tmp_path / "out").exists()
+    export_model(f"hf:{folder}", tmp_path / "out", to, "bfloat16", note=silent)
+
+
+def add_tensors(folder: Path, tensors: dict[str, Any]) -> None:
+    """Give a model more tensors, or others."""
+    from safetensors.torch import save_file
+
+    changed = read_tensors(folder) | tensors
+    save_file(changed, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def test_another_base_is_refused(ref: str, tmp_path: Path) -> None:

@@ -44,12 +44,12 @@ def export_model(ref: str, out: Path, to: str = "hf", dtype: str = "", note: Not
     folder = model_folder(source)
     if to == "gguf":
         check_gguf(folder)
-    merged = Merged(source, folder, dtype if to == "hf" else "float32")
+    merged = Merged(source, folder)
     size = f"about {merged.count() * TYPES[to][dtype] / 1e6:,.1f} MB"
     note(f"writing {ref} as {dtype} to {out}, {size}")
     with whole_folder(out, f"the model needs {size}") as target:
         if to == "hf":
-            write_hf(target, folder, merged)
+            write_hf(target, folder, merged, dtype)
         else:
             path = target / f"{_title(ref)}-{QUANTS[dtype].lower()}.gguf"
             write_gguf(path, folder, merged.shapes, merged.take, dtype, _title(ref))

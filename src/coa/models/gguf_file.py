@@ -16,6 +16,7 @@ from typing import Any
 
 from coa.engines.shape import Shape, read_config, unsupported
 from coa.errors import MissingExtra, ModelError
+from coa.models.merged import check_range
 
 QUANTS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "q8_0": "Q8_0"}
 """Our name of a type to that of GGUF."""
@@ -68,7 +69,7 @@ def write_gguf(
         writer.add_file_type(_file_type(dtype))
         writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
         _write_tokenizer(writer, folder, shape.vocab)
-        _write_tensors(writer, shapes, take, shape, QUANTS[dtype])
+        _write_tensors(writer, folder, shapes, take, shape, dtype)
     finally:
         writer.close()
 
@@ -99,36 +100,41 @@ def _write_numbers(writer: Any, shape: Shape, config: dict[str, Any]) -> None:
 # -- tensors ---------------------------------------------------------------------------------
 
 
-def _write_tensors(writer: Any, shapes: Shapes, take: TakeTensor, shape: Shape, quant: str) -> None:
+def _write_tensors(
+    writer: Any, folder: Path, shapes: Shapes, take: TakeTensor, shape: Shape, dtype: str
+) -> None:
     """One at a time: the header needs sizes only, so no two tensors are held at once."""
     import gguf
     import numpy
 
     listed = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, shape.layers)
-    kinds = {}
+    types = {name: _type_of(size, dtype) for name, size in shapes.items()}
     for name, size in shapes.items():
         title = listed.get_name(name, try_suffixes=(".weight",))
         if title is None:
             raise ModelError(f"The model's tensor {name!r} has no place in a GGUF of a llama.")
-        kind = kinds[name] = gguf.GGMLQuantizationType[_kind_of(size, quant)]
+        kind = gguf.GGMLQuantizationType[QUANTS[types[name]]]
         held = gguf.quant_shape_to_byte_shape(size, kind)
         writer.add_tensor_info(title, held, numpy.uint8, math.prod(held), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
     heads = {"q_proj": shape.heads, "k_proj": shape.kv_heads}
-    for name, kind in kinds.items():
-        values = take(name).numpy()
+    for name, own in types.items():
+        tensor = take(name)
+        check_range(folder, name, tensor, own)
+        values = tensor.numpy()
         if (module := name.split(".")[-2]) in heads:
             values = _permute(values, heads[module])
+        kind = gguf.GGMLQuantizationType[QUANTS[own]]
         writer.write_tensor_data(gguf.quants.quantize(values, kind))
 
 
-def _kind_of(size: Sequence[int], quant: str) -> str:
+def _type_of(size: Sequence[int], dtype: str) -> str:
     """llama.cpp wants vectors in float32, and a row that blocks do not divide is not quantised."""
     if len(size) == 1:
-        return "F32"
-    return "F16" if quant == "Q8_0" and size[-1] % 32 else quant
+        return "float32"
+    return "float16" if dtype == "q8_0" and size[-1] % 32 else dtype
 
 
 def _permute(values: Any, heads: int) -> Any:

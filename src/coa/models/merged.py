@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 from safetensors import safe_open
+from torch import Tensor
 
 from coa.engines.codec import Codec
 from coa.engines.llama import MergedTensors
@@ -15,17 +16,21 @@ from coa.engines.lora import read_adapter
 from coa.engines.shape import read_config
 from coa.engines.store import ModelSource, base_hash
 from coa.engines.weights import weight_files
+from coa.errors import ModelError
 from coa.train.folders import write_json, write_model
+
+_HALVED = {"float16": 1, "q8_0": 127}
+"""Types that keep a value in float16, and what it is divided by: a block of q8_0 keeps a step."""
 
 
 class Merged:
-    """The tensors of a model, merged in float32 and then cast, read one at a time."""
+    """The tensors of a model, merged in float32, read one at a time."""
 
-    def __init__(self, source: ModelSource, folder: Path, dtype: str) -> None:
+    def __init__(self, source: ModelSource, folder: Path) -> None:
         adapter = None
         if source.adapter is not None:
             adapter = read_adapter(source.adapter, base_hash(folder))
-        self.take = MergedTensors(folder, adapter, getattr(torch, dtype))
+        self.take = MergedTensors(folder, adapter, torch.float32)
         self.shapes: dict[str, list[int]] = {}
         for path in weight_files(folder):
             with safe_open(path, framework="pt") as file:
@@ -39,9 +44,27 @@ class Merged:
         return sum(map(math.prod, self.shapes.values()))
 
 
-def write_hf(target: Path, folder: Path, merged: Merged) -> None:
+def check_range(folder: Path, name: str, tensor: Tensor, dtype: str) -> None:
+    """A value that is too large for the type it is written in is an error, not an infinity."""
+    if dtype not in _HALVED:
+        return
+    largest = tensor.abs().max()
+    if not bool(torch.isfinite((largest / _HALVED[dtype]).to(torch.float16))):
+        raise ModelError(
+            f"{folder}: {name!r} has the value {float(largest):g}, which {dtype} cannot hold. "
+            "Export with --dtype bfloat16 or float32."
+        )
+
+
+def write_hf(target: Path, folder: Path, merged: Merged, dtype: str) -> None:
     """A folder that plain transformers loads, with settings that end a turn where we end it."""
-    write_model(target, folder, {name: merged.take(name) for name in merged.shapes})
+    tensors = {}
+    for name in merged.shapes:
+        tensor = tensors[name] = merged.take(name)
+        if tensor.is_floating_point():
+            check_range(folder, name, tensor, dtype)
+            tensors[name] = tensor.to(getattr(torch, dtype))
+    write_model(target, folder, tensors)
     config = read_config(folder)
     beside = folder / "generation_config.json"
     settings = json.loads(beside.read_text("utf-8")) if beside.is_file() else {}
