@@ -215,6 +215,28 @@ def test_a_value_that_the_type_cannot_hold_is_one_line_and_no_folder(
     export_model(f"hf:{folder}", tmp_path / "out", to, "bfloat16", note=silent)
 
 
+@pytest.mark.parametrize("to", ["hf", "gguf"])
+def test_quantised_weights_are_refused(to: str, tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "int4")
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps(config | {"quantization_config": {"quant_method": "gptq"}}))
+    with pytest.raises(ModelError, match=r"config\.json, 'gptq'\), expected plain ones\. Export"):
+        export_model(f"hf:{folder}", tmp_path / "out", to, note=silent)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_tensor_that_is_no_weight_is_copied_as_it_is(tmp_path: Path) -> None:
+    folder, table = make_tiny_model(tmp_path / "llama"), torch.tensor([2**31 + 1, -7])
+    add_tensors(folder, {"a.table": table})  # the first by name
+    export_model(f"hf:{folder}", tmp_path / "out", "hf", "bfloat16", note=silent)
+    found = read_tensors(tmp_path / "out")
+    copied = found.pop("a.table")
+    assert copied.dtype == torch.int64 and copied.tolist() == table.tolist()
+    assert {tensor.dtype for tensor in found.values()} == {torch.bfloat16}
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "bfloat16"
+
+
 def add_tensors(folder: Path, tensors: dict[str, Any]) -> None:
     """Give a model more tensors, or others."""
     from safetensors.torch import save_file

@@ -53,8 +53,11 @@ class MergedTensors:
         if self._adapter is not None and name in self._adapter.whole:
             self._unused.discard(name)
             replaced: Tensor = self._adapter.whole[name]
-            return replaced.to(self._dtype)
-        tensor: Tensor = self._files[name].get_tensor(name).float()
+            return replaced.to(self._dtype) if replaced.is_floating_point() else replaced
+        tensor: Tensor = self._files[name].get_tensor(name)
+        if not tensor.is_floating_point():  # a table or a mask, no weight
+            return tensor
+        tensor = tensor.float()
         module = name.removesuffix(".weight")
         if self._adapter is not None and module in self._adapter.pairs:
             down, up = self._adapter.pairs[module]

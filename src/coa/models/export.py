@@ -38,10 +38,11 @@ def export_model(ref: str, out: Path, to: str = "hf", dtype: str = "", note: Not
     refuse_to_overwrite(out)
     try:
         from coa.models.gguf_file import QUANTS, check_gguf, write_gguf
-        from coa.models.merged import Merged, write_hf
+        from coa.models.merged import Merged, refuse_quantised, write_hf
     except ImportError as exc:
         raise MissingExtra("Exporting a model", "train") from exc
     folder = model_folder(source)
+    refuse_quantised(folder)
     if to == "gguf":
         check_gguf(folder)
     merged = Merged(source, folder)

@@ -23,6 +23,18 @@ _HALVED = {"float16": 1, "q8_0": 127}
 """Types that keep a value in float16, and what it is divided by: a block of q8_0 keeps a step."""
 
 
+def refuse_quantised(folder: Path) -> None:
+    """Numbers that mean something with their scales alone can be neither merged nor rounded."""
+    quantised = read_config(folder).get("quantization_config")
+    if quantised:
+        method = quantised.get("quant_method") if isinstance(quantised, dict) else None
+        raise ModelError(
+            f"{folder}: found quantised weights (quantization_config in config.json"
+            f"{f', {method!r}' if method else ''}), expected plain ones. "
+            "Export the model that it was made from."
+        )
+
+
 class Merged:
     """The tensors of a model, merged in float32, read one at a time."""
 

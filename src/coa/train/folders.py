@@ -30,7 +30,8 @@ def write_model(folder: Path, base: Path, tensors: dict[str, Tensor]) -> None:
     config = read_config(base)
     # Older files call it torch_dtype; a reader that finds both would have to choose.
     config.pop("torch_dtype", None)
-    config["dtype"] = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
+    weights = (tensor.dtype for tensor in tensors.values() if tensor.is_floating_point())
+    config["dtype"] = str(next(weights)).removeprefix("torch.")
     write_json(folder / "config.json", config)
     save_torch_state_dict(tensors, folder, max_shard_size=SHARD)
     for path in folder.glob("*.safetensors"):
