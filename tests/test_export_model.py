@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from typer.testing import CliRunner
 
-from tiny_model import make_tiny_model
+from tiny_model import TEMPLATE, make_tiny_model
 from trained_runs import make_base, make_run
 
 torch = pytest.importorskip("torch")
+gguf = pytest.importorskip("gguf")
 
 from coa.cli import app  # noqa: E402
 from coa.engines.lora import adapter_hash, read_tensors  # noqa: E402
@@ -147,6 +148,20 @@ def tokenizers(ref: str, place: Path) -> tuple[Tokenizer, Tokenizer]:
 def test_the_tokenizer_goes_along(tokenizers: tuple[Tokenizer, Tokenizer], text: str) -> None:
     first, second = tokenizers
     assert first.encode(text).ids == second.encode(text).ids
+
+
+def test_of_several_chat_templates_the_default_one_goes_along(tmp_path: Path) -> None:
+    folder = make_base(tmp_path)
+    path = folder / "tokenizer_config.json"
+    config = json.loads(path.read_text())
+    several = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": TEMPLATE}]
+    for written, read in ((several, TEMPLATE), (several[:1], None)):
+        path.write_text(json.dumps(config | {"chat_template": written}))
+        report = export_model(f"hf:{folder}", tmp_path / f"{read is None}", "gguf", note=silent)
+        [name] = [file for file in report["files"] if file.endswith(".gguf")]
+        fields = gguf.GGUFReader(tmp_path / f"{read is None}" / name).fields
+        held = fields.get("tokenizer.chat_template")
+        assert (held and held.contents()) == read
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,13 @@ class Codec:
         tokenizer = Tokenizer.from_file(str(path))
         config = _read_json(folder / "tokenizer_config.json")
         names = {key: _token_text(config.get(key)) for key in ("bos_token", "eos_token")}
-        return cls(tokenizer, _template_text(folder, config), names)
+        template = template_text(folder, config)
+        if not template:
+            raise ModelError(
+                f"{folder}: the tokenizer has no chat template. "
+                "Use an instruct model, or add a chat_template.jinja to the folder."
+            )
+        return cls(tokenizer, template, names)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -137,7 +143,8 @@ def _token_text(value: Any) -> str:
     return str(value["content"]) if isinstance(value, dict) else str(value or "")
 
 
-def _template_text(folder: Path, config: dict[str, Any]) -> str:
+def template_text(folder: Path, config: dict[str, Any]) -> str:
+    """The chat template of a model folder, of several the default one; empty where it has none."""
     file = folder / "chat_template.jinja"
     if file.is_file():
         return file.read_text(encoding="utf-8")
@@ -145,9 +152,4 @@ def _template_text(folder: Path, config: dict[str, Any]) -> str:
     if isinstance(template, list):
         named = {entry["name"]: entry["template"] for entry in template}
         template = named.get("default")
-    if not template:
-        raise ModelError(
-            f"{folder}: the tokenizer has no chat template. "
-            "Use an instruct model, or add a chat_template.jinja to the folder."
-        )
-    return str(template)
+    return str(template or "")

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from coa.engines.codec import template_text
 from coa.engines.shape import Shape, read_config, unsupported
 from coa.errors import MissingExtra, ModelError
 from coa.models.merged import check_range
@@ -168,9 +169,7 @@ def _write_tokenizer(writer: Any, folder: Path, vocabulary: int) -> None:
         text = token["content"] if isinstance(token, dict) else token
         if text in tokens:
             add(tokens.index(text))
-    beside = folder / "chat_template.jinja"
-    template = beside.read_text("utf-8") if beside.is_file() else config.get("chat_template")
-    if isinstance(template, str):
+    if template := template_text(folder, config):
         writer.add_chat_template(template)
 
 
