@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,26 @@ def test_a_grammar_of_ones_own_is_named_and_hinders_no_export(ref: str, place: P
     assert "### `my_own`" in own and "coa grammar show FILE.toml" in own and "~~~~" not in own
     both = how_to_prompt("mine", folder, {"grammar": ["my_own", "mhqa"], "prompt": ["full"]})
     assert "### `mhqa` (full prompt)" in both and both.count("~~~~") == 4
+
+
+@pytest.mark.parametrize("gguf_name", ["", "model-f16.gguf"])
+@pytest.mark.parametrize(
+    ("known", "options"),
+    [
+        ({"grammar": ["code", "mhqa"], "prompt": "compact"}, "--grammar mhqa --prompt compact "),
+        ({"grammar": "web", "prompt": "full"}, "--grammar web --prompt full "),
+        ({"grammar": ["web", "code"]}, "--grammar web --prompt compact "),
+        ({"grammar": "my_own"}, "--grammar FILE.toml --prompt compact "),
+        ({}, ""),
+    ],
+)
+def test_the_command_of_the_readme_asks_for_what_the_model_was_trained_on(
+    ref: str, place: Path, known: dict[str, Any], options: str, gguf_name: str
+) -> None:
+    folder = place / "cache" / "models" / "smollm2-135m"
+    text = how_to_prompt("mine", folder, known, gguf_name)
+    [command] = re.findall(r'coa ask "[^"]+" (.*?)(?:\\\n +)?--model', text, re.DOTALL)
+    assert command == options
 
 
 @pytest.mark.parametrize(

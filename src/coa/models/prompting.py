@@ -14,6 +14,7 @@ from coa.engines.codec import Codec
 from coa.errors import GrammarError
 from coa.models.card import listed
 from coa.protocol import Block, Grammar, PromptKind, load_grammar, system_prompt
+from coa.tasks.sets import DEFAULT_SET, KINDS
 
 _QUESTION = "What is the capital of the country where Osaka is located?"
 
@@ -23,30 +24,56 @@ def how_to_prompt(
 ) -> str:
     """The README; `known` is what `trained_on` says, `gguf` the name of a file, if it is one, and
     `terms` under which licence the weights are, where that is known."""
-    lines = [f"# {title}", "", *_use(gguf), "", *_protocol(folder, known), ""]
+    lines = [f"# {title}", "", *_use(gguf, known), "", *_protocol(folder, known), ""]
     return "\n".join([*lines, *(["## Licence", "", terms, ""] if terms else [])])
 
 
-def _use(gguf: str) -> Iterator[str]:
+def _use(gguf: str, known: dict[str, Any]) -> Iterator[str]:
+    asked = f'    coa ask "{_QUESTION}"{_options(known)}'
     yield "Exported with `coa model export`. `manifest.json` has the hashes of what it was made of."
     yield ""
     if gguf:
         yield "With llama.cpp:"
         yield ""
         yield f"    llama-server -m {gguf} --port 8080"
-        yield f'    coa ask "{_QUESTION}" --prompt compact \\'
+        yield f"{asked} \\"
         yield f"        --model openai:{gguf.removesuffix('.gguf')}@http://localhost:8080/v1"
         yield ""
         yield "The name in front of the @ is the one that the server lists under `/v1/models`."
         return
     yield "With coa, where `DIR` is this folder:"
     yield ""
-    yield f'    coa ask "{_QUESTION}" --model hf:DIR'
+    yield f"{asked} --model hf:DIR"
     yield ""
     yield "With transformers alone (`system` and `stops` are below):"
     yield ""
     for line in _SNIPPET.splitlines():
         yield f"    {line}".rstrip()
+
+
+def _options(known: dict[str, Any]) -> str:
+    """How to ask for what the model was trained on, which a server does not tell; else nothing."""
+    names, kinds = _trained(known)
+    if not names:
+        return ""
+    usual = KINDS[DEFAULT_SET].grammar
+    name = usual if usual in names else names[0]
+    given = "FILE.toml" if _preset(name) is None else name
+    return f" --grammar {given} --prompt {kinds[0]}"
+
+
+def _trained(known: dict[str, Any]) -> tuple[list[str], list[PromptKind]]:
+    """The grammars and the prompts that a model was trained on."""
+    kinds = listed(known.get("prompt")) or ["compact"]
+    return listed(known.get("grammar")), ["full" if each == "full" else "compact" for each in kinds]
+
+
+def _preset(name: str) -> Grammar | None:
+    """None for a grammar that was read from a file, which is not known here."""
+    try:
+        return load_grammar(name)
+    except GrammarError:
+        return None
 
 
 _SNIPPET = f"""\
@@ -65,7 +92,7 @@ print(tokenizer.decode(done[0][ids["input_ids"].shape[1]:]))"""
 
 
 def _protocol(folder: Path, known: dict[str, Any]) -> Iterator[str]:
-    names, kinds = listed(known.get("grammar")), listed(known.get("prompt", "compact"))
+    names, kinds = _trained(known)
     yield "## How to prompt it"
     yield ""
     if not names:
@@ -74,14 +101,12 @@ def _protocol(folder: Path, known: dict[str, Any]) -> Iterator[str]:
     yield from _LOOP.splitlines()
     first = ""
     for name in names:
-        try:
-            grammar = load_grammar(name)
-        except GrammarError:  # it was read from a file, which is not known here
+        grammar = _preset(name)
+        if grammar is None:
             yield from ("", f"### `{name}`", "")
             yield "A grammar of one's own: `coa grammar show FILE.toml --prompt compact`."
             continue
-        for each in kinds:
-            kind: PromptKind = "full" if each == "full" else "compact"
+        for kind in kinds:
             yield from _grammar_lines(grammar, kind)
             first = first or system_prompt(grammar, kind)
     if first:
