@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,12 +18,13 @@ import pytest
 from coa.attempts import Grammars
 from coa.display import console
 from coa.engines import load_engine
-from coa.errors import ModelError
+from coa.errors import ConfigError, ModelError
 from coa.protocol import load_grammar
 from coa.runs import Json
 from coa.runtime import Budget
 from coa.speedrun import run_speedrun
 from coa.speedrun.questions import SEED, answer_questions
+from coa.speedrun.recipe import TaskPart
 from coa.speedrun.table import print_speedrun
 from coa.tasks import make_tasks
 from coa.train.rl_stage import _knows
@@ -184,6 +186,64 @@ def test_an_adapter_for_another_base_is_one_line(finished: Finished, tmp_path: P
     with pytest.raises(ModelError, match="trained on a base with hash") as caught:
         load_engine(f"hf:{other}+{finished.root / 'rl' / 'adapter'}")
     assert "\n" not in str(caught.value)
+
+
+class Stopped(Exception):
+    """Where a run is interrupted."""
+
+
+@pytest.fixture
+def begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Finished:
+    """A run of a model of its own that was interrupted before its first stage."""
+
+    def stop(*_: Any) -> Path:
+        raise Stopped
+
+    monkeypatch.setattr("coa.speedrun._fine_tune", stop)
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(TASKS, encoding="utf-8")
+    overrides = [f"sft.model=hf:{make_tiny_model(tmp_path / 'model')}", *SMALL]
+    started = Finished(tmp_path / "run", recipe, overrides, {})
+    with pytest.raises(Stopped):
+        started.again([])
+    return started
+
+
+def test_a_run_is_not_continued_with_other_tasks(
+    begun: Finished, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, make = contents(begun.root), TaskPart.make
+    monkeypatch.setattr(
+        TaskPart, "make", lambda part: [replace(task, answers=("?",)) for task in make(part)]
+    )
+    with pytest.raises(
+        ConfigError, match=r"started with input tasks-train\.jsonl '\w+', and it is"
+    ):
+        begun.again([])
+    assert contents(begun.root) == before
+
+
+def test_a_run_is_not_continued_with_other_weights(begun: Finished, tmp_path: Path) -> None:
+    before = contents(begun.root)
+    make_tiny_model(tmp_path / "model", seed=1)
+    with pytest.raises(ConfigError, match=r"started with input base '\w+', and it is '\w+' here"):
+        begun.again([])
+    assert contents(begun.root) == before
+
+
+def test_an_interrupted_run_writes_the_task_files_that_are_missing(begun: Finished) -> None:
+    whole = contents(begun.root)
+    (begun.root / "tasks-web.jsonl").unlink()
+    with pytest.raises(Stopped):
+        begun.again([])
+    assert contents(begun.root) == whole
+
+
+def test_a_run_from_before_inputs_were_kept_goes_on(begun: Finished) -> None:
+    path = begun.root / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"inputs": {}}))
+    with pytest.raises(Stopped):
+        begun.again([])
 
 
 # -- minutes ----------------------------------------------------------------------------------

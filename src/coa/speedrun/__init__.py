@@ -8,17 +8,17 @@ calls. Trainer and engine follow one another: only RL has both in memory.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from coa.config import to_json, without_speed
 from coa.distill.stage import DistillSettings, run_distillation
 from coa.engines.lora import MANIFEST
-from coa.engines.store import BASE, is_shipped, pull_missing, resolve
+from coa.engines.store import BASE, identity, is_shipped, pull_missing, resolve
 from coa.errors import ConfigError
 from coa.pages.report import write_report
 from coa.progress import duration
-from coa.runs import Json, Run, write_atomic
+from coa.runs import Json, Run, read_object, write_atomic
 from coa.speedrun.measure import measure_all, task_file
 from coa.speedrun.questions import answer_questions
 from coa.speedrun.recipe import STAGES, SpeedrunRecipe, TaskPart, Who, read_speedrun_recipe
@@ -52,13 +52,14 @@ def run_speedrun(
         raise ConfigError(f"sft.model is {source.ref!r}, expected one whose weights are here.")
     base = source.base
     tasks = _make_tasks(recipe)  # first: without a directory, what is wrong can be mended
-    with Run.open(
-        directory, "speedrun", without_speed(to_json(recipe)), {}, recipe.sft.seed
-    ) as run:
+    pull_missing(base, note)
+    inputs = _inputs(directory, tasks, recipe.sft.model)
+    settings = without_speed(to_json(recipe))
+    with Run.open(directory, "speedrun", settings, inputs, recipe.sft.seed) as run:
         stages = Stages(run, note)
         for name, made in tasks.items():
-            made.save(directory / name)
-        pull_missing(base, note)
+            if not (directory / name).is_file():
+                made.save(directory / name)
         if questions and not run.resumed and base == BASE and is_shipped():
             with stages.timed("three questions"):
                 answer_questions(note)
@@ -79,6 +80,14 @@ def run_speedrun(
             write_report([directory], report)
         note(f"{duration(stages.seconds)} in this call; everything is in {directory}")
     return result
+
+
+def _inputs(directory: Path, tasks: Mapping[str, TaskSet], model: str) -> dict[str, str]:
+    """Fingerprints of the task files and hashes of the weights that everything begins with."""
+    manifest = directory / MANIFEST
+    if manifest.is_file() and not read_object(manifest, "Delete the run directory.").get("inputs"):
+        return {}  # a run from before they were kept goes on as it began
+    return {name: made.fingerprint() for name, made in tasks.items()} | identity(model)
 
 
 def _make_tasks(recipe: SpeedrunRecipe) -> dict[str, TaskSet]:
