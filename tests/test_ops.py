@@ -15,7 +15,7 @@ from coa.engines import kernels  # noqa: E402
 from coa.engines.base import Sampling  # noqa: E402
 from coa.engines.draw import draw  # noqa: E402
 from coa.engines.ops import CompiledOps, Run, TorchOps, kernels_fit  # noqa: E402
-from coa.engines.shape import Shape  # noqa: E402
+from coa.engines.shape import Shape, unsupported  # noqa: E402
 
 CONTEXT, SLOTS = 700, 5
 
@@ -171,3 +171,21 @@ def test_kernels_are_built_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(kernels, "_compile", None)
     assert isinstance(load(), ctypes.CDLL)
     assert built.stat().st_mtime_ns == written
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({}, None),
+        ({"model_type": "mamba"}, "architecture 'mamba'"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantised weights"),
+        ({"rope_scaling": {"rope_type": "yarn"}}, "rotary scaling 'yarn'"),
+        ({"sliding_window": 512}, "sliding-window attention"),
+        ({"hidden_act": "gelu"}, "activation 'gelu'"),
+    ],
+)
+def test_what_the_fast_path_cannot_run_is_named(
+    changed: dict[str, Any], reason: str | None
+) -> None:
+    config = {"model_type": "llama", "max_position_embeddings": 2048}
+    assert unsupported(config | changed) == reason

@@ -50,6 +50,8 @@ def unsupported(config: dict[str, Any]) -> str | None:
     """Why this forward cannot run a model, or None when it can."""
     if config.get("model_type") not in FAMILY:
         return f"architecture {config.get('model_type')!r}"
+    if config.get("quantization_config"):
+        return "quantised weights"
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if kind != "default":
