@@ -20,6 +20,7 @@ LAYERS = (
         "errors",
         "machine",
         "estimates",
+        "whole_files",
         "runs",
         "config",
         "progress",

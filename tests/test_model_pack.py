@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tomllib
 from pathlib import Path
 
@@ -57,6 +58,15 @@ def test_a_packed_adapter_has_half_the_bytes_and_what_it_stands_for(
     assert trained_on(f"smollm2-135m+{packed}")["grammar"] == ["mhqa", "web"]
     assert read_adapter(packed, manifest["base_sha256"]).scale == 2.0
     assert [path.name for path in tmp_path.glob("out/.*")] == []
+
+
+def test_who_may_read_a_packed_adapter_is_left_to_the_umask(adapter: Path, tmp_path: Path) -> None:
+    out, before = tmp_path / "out", os.umask(0o077)
+    try:
+        pack(adapter, out)
+    finally:
+        os.umask(before)
+    assert {path.stat().st_mode & 0o777 for path in out.iterdir()} == {0o600}
 
 
 def test_the_history_goes_back_to_the_base(adapter: Path, tmp_path: Path) -> None:

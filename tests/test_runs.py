@@ -15,6 +15,7 @@ import pytest
 from coa.errors import CoaError, RecordError, UsageError
 from coa.progress import Progress, counted, duration
 from coa.runs import Appender, Run, claim, read_jsonl, read_records, write_atomic
+from coa.whole_files import open_to_others
 
 SETTINGS: dict[str, Any] = {"sft": {"epochs": 2, "clip": (0.2, 0.28)}, "name": "a"}
 
@@ -50,6 +51,28 @@ def test_an_atomic_write_that_fails_leaves_the_old_content(tmp_path: Path) -> No
         write_atomic(path, "x" * 100_000 + "\ud800")
     assert path.read_text() == "old"
     assert [entry.name for entry in path.parent.iterdir()] == ["b.json"]
+
+
+@pytest.mark.parametrize(("umask", "usual"), [(0o077, 0o600), (0o027, 0o640), (0o022, 0o644)])
+def test_who_may_read_a_file_is_left_to_the_umask_and_to_the_file_it_replaces(
+    tmp_path: Path, umask: int, usual: int
+) -> None:
+    new, private, shared = (tmp_path / name for name in ("new", "private", "shared"))
+    private.touch(0o600)
+    shared.touch()
+    shared.chmod(0o664)
+    before = os.umask(umask)
+    try:
+        for path in (new, private, shared):
+            write_atomic(path, "text")
+        Appender(tmp_path / "grown").close()
+        private.with_name("weights").touch(0o600)  # as safetensors leaves them
+        open_to_others(tmp_path / "weights")
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
+    wanted = {"new": usual, "grown": usual, "weights": usual}
+    assert modes == wanted | {"private": 0o600, "shared": 0o664}
 
 
 def test_a_reader_never_sees_a_part_of_an_atomic_write(tmp_path: Path) -> None:

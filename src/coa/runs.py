@@ -20,16 +20,15 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
 from coa.errors import ConfigError, RecordError, UsageError
+from coa.whole_files import naming, whole_file
 
 Json = dict[str, Any]
 T = TypeVar("T")
@@ -49,23 +48,6 @@ def dumps(record: Mapping[str, Any]) -> str:
     return line
 
 
-@contextmanager
-def whole_file(path: Path) -> Iterator[IO[bytes]]:
-    """A file to write beside `path`, which takes its place at the end, or never when that fails."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with _named(path), os.fdopen(descriptor, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).chmod(0o644)
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-
-
 def write_atomic(path: Path, text: str | Iterable[str]) -> None:
     """Write a whole file so that a reader sees the old content or the new, never a part."""
     with whole_file(path) as file:
@@ -75,16 +57,6 @@ def write_atomic(path: Path, text: str | Iterable[str]) -> None:
 def write_jsonl(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
     """Write a whole file of records, one a line."""
     write_atomic(path, (dumps(record) + "\n" for record in records))
-
-
-@contextmanager
-def _named(path: Path) -> Iterator[None]:
-    """Let a failure (a full disk) say of which file; the system does so only for names."""
-    try:
-        yield
-    except OSError as error:
-        error.filename = error.filename or str(path)
-        raise
 
 
 def sweep(path: Path) -> None:
@@ -175,13 +147,13 @@ class Appender:
                 self._file.truncate(keep)
 
     def write(self, record: Mapping[str, Any]) -> None:
-        with _named(self.path):
+        with naming(self.path):
             self._file.write(dumps(record).encode() + b"\n")
             self._file.flush()
 
     def close(self) -> None:
         if not self._file.closed:
-            with _named(self.path):
+            with naming(self.path):
                 self._file.flush()
                 os.fsync(self._file.fileno())
                 self._file.close()

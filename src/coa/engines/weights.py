@@ -20,6 +20,7 @@ from typing import Any
 
 from coa.errors import MissingExtra, ModelError
 from coa.runs import write_atomic
+from coa.whole_files import open_to_others
 
 BASE_FILE = "coa-base.json"
 _CHUNK = 1 << 24
@@ -119,7 +120,7 @@ def convert_gguf(source: Path, folder: Path) -> None:
         tensors[_tensor_name(tensor.name)] = values
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "model.safetensors").chmod(0o644)
+    open_to_others(folder / "model.safetensors")
     config = _config(fields, tied="output.weight" not in {t.name for t in reader.tensors})
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     _write_tokenizer(fields, folder)

@@ -17,6 +17,7 @@ from coa.models.beside import refuse_to_overwrite, whole_folder
 from coa.models.card import ABOUT, CARD, RECIPE, RESULTS, model_card, write_results
 from coa.models.history import portable, read_object, read_results, stages_of
 from coa.runs import Json
+from coa.whole_files import open_to_others
 
 _WRITTEN = {CONFIG, MANIFEST, WEIGHTS, CARD, RESULTS, ABOUT, RECIPE}
 _KEPT = ("schema", "base", "base_sha256", "rank", "alpha", "trainable", "grammar", "prompt")
@@ -98,7 +99,7 @@ def _write_weights(folder: Path, tensors: dict[str, Any]) -> None:
     from safetensors.torch import save_file
 
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
-    (folder / WEIGHTS).chmod(0o644)
+    open_to_others(folder / WEIGHTS)
 
 
 def _write_json(path: Path, record: Json) -> None:

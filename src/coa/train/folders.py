@@ -13,6 +13,7 @@ from coa.engines.lora import CONFIG, MANIFEST
 from coa.engines.shape import read_config
 from coa.engines.weights import BASE_FILE
 from coa.train.plain import TARGETS
+from coa.whole_files import open_to_others
 
 SHARD = "5GB"
 _KEPT = (".json", ".jinja", ".txt", ".model")
@@ -35,7 +36,7 @@ def write_model(folder: Path, base: Path, tensors: dict[str, Tensor]) -> None:
     write_json(folder / "config.json", config)
     save_torch_state_dict(tensors, folder, max_shard_size=SHARD)
     for path in folder.glob("*.safetensors"):
-        path.chmod(0o644)
+        open_to_others(path)
 
 
 def peft_config(base: str, rank: int, alpha: float) -> dict[str, Any]:

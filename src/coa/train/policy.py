@@ -48,6 +48,7 @@ from coa.train.plain import (
     load_whole,
 )
 from coa.train.spread import MakeOptimizer, Spread, make_spread, spread_like, spread_wanted
+from coa.whole_files import open_to_others
 
 
 class Policy:
@@ -270,7 +271,7 @@ class Policy:
             from safetensors.torch import save_file
 
             save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
-            (folder / WEIGHTS).chmod(0o644)
+            open_to_others(folder / WEIGHTS)
             write_json(folder / CONFIG, peft_config(self.base, self.rank, self.alpha))
             record |= {"rank": self.rank, "alpha": self.alpha}
         write_json(folder / MANIFEST, record | {"trainable": self.trainable, **manifest})

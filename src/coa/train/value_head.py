@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from coa.errors import ModelError
+from coa.whole_files import open_to_others
 
 FILE = "value_head.safetensors"
 
@@ -31,7 +32,7 @@ class ValueHead(torch.nn.Module):
 
         tensors = {name: tensor.cpu() for name, tensor in self.state_dict().items()}
         save_file(tensors, folder / FILE)
-        (folder / FILE).chmod(0o644)
+        open_to_others(folder / FILE)
 
     def restore(self, folder: Path) -> None:
         from safetensors import SafetensorError

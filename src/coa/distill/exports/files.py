@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from coa.runs import Json, whole_file, write_atomic
+from coa.runs import Json, write_atomic
+from coa.whole_files import whole_file
 
 
 def save_json(path: Path, value: Any) -> None:
