@@ -86,6 +86,13 @@ def test_a_file_is_not_recorded_by_two_at_once(folder: Path, tmp_path: Path) -> 
     assert run_recording(folder / "tasks.jsonl", out).episodes == 24
 
 
+def test_episodes_are_not_recorded_into_a_directory(folder: Path, tmp_path: Path) -> None:
+    for record in (run_recording, rehearse_recording):
+        with pytest.raises(UsageError, match="is a directory, expected a file"):
+            record(folder / "tasks.jsonl", tmp_path)
+    assert not list(tmp_path.iterdir()) and not list(tmp_path.parent.glob(f"*{tmp_path.name}.*"))
+
+
 # -- distilling ------------------------------------------------------------------------------
 
 

@@ -257,6 +257,64 @@ def test_a_directory_that_is_not_a_run_is_left_alone(tmp_path: Path) -> None:
         "Use a new or an empty one."
     )
     assert refusal(tmp_path / "thesis.tex") == "run: is a file, expected a run directory."
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+HIDDEN = (".env.template", ".env.defaults", ".gitconfig.personal", ".notes.part")
+
+
+def left_by_a_kill(path: Path) -> None:
+    """Start to write a whole file, and die."""
+    code = (
+        "import os, sys; from pathlib import Path; from coa.whole_files import whole_file\n"
+        "with whole_file(Path(sys.argv[1])): os.kill(os.getpid(), 9)"
+    )
+    start(code, path).communicate()
+
+
+def test_hidden_files_of_a_user_are_never_swept(tmp_path: Path) -> None:
+    mine, run, growing = tmp_path / "mine", tmp_path / "run", tmp_path / "e.jsonl"
+    open_run(run).close()
+    for name in HIDDEN:
+        for folder in (mine, run):
+            folder.mkdir(exist_ok=True)
+            (folder / name).write_text("mine")
+    (tmp_path / ".e.jsonl.original").write_text("mine")
+    assert refusal(mine).startswith("run: holds '.env.defaults' but no manifest.json")
+    open_run(run).close()
+    with claim(growing, {"teacher": "experts"}):
+        pass
+    assert sorted(path.name for path in mine.iterdir()) == sorted(HIDDEN)
+    assert all((run / name).read_text() == "mine" for name in HIDDEN)
+    assert (tmp_path / ".e.jsonl.original").is_file()
+
+
+def test_what_a_killed_process_left_is_swept_by_its_owner_only(tmp_path: Path) -> None:
+    run, growing = tmp_path / "run", tmp_path / "e.jsonl"
+    left_by_a_kill(run / "manifest.json")
+    assert [path.name.endswith(".coa-part") for path in run.iterdir()] == [True]
+    open_run(run).close()
+    left_by_a_kill(run / "summary.json")
+    refusal(run, seed=8)
+    assert len(list(run.glob("*.coa-part"))) == 1
+    open_run(run).close()
+    assert {p.name for p in run.iterdir()} == {".lock", "manifest.json", "timings.jsonl"}
+    for path in (growing, tmp_path / "e.jsonl.manifest.json", tmp_path / "other.jsonl"):
+        left_by_a_kill(path)
+    with claim(growing, {"teacher": "experts"}):
+        left = [path.name for path in tmp_path.glob("*.coa-part")]
+    assert len(left) == 1 and left[0].startswith(".other.jsonl.")
+
+
+def test_a_directory_is_no_growing_file(tmp_path: Path) -> None:
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    with (
+        pytest.raises(UsageError, match=r"runs: is a directory, expected a file\. Name one in it"),
+        claim(folder, {"teacher": "experts"}),
+    ):
+        pass
+    assert list(tmp_path.rglob("*")) == [folder]
 
 
 @pytest.mark.parametrize(
@@ -277,8 +335,8 @@ def test_a_damaged_claim_is_one_line(tmp_path: Path, text: str, found: str) -> N
     path = tmp_path / "e.jsonl"
     path.write_text("{}\n")
     (tmp_path / "e.jsonl.manifest.json").write_text(text)
-    with pytest.raises(RecordError) as caught:
-        claim(path, {"teacher": "experts"})
+    with pytest.raises(RecordError) as caught, claim(path, {"teacher": "experts"}):
+        pass
     assert str(caught.value).startswith(f"{path}.manifest.json: {found}")
     assert str(caught.value).endswith(". Delete it and e.jsonl to start again.")
 

@@ -15,7 +15,6 @@ when the process dies, however it dies.
 
 from __future__ import annotations
 
-import glob
 import json
 import os
 import subprocess
@@ -23,12 +22,13 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
 from coa.errors import ConfigError, RecordError, UsageError
-from coa.whole_files import naming, whole_file
+from coa.whole_files import PART, naming, sweep, whole_file
 
 Json = dict[str, Any]
 T = TypeVar("T")
@@ -57,16 +57,6 @@ def write_atomic(path: Path, text: str | Iterable[str]) -> None:
 def write_jsonl(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
     """Write a whole file of records, one a line."""
     write_atomic(path, (dumps(record) + "\n" for record in records))
-
-
-def sweep(path: Path) -> None:
-    """Remove what a killed process left of a file it wrote beside: of this one, or of all in here.
-
-    Only for whoever owns the place: what another process is writing just now looks the same.
-    """
-    folder, name = (path, "*") if path.is_dir() else (path.parent, glob.escape(path.name))
-    for left in folder.glob(f".{name}.{'[a-z0-9_]' * 8}"):
-        left.unlink(missing_ok=True)
 
 
 def read_jsonl(path: Path, growing: bool = False) -> Iterator[tuple[int, Json]]:
@@ -201,14 +191,14 @@ class Run:
         made_with: Json = {"packages": _versions(), "python": sys.version.split()[0]}
         made_with["commit"] = _commit()
         path.mkdir(parents=True, exist_ok=True)
+        _read_manifest(path)  # in a folder that is no run not even a lock is put
         held_lock = lock_output(path)
         try:
-            sweep(path)
             held = _read_manifest(path)
             if held is not None:
                 _check_same(path, held, asked)
-            else:
-                _check_empty(path)
+            sweep(path)
+            if held is None:
                 text = json.dumps(asked | made_with, indent=2, ensure_ascii=False)
                 write_atomic(path / MANIFEST, text + "\n")
         except BaseException:
@@ -256,16 +246,26 @@ class Run:
         self.close()
 
 
-def claim(path: Path, recipe: Json) -> None:
-    """Write what makes a growing file into `path.manifest.json`, or refuse to mix two recipes."""
+@contextmanager
+def claim(path: Path, recipe: Json) -> Iterator[None]:
+    """Hold a growing file, with what makes it in `path.manifest.json`; two recipes do not mix."""
+    check_growing(path)
     manifest = path.with_name(f"{path.name}.manifest.json")
-    sweep(path)
-    sweep(manifest)
-    if path.is_file() and path.stat().st_size and manifest.is_file():
-        held = read_object(manifest, f"Delete it and {path.name} to start again.")
-        _check_same(path, held, _as_read(recipe))
-    else:
-        write_atomic(manifest, json.dumps(recipe, indent=2, ensure_ascii=False) + "\n")
+    with lock_output(path):
+        if path.is_file() and path.stat().st_size and manifest.is_file():
+            held = read_object(manifest, f"Delete it and {path.name} to start again.")
+            _check_same(path, held, _as_read(recipe))
+        else:
+            write_atomic(manifest, json.dumps(recipe, indent=2, ensure_ascii=False) + "\n")
+        sweep(path)
+        sweep(manifest)
+        yield
+
+
+def check_growing(path: Path) -> None:
+    """Refuse what no line can be added to; nothing is written."""
+    if path.is_dir():
+        raise UsageError(f"{path}: is a directory, expected a file. Name one in it.")
 
 
 def lock(path: Path, busy: Callable[[str], None]) -> IO[str]:
@@ -337,8 +337,10 @@ def read_object(path: Path, advice: str = "") -> Json:
 
 
 def _read_manifest(path: Path) -> Json | None:
+    """The manifest of a run; None in an empty directory, and any other one is refused."""
     manifest = path / MANIFEST
     if not manifest.is_file():
+        _check_empty(path)
         return None
     held = read_object(manifest, "Delete the run directory.")
     if (found := held.get("schema")) != SCHEMA:
@@ -350,9 +352,9 @@ def _read_manifest(path: Path) -> Json | None:
 
 
 def _check_empty(path: Path) -> None:
-    ours = (LOCK, f".{MANIFEST}.")
-    strangers = sorted(entry.name for entry in path.iterdir() if not entry.name.startswith(ours))
-    if strangers:
+    names = {entry.name for entry in path.iterdir()}
+    strangers = sorted(name for name in names - {LOCK} if not name.endswith(PART))
+    if strangers and MANIFEST not in names:  # it is there when another process began just now
         raise ConfigError(
             f"{path}: holds {strangers[0]!r} but no {MANIFEST}, so it is not a run directory. "
             "Use a new or an empty one."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import secrets
 import stat
@@ -9,6 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
+
+PART = ".coa-part"
+"""How the name of a file ends while it is written: no file of a user's is taken for one."""
 
 
 @contextmanager
@@ -44,6 +48,16 @@ def open_to_others(path: Path) -> None:
         probe.unlink()
 
 
+def sweep(path: Path) -> None:
+    """Remove what a killed process left of a file it wrote beside: of this one, or of all in here.
+
+    Only for whoever owns the place: what another process is writing just now looks the same.
+    """
+    folder, name = (path, "*") if path.is_dir() else (path.parent, glob.escape(path.name))
+    for left in folder.glob(f".{name}.{'[0-9a-f]' * 8}{PART}"):
+        left.unlink(missing_ok=True)
+
+
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
     """Let a failure (a full disk) say of which file; the system does so only for names."""
@@ -56,7 +70,7 @@ def naming(path: Path) -> Iterator[None]:
 
 def _new_beside(path: Path, mode: int) -> tuple[Path, int]:
     """A new file and its descriptor; the system takes the umask from `mode`."""
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}{PART}")
     return beside, os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
 
 

@@ -20,7 +20,7 @@ from coa.crew import Crew, Work, crew_size
 from coa.errors import RecordError, UsageError, boundary
 from coa.progress import counted
 from coa.rehearsal import Rehearsal, spread_out
-from coa.runs import Appender, Json, claim, dumps, lock_output, read_records
+from coa.runs import Appender, Json, check_growing, claim, dumps, read_records
 from coa.tasks.task import Task, TaskSet
 from coa.teachers import Teacher, load_teacher, opened
 from coa.teachers.desk import COUNTED, CRITICS, MISTAKES
@@ -113,8 +113,7 @@ def run_recording(
 ) -> Recorded:
     """Record a teacher at work on all tasks, or continue; `options` are the teacher's."""
     job = _job(tasks, out, teacher, options, seed, kit, workers)
-    with lock_output(out):
-        claim(out, job.claim)
+    with claim(out, job.claim):
         try:
             lines = asyncio.run(_record(job.tasks, out, job.settings, job.workers))
         except BudgetSpent as spent:
@@ -140,6 +139,7 @@ def _job(
     kit: KitSettings | None,
     workers: int | None,
 ) -> _Job:
+    check_growing(out)
     kit, options = kit or KitSettings(), dict(options or {})
     loaded = load_teacher(teacher, **options)  # what is wrong with it is said before any work
     public = [task.public() for task in TaskSet.load(tasks)]

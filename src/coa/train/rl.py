@@ -26,7 +26,7 @@ from coa.engines.base import Engine
 from coa.engines.lora import Adapter
 from coa.engines.weights import sync_folder
 from coa.errors import CoaError, TrainingError, boundary
-from coa.runs import METRICS, Json, Run, read_jsonl, sweep, write_atomic
+from coa.runs import METRICS, Json, Run, read_jsonl, write_atomic
 from coa.train.checkpoint import Checkpoints
 from coa.train.curves import curve
 from coa.train.experience import check_judged, experience_of
@@ -37,6 +37,7 @@ from coa.train.processes import Processes
 from coa.train.rl_metrics import learning_record, rollout_record
 from coa.train.rl_settings import RlRecipe
 from coa.train.rows import row_maker
+from coa.whole_files import sweep
 
 ADAPTER, BEST, ROLLOUTS, CHECKS = "adapter", "best", "rollouts", "checks"
 
