@@ -106,16 +106,37 @@ def test_a_last_line_that_lacks_only_its_newline_gets_it(tmp_path: Path) -> None
     with Appender(path) as file:
         file.write({"n": 3})
     assert path.read_bytes() == b'{"n":1}\n{"n":2}\n{"n":3}\n'
-    path.write_bytes(b'{"n":1}\n12')
-    Appender(path).close()
-    assert path.read_bytes() == b'{"n":1}\n'
 
 
-def test_a_file_that_is_one_torn_line_becomes_empty(tmp_path: Path) -> None:
+@pytest.mark.parametrize("torn", [b"{", b'{"n', b'{"n":"' + b"x" * 200_000, b"\0\0\0", b"  "])
+def test_a_file_that_is_one_torn_line_becomes_empty(tmp_path: Path, torn: bytes) -> None:
     path = tmp_path / "log.jsonl"
-    path.write_bytes(b"x" * 200_000)
-    Appender(path).close()
-    assert path.read_bytes() == b""
+    for whole in (b"", b'{"n":1}\n', b'\xef\xbb\xbf\n{ "n": 1 }\n'):
+        path.write_bytes(whole + torn)
+        Appender(path).close()
+        assert path.read_bytes() == whole
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"question,answer\nWhere?,Lima\nWho?,Eve",
+        b"question,answer\nWhere?,Lima\n",
+        b'[{"n":1},{"n":2}]',
+        b'{\n  "n": 1\n}',
+        b"{\\rtf1 a letter}",
+        b'{"n":1}\n12',
+        b'a\n{"n":',
+        b"x" * 200_000,
+    ],
+)
+def test_a_file_of_another_kind_is_refused_and_left_as_it_is(tmp_path: Path, text: bytes) -> None:
+    path = tmp_path / "mine"
+    path.write_bytes(text)
+    for use in (lambda: Appender(path), lambda: claim(path, {}).__enter__()):
+        with pytest.raises(UsageError, match="mine: is not a file of JSON lines; name another"):
+            use()
+    assert path.read_bytes() == text and list(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ that the other files are the same whenever and wherever the same recipe is run.
 
 Whole files are written beside and renamed. Growing files are append-only, one JSON object a line;
 a line torn by `kill -9` is removed when the file is opened for appending again, and is an error
-with its line number when the file is read.
+with its line number when the file is read. A file of another kind is refused and left as it is.
 
 A run directory belongs to one recipe: opening it again with the same one continues it, with
 another one is an error. One process at a time holds it, by a lock that the operating system drops
@@ -21,6 +21,7 @@ import subprocess
 import sys
 import time
 import warnings
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import metadata
@@ -35,6 +36,8 @@ T = TypeVar("T")
 
 SCHEMA = 1
 MANIFEST, METRICS, TIMINGS, LOCK = "manifest.json", "metrics.jsonl", "timings.jsonl", ".lock"
+_BLANK = b" \t\r\n\0"
+"""Bytes that say nothing; zeros are what a machine that lost power may leave of a line."""
 _PACKAGES = ("torch", "transformers", "peft", "tokenizers", "tantivy")
 
 
@@ -116,25 +119,18 @@ class Appender:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
         self._file = path.open("a+b")
-        self._mend_tail()
+        try:
+            self._mend_tail()
+        except BaseException:
+            self._file.close()
+            raise
 
     def _mend_tail(self) -> None:
-        size = self._file.seek(0, os.SEEK_END)
-        keep = size
-        while keep > 0:
-            start = max(0, keep - 65536)
-            self._file.seek(start)
-            newline = self._file.read(keep - start).rfind(b"\n")
-            if newline >= 0:
-                keep = start + newline + 1
-                break
-            keep = start
-        if keep < size:
-            self._file.seek(keep)
-            if _is_object(self._file.read()):
-                self._file.write(b"\n")
-            else:
-                self._file.truncate(keep)
+        start, line = _unfinished_line(self.path, self._file)
+        if _is_object(line):
+            self._file.write(b"\n")
+        elif line:
+            self._file.truncate(start)
 
     def write(self, record: Mapping[str, Any]) -> None:
         with naming(self.path):
@@ -263,9 +259,12 @@ def claim(path: Path, recipe: Json) -> Iterator[None]:
 
 
 def check_growing(path: Path) -> None:
-    """Refuse what no line can be added to; nothing is written."""
+    """Refuse what is not a file of JSON lines and cannot become one; nothing is written."""
     if path.is_dir():
         raise UsageError(f"{path}: is a directory, expected a file. Name one in it.")
+    if path.is_file():
+        with path.open("rb") as file:
+            _unfinished_line(path, file)
 
 
 def lock(path: Path, busy: Callable[[str], None]) -> IO[str]:
@@ -315,6 +314,36 @@ def lock_output(path: Path) -> IO[str]:
     beside = path / LOCK if path.is_dir() else path.with_name(f".{path.name}{LOCK}")
     beside.parent.mkdir(parents=True, exist_ok=True)
     return lock(beside, refuse)
+
+
+def _unfinished_line(path: Path, file: IO[bytes]) -> tuple[int, bytes]:
+    """Where a last line without a newline starts, and the line; it is empty when there is none.
+
+    A file of another kind is refused: what is torn there is not ours to remove. Our lines begin
+    with a brace and a quote, however short they are cut.
+    """
+    size = file.seek(0, os.SEEK_END)  # 0 of a device, which may have no end
+    file.seek(0)
+    head = file.read(min(size, 65536)).removeprefix(BOM_UTF8).lstrip(_BLANK)
+    start = _last_line(file, size)
+    file.seek(start)
+    line = file.read(size - start)
+    ours = b'{"'.startswith(line[:2]) or _is_object(line) or not line.strip(_BLANK)
+    if not ours or head[:1] not in (b"{", b""):
+        raise UsageError(f"{path}: is not a file of JSON lines; name another.")
+    return start, line
+
+
+def _last_line(file: IO[bytes], end: int) -> int:
+    """The position after the last newline before `end`."""
+    while end > 0:
+        start = max(0, end - 65536)
+        file.seek(start)
+        newline = file.read(end - start).rfind(b"\n")
+        if newline >= 0:
+            return start + newline + 1
+        end = start
+    return 0
 
 
 def _is_object(text: bytes) -> bool:

@@ -169,8 +169,8 @@ class Journal:
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._lock = lock(path.with_name(f"{path.name}.lock"), lambda pid: _busy(path, pid))
-            self._file = Appender(path)
             try:
+                self._file = Appender(path)
                 read_records(path, self._note)
             except BaseException:
                 self.close()
