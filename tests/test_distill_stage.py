@@ -86,6 +86,30 @@ def test_a_file_is_not_recorded_by_two_at_once(folder: Path, tmp_path: Path) -> 
     assert run_recording(folder / "tasks.jsonl", out).episodes == 24
 
 
+@pytest.mark.parametrize("name", ["q.csv", "q.jsonl"])
+def test_episodes_are_not_recorded_into_the_task_file(tmp_path: Path, name: str) -> None:
+    text = "question,answer\nWhere is Lima?,Peru" if name == "q.csv" else '{"question": "Where?"}'
+    tasks, link = tmp_path / name, tmp_path / "link"
+    tasks.write_text(text)
+    link.symlink_to(tasks)
+    for record in (run_recording, rehearse_recording):
+        for out in (tasks, link, tmp_path / "nowhere" / ".." / name):
+            with pytest.raises(UsageError, match=r"holds the tasks\. Name another file for the ep"):
+                record(tasks, out)
+    assert tasks.read_text() == text and set(tmp_path.iterdir()) == {tasks, link}
+
+
+def test_a_file_of_somebody_else_gets_no_episodes(folder: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "notes.csv"
+    mine.write_text("a,b\n1,2")
+    for record in (run_recording, rehearse_recording):
+        with pytest.raises(
+            UsageError, match=r"notes\.csv: is not a file of JSON lines; name anoth"
+        ):
+            record(folder / "tasks.jsonl", mine)
+    assert mine.read_text() == "a,b\n1,2" and list(tmp_path.iterdir()) == [mine]
+
+
 def test_episodes_are_not_recorded_into_a_directory(folder: Path, tmp_path: Path) -> None:
     for record in (run_recording, rehearse_recording):
         with pytest.raises(UsageError, match="is a directory, expected a file"):

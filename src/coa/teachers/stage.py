@@ -139,6 +139,8 @@ def _job(
     kit: KitSettings | None,
     workers: int | None,
 ) -> _Job:
+    if out.resolve() == tasks.resolve():
+        raise UsageError(f"{out}: holds the tasks. Name another file for the episodes.")
     check_growing(out)
     kit, options = kit or KitSettings(), dict(options or {})
     loaded = load_teacher(teacher, **options)  # what is wrong with it is said before any work
