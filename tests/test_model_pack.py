@@ -159,6 +159,29 @@ def test_what_cannot_be_packed_is_one_line(adapter: Path, tmp_path: Path) -> Non
         pack(adapter, tmp_path / "new")
 
 
+def test_only_what_was_packed_is_replaced(adapter: Path, tmp_path: Path) -> None:
+    def contents(folder: Path) -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+    other, out = make_run(tmp_path / "other", "smollm2-135m", seed=4), tmp_path / "out"
+    before = contents(other)
+    with pytest.raises(UsageError, match=r"other/adapter: was not packed, expected a new or a p"):
+        pack(adapter, other)
+    (tmp_path / "link").symlink_to(other)
+    for same in (other, tmp_path / "link", tmp_path / "run" / ".." / "other" / "adapter"):
+        with pytest.raises(UsageError, match=r"is the adapter to be packed\. Give another folder"):
+            pack(other, same)
+    assert contents(other) == before
+    out.mkdir()
+    (out / "about.md").write_text("mine")
+    with pytest.raises(UsageError, match=r"manifest.json: cannot read it .* packed folder's manif"):
+        pack(adapter, out)
+    assert contents(out) == {"about.md": b"mine"}
+    pack(adapter, tmp_path / "packed")
+    pack(other, tmp_path / "packed")
+    assert adapter_hash(tmp_path / "packed") == pack(other, tmp_path / "new")["adapter_sha256"]
+
+
 def test_the_command_packs_and_refuses(adapter: Path, tmp_path: Path) -> None:
     out = tmp_path / "packed"
     run = make_evaluation(tmp_path / "e", None)

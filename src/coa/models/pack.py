@@ -41,6 +41,9 @@ def pack(
         raise ModelError(f"{adapter}: all weights were trained. Use: coa model export hf:{adapter}")
     manifest = read_object(adapter / MANIFEST, "an adapter that coa sft or coa rl wrote")
     settings = read_object(adapter / CONFIG, "a peft adapter's settings")
+    if out.resolve() == adapter.resolve():
+        raise UsageError(f"{out}: is the adapter to be packed. Give another folder with --out.")
+    _check_packed(out)
     stages = stages_of(adapter)
     halves = _halved(adapter)
     copied = {RECIPE: recipe, ABOUT: about}
@@ -49,7 +52,7 @@ def pack(
             copied[title] = out / title
         elif given is not None and not given.is_file():
             raise UsageError(f"{given}: no such file.")
-    with whole_folder(out, "an adapter needs about 20 MB", replaces=_is_packed(out)) as folder:
+    with whole_folder(out, "an adapter needs about 20 MB", replaces=True) as folder:
         _write_weights(folder, halves)
         packed = adapter_hash(folder)
         record: Json = {"name": name or out.resolve().name}
@@ -70,13 +73,15 @@ def pack(
     return {"out": str(out), "name": record["name"], "bytes": size, "adapter_sha256": packed}
 
 
-def _is_packed(out: Path) -> bool:
-    """Whether a folder holds nothing but what is written here."""
+def _check_packed(out: Path) -> None:
+    """Refuse to replace what was not packed: a training adapter has most of the same files."""
     refuse_to_overwrite(out, replaces=True)
-    strangers = sorted({p.name for p in out.iterdir()} - _WRITTEN) if out.is_dir() else []
-    if strangers:
-        raise UsageError(f"{out}: holds {strangers[0]!r}, expected a new or a packed folder.")
-    return True
+    names = {path.name for path in out.iterdir()} if out.is_dir() else set()
+    expected = "expected a new or a packed folder"
+    if strangers := sorted(names - _WRITTEN):
+        raise UsageError(f"{out}: holds {strangers[0]!r}, {expected}.")
+    if names and "stages" not in read_object(out / MANIFEST, "a packed folder's manifest"):
+        raise UsageError(f"{out}: was not packed, {expected}. Give another one with --out.")
 
 
 def _halved(adapter: Path) -> dict[str, Any]:
