@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -324,6 +326,75 @@ def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     with whole_folder(target, "", replaces=True) as made:
         (made / "new").touch()
     assert [path.name for path in target.iterdir()] == ["new"]
+
+
+KILLED_AT_EVERY_CHANGE = """
+import os, sys
+from itertools import count
+from pathlib import Path
+from coa.models.beside import whole_folder
+
+target = Path(sys.argv[1])
+
+def fill(text):
+    with whole_folder(target, "", replaces=True) as made:
+        kept = (target / "kept").read_text() if target.exists() else "kept"
+        (made / "kept").write_text(kept)
+        (made / "text").write_text(text)
+
+def dying(act, left):
+    def acted(*given, **named):
+        left[0] -= 1
+        if left[0] == 0:
+            os.kill(os.getpid(), 9)
+        return act(*given, **named)
+    return acted
+
+fill("old")
+for n in count(1):
+    if not (child := os.fork()):
+        left = [n]
+        for name in ("mkdir", "rename", "unlink", "rmdir"):
+            setattr(os, name, dying(getattr(os, name), left))
+        fill("new")
+        os._exit(0)
+    killed = os.waitpid(child, 0)[1] == 9
+    for text in (f"after {n}", f"again {n}"):
+        fill(text)
+        found = {path.name: path.read_text() for path in target.iterdir()}
+        assert found == {"kept": "kept", "text": text}, (n, found)
+        assert list(target.parent.iterdir()) == [target], n
+    if not killed:
+        break
+print(n)
+"""
+
+
+@pytest.mark.parametrize("name", ["out", "replaced", "out.replaced"])
+def test_a_folder_that_is_replaced_survives_a_kill_at_any_moment(tmp_path: Path, name: str) -> None:
+    command = [sys.executable, "-c", KILLED_AT_EVERY_CHANGE, str(tmp_path / name)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 8, "too few kills to mean anything"
+
+
+def test_what_cannot_be_replaced_after_all_is_put_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, rename = tmp_path / "out", Path.rename
+    target.mkdir()
+    (target / "old").touch()
+
+    def refused(path: Path, to: Path) -> Path:
+        if to == target and path.name == "out":
+            raise OSError(errno.EIO, "Input/output error")
+        return rename(path, to)
+
+    monkeypatch.setattr(Path, "rename", refused)
+    with pytest.raises(OSError, match="Input/output"), whole_folder(target, "", replaces=True):
+        pass
+    assert [path.name for path in target.iterdir()] == ["old"]
+    assert list(tmp_path.iterdir()) == [target]
 
 
 def test_the_command_exports(ref: str, tmp_path: Path) -> None:

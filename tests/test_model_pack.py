@@ -182,6 +182,24 @@ def test_only_what_was_packed_is_replaced(adapter: Path, tmp_path: Path) -> None
     assert adapter_hash(tmp_path / "packed") == pack(other, tmp_path / "new")["adapter_sha256"]
 
 
+def test_texts_are_kept_also_when_a_pack_was_killed_between_its_renames(
+    adapter: Path, tmp_path: Path
+) -> None:
+    out, part = tmp_path / "out", tmp_path / ".out.part"
+    (tmp_path / "about.md").write_text("## Limits")
+    pack(adapter, out, about=tmp_path / "about.md")
+    part.mkdir()
+    out.rename(part / "out.replaced")
+    pack(adapter, out)
+    assert (out / "about.md").read_text() == "## Limits" and not part.exists()
+    part.mkdir()
+    out.rename(part / "out.replaced")
+    (part / "out.replaced" / "thesis.tex").touch()
+    with pytest.raises(UsageError, match=r"holds 'thesis.tex', expected a new or a packed folder"):
+        pack(adapter, out)
+    assert (out / "thesis.tex").exists() and not part.exists()
+
+
 def test_the_command_packs_and_refuses(adapter: Path, tmp_path: Path) -> None:
     out = tmp_path / "packed"
     run = make_evaluation(tmp_path / "e", None)

@@ -46,13 +46,11 @@ def pack(
     _check_packed(out)
     stages = stages_of(adapter)
     halves = _halved(adapter)
-    copied = {RECIPE: recipe, ABOUT: about}
-    for title, given in copied.items():
-        if given is None and (out / title).is_file():
-            copied[title] = out / title
-        elif given is not None and not given.is_file():
+    for given in (recipe, about):
+        if given is not None and not given.is_file():
             raise UsageError(f"{given}: no such file.")
     with whole_folder(out, "an adapter needs about 20 MB", replaces=True) as folder:
+        _check_packed(out)  # again: one that was killed may have left a folder to put back
         _write_weights(folder, halves)
         packed = adapter_hash(folder)
         record: Json = {"name": name or out.resolve().name}
@@ -65,9 +63,10 @@ def pack(
             write_results(
                 folder / RESULTS, read_results(evaluations, hashes, str(manifest["base_sha256"]))
             )
-        for title, given in copied.items():
-            if given is not None:
-                shutil.copyfile(given, folder / title)
+        for title, given in ((RECIPE, recipe), (ABOUT, about)):
+            source = given or out / title
+            if source.is_file():
+                shutil.copyfile(source, folder / title)
         (folder / CARD).write_text(model_card(folder), encoding="utf-8")
         size = sum(path.stat().st_size for path in folder.iterdir())
     return {"out": str(out), "name": record["name"], "bytes": size, "adapter_sha256": packed}
