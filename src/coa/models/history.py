@@ -19,8 +19,17 @@ from coa.errors import ModelError, UsageError
 from coa.runs import Json
 
 _KEPT = ("stage", "recipe", "inputs", "seed", "packages", "python", "commit")
-_ABSOLUTE = re.compile(r"(?<![^\s:+=,'\"(\[])/(?:[^\s/'\",|]+/)+")
-"""Directories at the start of a text or after what may stand before a path, as in hf:/a/b."""
+_BETWEEN = re.compile(r"([+|]|,\s*(?=[/~]))")
+"""What stands between the parts of a reference, as in hf:MODEL+ADAPTER, or of a list of paths."""
+_HOME = r"~(?:[A-Za-z_][\w.-]*)?/+"
+_WHOLE = re.compile(rf"^([\w-]+:)?(?:{_HOME}|/[^/]+/+)(?!.*\s[/~])(?:.*/)?(?=[^/])")
+"""Directories of a part that is one path and nothing else, so they may have spaces in their names;
+hf: may stand before it."""
+_IN_NAME = r"[^\s/'\",|+]"
+_INSIDE = re.compile(
+    rf"(?<![^\s:+=,|'\"(\[])(?:{_HOME}|/{_IN_NAME}+/+)(?:{_IN_NAME}+/+)*(?={_IN_NAME})"
+)
+"""Directories of a path inside a text, after what may stand before one."""
 _RUN_ABOVE = 3
 """A run is at most so far above an adapter: RUN/checkpoints/update-N/adapter."""
 _FIGURES = (
@@ -107,9 +116,10 @@ def read_results(
 
 
 def portable(value: Any) -> Any:
-    """The same without the directories of absolute paths."""
+    """The same without the directories of absolute paths, or of those in a home directory."""
     if isinstance(value, str):
-        return _ABSOLUTE.sub("", value)
+        parts = (_WHOLE.sub(r"\1", part) for part in _BETWEEN.split(value))
+        return "".join(_INSIDE.sub("", part) for part in parts)
     if isinstance(value, dict):
         return {key: portable(each) for key, each in value.items()}
     return [portable(each) for each in value] if isinstance(value, list) else value
