@@ -20,7 +20,7 @@ from coa.corpus.build import CorpusSettings, default_target
 from coa.corpus.site import Corpus, atlas_corpus, load_corpus
 from coa.corpus.store import PageStore
 from coa.errors import ConfigError, RecordError, UsageError
-from coa.runs import lock
+from coa.locks import lock
 from manual import build, content, make_manual
 from pdf_files import locked_pdf, pdf
 

@@ -76,7 +76,7 @@ def test_a_recording_says_how_experts_and_critics_did(folder: Path) -> None:
 
 
 def test_a_file_is_not_recorded_by_two_at_once(folder: Path, tmp_path: Path) -> None:
-    from coa.runs import lock
+    from coa.locks import lock
 
     out = tmp_path / "e.jsonl"
     held = lock(tmp_path / ".e.jsonl.lock", lambda holder: None)

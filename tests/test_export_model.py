@@ -27,11 +27,11 @@ from coa.engines.lora import adapter_hash, read_tensors  # noqa: E402
 from coa.engines.store import base_hash, resolve, trained_on  # noqa: E402
 from coa.engines.weights import convert_gguf  # noqa: E402
 from coa.errors import ModelError, UsageError  # noqa: E402
+from coa.locks import lock_output  # noqa: E402
 from coa.models.beside import whole_folder  # noqa: E402
 from coa.models.export import export_model  # noqa: E402
 from coa.models.merged import Merged  # noqa: E402
 from coa.models.prompting import how_to_prompt  # noqa: E402
-from coa.runs import lock_output  # noqa: E402
 from coa.train.plain import load_causal  # noqa: E402
 from coa.train.policy import Policy  # noqa: E402
 

@@ -20,6 +20,7 @@ LAYERS = (
         "errors",
         "machine",
         "estimates",
+        "locks",
         "whole_files",
         "runs",
         "config",

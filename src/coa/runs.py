@@ -20,7 +20,6 @@ import os
 import subprocess
 import sys
 import time
-import warnings
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -29,13 +28,14 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 
 from coa.errors import ConfigError, RecordError, UsageError
+from coa.locks import LOCK, lock_output
 from coa.whole_files import PART, naming, sweep, whole_file
 
 Json = dict[str, Any]
 T = TypeVar("T")
 
 SCHEMA = 1
-MANIFEST, METRICS, TIMINGS, LOCK = "manifest.json", "metrics.jsonl", "timings.jsonl", ".lock"
+MANIFEST, METRICS, TIMINGS = "manifest.json", "metrics.jsonl", "timings.jsonl"
 _BLANK = b" \t\r\n\0"
 """Bytes that say nothing; zeros are what a machine that lost power may leave of a line."""
 _PACKAGES = ("torch", "transformers", "peft", "tokenizers", "tantivy")
@@ -265,55 +265,6 @@ def check_growing(path: Path) -> None:
     if path.is_file():
         with path.open("rb") as file:
             _unfinished_line(path, file)
-
-
-def lock(path: Path, busy: Callable[[str], None]) -> IO[str]:
-    """Lock a file until it is closed or this process dies, however it dies.
-
-    When another process has it, `busy` is given that process's id; if it returns, we wait.
-    """
-    file = path.open("a+", encoding="utf-8")
-    try:
-        _flock(file, busy)
-    except BaseException:
-        file.close()
-        raise
-    file.truncate(0)
-    file.write(f"{os.getpid()}\n")
-    file.flush()
-    return file
-
-
-def _flock(file: IO[str], busy: Callable[[str], None]) -> None:
-    try:
-        import fcntl
-    except ImportError:  # not a POSIX system: nothing can be locked, and the renames still hold
-        return
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.seek(0)
-        busy(file.read().strip() or "unknown")
-        fcntl.flock(file, fcntl.LOCK_EX)
-    except OSError as exc:
-        warnings.warn(
-            f"{file.name}: this file system cannot lock ({exc.strerror}); start only one process "
-            "on this directory.",
-            stacklevel=4,
-        )
-
-
-def lock_output(path: Path) -> IO[str]:
-    """Lock a run directory, or a growing file by a file beside it; in use is an error."""
-
-    def refuse(holder: str) -> None:
-        raise UsageError(
-            f"{path}: in use by another process (pid {holder}). Wait for it, or write elsewhere."
-        )
-
-    beside = path / LOCK if path.is_dir() else path.with_name(f".{path.name}{LOCK}")
-    beside.parent.mkdir(parents=True, exist_ok=True)
-    return lock(beside, refuse)
 
 
 def _unfinished_line(path: Path, file: IO[bytes]) -> tuple[int, bytes]:

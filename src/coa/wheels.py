@@ -11,7 +11,7 @@ from pathlib import Path
 
 from coa.engines.disk import writing_to
 from coa.engines.fetch import Wheel, fetch_wheel
-from coa.runs import lock
+from coa.locks import lock
 
 Progress = Callable[[str], None]
 

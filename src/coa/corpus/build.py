@@ -34,9 +34,10 @@ from coa.corpus.scan import Scan, Source, scan
 from coa.corpus.site import INDEX, PAGES, SCHEMA, read_manifest
 from coa.corpus.store import PageStore, Stamp
 from coa.errors import ConfigError, RecordError, UsageError, boundary
+from coa.locks import LOCK, lock
 from coa.machine import cores
 from coa.progress import Mode, Progress
-from coa.runs import LOCK, MANIFEST, Json, lock, write_atomic
+from coa.runs import MANIFEST, Json, write_atomic
 
 MIN_PASSAGE_CHARS = 200
 _COMMIT_SECONDS = 0.25

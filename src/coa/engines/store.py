@@ -32,7 +32,7 @@ from coa.engines.fetch import Wheel, fetch_wheel, sha256_of
 from coa.engines.lora import CONFIG, MANIFEST, WEIGHTS, adapter_hash, is_whole
 from coa.engines.weights import base_hash, convert_gguf, sync_folder
 from coa.errors import MissingExtra, ModelError, Unavailable, UsageError, did_you_mean
-from coa.runs import lock
+from coa.locks import lock
 
 __all__ = [
     "ModelSource",

@@ -11,7 +11,7 @@ from pathlib import Path
 from coa.engines.disk import writing_to
 from coa.engines.weights import sync_folder
 from coa.errors import UsageError
-from coa.runs import lock_output
+from coa.locks import lock_output
 
 
 @contextmanager

@@ -23,7 +23,8 @@ from typing import IO, Any, Protocol
 
 from coa.engines.store import resolve
 from coa.errors import CoaError, ConfigError, ModelError, UsageError
-from coa.runs import Appender, Json, lock, read_records
+from coa.locks import lock
+from coa.runs import Appender, Json, read_records
 from coa.teachers.episode import Message, ModelCall
 from coa.teachers.llm_budget import NOTHING, Amount, Limit, Purse, find_price
 
