@@ -96,7 +96,12 @@ def problems(tmp_path: Path) -> list[tuple[Task, str, float]]:
     add = fenced("print(sum(map(int, input().split())))")
     method = "class Solution:\n    def add(self, a, b: List[int]):\n        return a + sum(b)"
     public_only = fenced("print(3)")
+    near = fenced("print(sum(map(int, input().split())) + 1e-7)")
     return [
+        (third, near, 1.0),  # CodeContests takes numbers within 1e-5
+        (first, near, 0.0),
+        (first, fenced("print(int(fsum(map(int, input().split()))))"), 1.0),  # as LiveCodeBench
+        (third, fenced("print(int(fsum(map(int, input().split()))))"), 0.0),
         (first, add, 1.0),
         (called, fenced(method), 1.0),
         (third, add, 1.0),

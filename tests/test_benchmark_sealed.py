@@ -53,6 +53,8 @@ def test_hidden_tests_join_the_public_ones_in_their_order(tmp_path: Path) -> Non
     assert first.gold["tests"] == {
         "stdin": ["1 2\n", "4 5\n"],
         "expected_output": ["3\n", "9\n"],
+        "compare": "lines",
+        "library": True,
     }
     assert second.gold["tests"] == {
         "function": "add",
