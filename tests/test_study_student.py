@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import tomllib
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 
 import pytest
 
+from coa.errors import ConfigError
 from coa.evaluate.studies import STUDIES
 from coa.evaluate.study_student import StudentPart, compared, student_lines, study_student
 from coa.tasks import make_tasks
@@ -91,3 +93,15 @@ def test_a_student_is_run_on_the_tasks_of_the_team(tiny_model: Path, tmp_path: P
     assert one["tokens"]["none"]["student"]["value"] > 0
     again = study_student(tmp_path / "study", part, lambda line: None, FEW)
     assert json.dumps(again) == json.dumps(found)
+    voting = replace(part, k=3, temperature=0.7)
+    three = study_student(tmp_path / "voting", voting, lambda line: None, FEW)["sets"]["atlas-mhqa"]
+    assert three["solved"] == one["solved"]
+    for cache in ("none", "task"):
+        paid = [found["tokens"][cache]["student"]["value"] for found in (one, three)]
+        assert paid[1] == pytest.approx(3 * paid[0], rel=1e-4), "every rollout is paid"
+
+
+@pytest.mark.parametrize(("k", "temperature"), [(3, 0.0), (1, 0.7)])
+def test_several_rollouts_need_a_temperature_and_one_has_none(k: int, temperature: float) -> None:
+    with pytest.raises(ConfigError, match=f"student.k is {k} and student.temperature"):
+        StudentPart(k=k, temperature=temperature)

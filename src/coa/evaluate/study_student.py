@@ -19,11 +19,12 @@ from coa.errors import ConfigError, did_you_mean
 from coa.estimates import interval, paired
 from coa.evaluate.pace import PACE
 from coa.evaluate.resampling import RESAMPLES, Resamples
-from coa.evaluate.run import SUMMARY
+from coa.evaluate.run import SCORES, SUMMARY
+from coa.evaluate.samples import Sample, majority
 from coa.evaluate.stage import EvalPart, run_eval
-from coa.evaluate.study_arms import Note, Piece, solved
+from coa.evaluate.study_arms import Note, Piece
 from coa.rewards import auto
-from coa.runs import Json, Run
+from coa.runs import Json, Run, read_jsonl
 from coa.tasks import SETS, make_tasks
 from coa.tasks.sets import GYM
 from coa.tasks.task import Task
@@ -52,6 +53,9 @@ class StudentPart(EvalPart):
     context: int = 3072
     """These are the budget that AFM-135M is trained and measured with (recipes/full.toml)."""
     concurrency: int = 64
+    k: int = 1
+    """Rollouts of a task. Of several the most frequent answer counts, and all are paid."""
+    temperature: float = 0.0
 
     def __post_init__(self) -> None:
         for name in self.sets:
@@ -59,15 +63,24 @@ class StudentPart(EvalPart):
                 raise ConfigError(f"student.sets: {name!r} is no set.{did_you_mean(name, SETS)}")
         if self.n < 1:
             raise ConfigError(f"student.n: found {self.n}, expected at least 1.")
+        if (self.k > 1) is not (self.temperature > 0):
+            raise ConfigError(
+                f"student.k is {self.k} and student.temperature {self.temperature:g}: several "
+                "rollouts need a temperature, 0.7 for instance, and one is greedy."
+            )
 
 
 def student_pieces(part: StudentPart) -> list[Piece]:
     if not part.model:
         return []
     return [
-        Piece(f"student and team on {part.n} tasks of {name}", 1, part.n * PACE[name].rollout)
-        for name in part.sets
+        Piece(_titled(part, name), 1, part.n * part.k * PACE[name].rollout) for name in part.sets
     ]
+
+
+def _titled(part: StudentPart, name: str) -> str:
+    votes = f", {part.k} rollouts each," if part.k > 1 else ""
+    return f"student and team on {part.n} tasks of {name}{votes}"
 
 
 def study_student(root: Path, part: StudentPart, note: Note, resamples: int = RESAMPLES) -> Json:
@@ -90,7 +103,7 @@ def _compare(folder: Path, name: str, part: StudentPart, model: str, resamples: 
     run_recording(tasks=path, out=episodes, options={"error_rate": part.error_rate}, seed=part.seed)
     out = folder / "student"
     if not (out / SUMMARY).is_file():
-        run_eval(part.settings(model, path), out)
+        run_eval(part.settings(model, path, k=part.k, temperature=part.temperature), out)
     codec = Codec.from_folder(model_folder(resolve(part.tokenizer or resolve(model).base)))
     columns = _columns(list(tasks), load_episodes(episodes), out, codec)
     return compared(columns, resamples)
@@ -101,24 +114,34 @@ def _columns(
 ) -> dict[str, list[float]]:
     """Tokens and success of both, a number for each task."""
     recorded = {episode.task_id: episode for episode in episodes}
-    rollouts = {t.task_id: t for t in load_trajectories(out / "trajectories.jsonl")}
-    scores = solved(out)
+    rollouts = _rollouts(out)
     columns: dict[str, list[float]] = {}
     for task in tasks:
-        episode, usage = recorded[task.id], rollouts[task.id].usage
+        episode, own = recorded[task.id], rollouts[task.id]
+        usages = [sample.trajectory.usage for sample in own]
         spent = episode.count_tokens(lambda text: len(codec.encode(text)))
         answered = Trajectory(task.id, task.question, "", answer=episode.answer)
         row = {
             "team none": spent.total,
             "team task": spent.total_cached,
             "team solved": auto(task, answered) == 1.0,
-            "student none": usage.prompt_tokens + usage.sampled_tokens,
-            "student task": usage.total_tokens,
-            "student solved": scores[task.id] == 1.0,
+            "student none": sum(used.prompt_tokens + used.sampled_tokens for used in usages),
+            "student task": sum(used.total_tokens for used in usages),
+            "student solved": majority(task, own).score == 1.0,
         }
         for column, value in row.items():
             columns.setdefault(column, []).append(float(value))
     return columns
+
+
+def _rollouts(out: Path) -> dict[str, list[Sample]]:
+    """The judged rollouts of each task."""
+    scores = {(r["task_id"], r["sample"]): float(r["score"]) for _, r in read_jsonl(out / SCORES)}
+    found: dict[str, list[Sample]] = {}
+    for made in load_trajectories(out / "trajectories.jsonl"):
+        sample = Sample(made, scores[made.task_id, made.sample])
+        found.setdefault(made.task_id, []).append(sample)
+    return found
 
 
 def compared(columns: dict[str, list[float]], resamples: int = RESAMPLES) -> Json:
