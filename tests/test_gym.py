@@ -21,6 +21,7 @@ import coa.tasks
 from coa.errors import MissingExtra, RecordError, UsageError
 from coa.tasks import gym
 from coa.tasks.gym import SPLITS, generators_of, item_number, make_tasks, problem_of, score
+from coa.tasks.gym_doubtful import is_doubtful
 from coa.tasks.gym_generators import GENERATORS
 from coa.tasks.gym_verifiers import LONGEST_ANSWER
 from coa.tasks.task import Task, TaskSet
@@ -35,6 +36,41 @@ SMALL = ("gcd", "word_sorting", "rotate_matrix")
 def some(name: str, n: int = 3, seed: int = 0) -> TaskSet:
     split = "heldout_generator" if GENERATORS[name].held_out else "train"
     return make_tasks(split, n, seed, [name])
+
+
+@pytest.mark.parametrize(
+    ("name", "question", "answer", "facts", "doubtful"),
+    [
+        ("power_function", "-3^2", "9", {"base": -3, "exponent": 2}, True),
+        ("power_function", "-3^-2", "0.111", {"base": -3, "exponent": -2}, True),
+        ("power_function", "-3^3", "-27", {"base": -3, "exponent": 3}, False),
+        ("power_function", "3^2", "9", {"base": 3, "exponent": 2}, False),
+        ("letter_counting", "", "2", {"span": ["Sun", "sets"], "target_letter": "s"}, False),
+        ("letter_counting", "", "3", {"span": ["Sun", "sets"], "target_letter": "s"}, True),
+        ("basic_arithmetic", "", "0", {"expression": "8 / -( 5 * -8 + -39 )"}, True),
+        ("basic_arithmetic", "", "-25", {"expression": "-33 / 11 + -22"}, False),
+        ("calendar_arithmetic", "Which day is 05/04/2022?", "Wednesday", {}, True),
+        ("calendar_arithmetic", "Which day is 05/22/2022?", "Sunday", {}, False),
+        ("calendar_arithmetic", "Which day is 05/05/2022?", "Thursday", {}, False),
+        ("time_intervals", "From 02/02/2048 to 02/09/2050.", "738 days", {}, True),
+        ("time_intervals", "From 10/28/2438 to 03/06/2439.", "129 days", {}, False),
+        ("time_intervals", "From 2021-10-30 to 2022-11-03.", "369 days", {}, False),
+        ("gcd", "any", "1", {}, False),
+    ],
+)
+def test_an_item_whose_words_allow_another_answer_is_doubtful(
+    name: str, question: str, answer: str, facts: Any, doubtful: bool
+) -> None:
+    assert (
+        is_doubtful(name, {"question": question, "answer": answer, "metadata": facts}) is doubtful
+    )
+
+
+def test_no_task_is_doubtful() -> None:
+    for name in ("power_function", "letter_counting", "calendar_arithmetic"):
+        for task in some(name, 40):
+            entry = {"question": task.question, **task.gold}
+            assert not is_doubtful(name, entry), task.question
 
 
 def test_there_are_at_least_40_generators_and_some_are_never_trained_on() -> None:

@@ -22,6 +22,7 @@ from itertools import islice
 from typing import Any
 
 from coa.errors import MissingExtra, RecordError, UsageError, did_you_mean
+from coa.tasks.gym_doubtful import is_doubtful
 from coa.tasks.gym_generators import GENERATORS, WITHOUT_FACTS
 from coa.tasks.gym_verifiers import check_gold, is_safe
 from coa.tasks.sets import GYM
@@ -150,7 +151,8 @@ def problem_of(name: str, entry: Mapping[str, Any]) -> str:
 
 
 def _entry(name: str, number: int) -> dict[str, Any] | None:
-    """One item as JSON can hold it; None where the generator fails or has no answer to give."""
+    """One item as JSON can hold it; None where the generator fails, or has no answer to give or one
+    that its words do not ask for."""
     dataset = _dataset(name)
     with _undisturbed():
         try:
@@ -159,7 +161,9 @@ def _entry(name: str, number: int) -> dict[str, Any] | None:
             return None
     entry: dict[str, Any] = json.loads(json.dumps(made, default=_plain))
     entry["question"] = entry["question"].strip()
-    return entry if str(entry["answer"] or "").strip() else None
+    if not str(entry["answer"] or "").strip() or is_doubtful(name, entry):
+        return None
+    return entry
 
 
 def _plain(value: Any) -> Any:
