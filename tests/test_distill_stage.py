@@ -427,7 +427,7 @@ def test_the_whole_way_on_the_command_line(folder: Path, tmp_path: Path) -> None
     printed = coa("export", dataset, "--to", "alpaca,trl", "--grammar", "web")
     assert printed.count(" rows in ") == 2
     rows = tmp_path / "back.jsonl"
-    coa("import", "afm-sft", dataset / "exports" / "alpaca" / "alpaca.json", "--out", rows)
+    coa("import", "afm-sft", dataset / "exports" / "alpaca-web" / "alpaca.json", "--out", rows)
     assert {t.grammar for t in load_trajectories(rows)} == {"web"}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from export_chains import (
     chain,
     chains_of,
     make_tokenizer_folder,
+    read_json,
     read_lines,
     short_chain,
     tasks_of,
@@ -215,3 +217,35 @@ def test_the_command_writes_beside_the_trajectories(tmp_path: Path) -> None:
     script.write_text("")
     with pytest.raises(ModelError, match="has no tokenizer here"):
         run_export(tmp_path, "trl", model=f"scripted:{script}")
+
+
+def test_exports_of_several_grammars_do_not_replace_each_other(tmp_path: Path) -> None:
+    mixed = [short_chain(), short_chain(), chain(ANSWER, grammar="search_r1")]
+    save_trajectories(tmp_path / "trajectories.jsonl", mixed)
+    for grammar, name, rows in (("", "mhqa", 2), ("search_r1", "search_r1", 1)):
+        run_export(tmp_path, "sharegpt", grammar=grammar, note=lambda line: None)
+        assert len(read_json(tmp_path / f"exports/sharegpt-{name}/sharegpt.json")) == rows
+    assert len(read_json(tmp_path / "exports/sharegpt-mhqa/sharegpt.json")) == 2
+
+
+def test_datasets_of_others_stay_listed(tmp_path: Path) -> None:
+    listed = tmp_path / "dataset_info.json"
+    own = {"my_own": {"file_name": "mine.json"}, "coa_mhqa": {"file_name": "old.json"}}
+    listed.write_text(json.dumps(own))
+    export([short_chain()], "sharegpt", tmp_path)
+    assert read_json(listed)["my_own"] == own["my_own"]
+    assert read_json(listed)["coa_mhqa"]["file_name"] == "sharegpt.json"
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(RecordError, match=r"'coa_mhqa' is in sharegpt\.json, which this export"):
+        export([chain(ANSWER, grammar="search_r1")], "sharegpt", tmp_path)
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize("found", ["[1]", '{"my_own": ', "\xff"])
+def test_a_list_of_datasets_that_cannot_be_read_is_left_alone(found: str, tmp_path: Path) -> None:
+    listed = tmp_path / "dataset_info.json"
+    listed.write_text(found, encoding="latin-1")
+    with pytest.raises(RecordError, match=r"dataset_info\.json: not a JSON object"):
+        export([short_chain()], "alpaca", tmp_path)
+    assert listed.read_text(encoding="latin-1") == found
+    assert not (tmp_path / "alpaca.json").exists()

@@ -168,7 +168,7 @@ def export(
         str, typer.Option(help="alpaca, sharegpt, trl, trl-tokens, verl; several by comma.")
     ],
     out: Annotated[
-        Path | None, typer.Option(help="Directory; DIR/exports/FORMAT by default.")
+        Path | None, typer.Option(help="Directory; DIR/exports/FORMAT[-GRAMMAR] by default.")
     ] = None,
     grammar: Annotated[str, typer.Option(help="Which, where there are several.")] = "",
     model: Annotated[str, typer.Option(help="The model to train: its chat format, tokens.")] = "",

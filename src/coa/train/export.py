@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from coa.distill.exports import Format, export
-from coa.distill.exports.sift import Note
+from coa.distill.exports.sift import Note, choose_grammar
 from coa.engines.codec import Codec
 from coa.errors import ModelError
 from coa.runs import Json
@@ -27,13 +27,20 @@ def run_export(
     tasks: Path | None = None,
     note: Note = print,
 ) -> Json:
-    """`coa export`: by default into `exports/FORMAT` beside the trajectories."""
+    """`coa export`: by default into `exports/FORMAT` beside the trajectories.
+
+    Where these have several grammars it is `exports/FORMAT-GRAMMAR`, so that exports of one after
+    the other do not replace each other.
+    """
     folder = source if source.is_dir() else source.parent
     codec = codec_of(model) if model else None
     gold: list[Task] = list(TaskSet.load(tasks)) if tasks else []
-    target = out or folder / "exports" / to
+    chains = load_trajectories(source)
+    mixed = len({chain.grammar for chain in chains}) > 1
+    name = f"{to}-{Path(choose_grammar(chains, grammar)).stem}" if mixed else to
+    target = out or folder / "exports" / name
     report = export(
-        load_trajectories(source),
+        chains,
         to,
         target,
         grammar=grammar,

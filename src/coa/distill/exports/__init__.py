@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
-from coa.distill.exports.files import save_json, save_parquet
+from coa.distill.exports.files import save_json, save_parquet, with_dataset
 from coa.distill.exports.pieces import CHATML, check_markers, frame_of
 from coa.distill.exports.rows import (
     NotExportable,
@@ -144,10 +144,11 @@ def _save(
     if not rows:
         return []
     if to in ("alpaca", "sharegpt"):
-        name = f"coa_{Path(grammar).stem}"
-        save_json(out / f"{to}.json", rows)
-        save_json(out / "dataset_info.json", listing(name, f"{to}.json", to))
-        return [f"{to}.json", "dataset_info.json"]
+        file, listed = f"{to}.json", out / "dataset_info.json"
+        datasets = with_dataset(listed, listing(f"coa_{Path(grammar).stem}", file, to))
+        save_json(out / file, rows)
+        save_json(listed, datasets)
+        return [file, listed.name]
     if to == "trl-tokens":
         write_jsonl(out / "train.jsonl", rows)
         return ["train.jsonl"]
