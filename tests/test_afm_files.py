@@ -15,6 +15,7 @@ from coa.distill.afm_files import (
     detect_grammar,
     import_sft,
     read_rows,
+    run_import_rl,
     run_import_sft,
 )
 from coa.distill.exports import export
@@ -255,6 +256,28 @@ def test_the_command_writes_trajectories_and_what_was_left_out(tmp_path: Path) -
         "left out 1: no text under 'instruction' and 'output' (first: row 3).",
         "left out 1: not legal under 'web', illegal (first: row 2).",
     ]
+
+
+@pytest.mark.parametrize("run", [run_import_sft, run_import_rl])
+def test_an_import_does_not_write_over_what_it_reads(run: Any, tmp_path: Path) -> None:
+    source, link = tmp_path / "afm.rejected.jsonl", tmp_path / "link.jsonl"
+    text = json.dumps(web_row() | {"question": "Where?", "answer": "Here"}) + "\n"
+    source.write_text(text)
+    link.symlink_to(source)
+    for out in (source, link, tmp_path / "afm.jsonl"):  # the last one's rejects have its name
+        with pytest.raises(UsageError, match="is the file to read"):
+            run(source, out)
+        assert source.read_text() == text
+
+
+def test_what_was_left_out_before_is_not_told_of_a_clean_import(tmp_path: Path) -> None:
+    source, out = tmp_path / "sft.jsonl", tmp_path / "t.jsonl"
+    source.write_text(f"{json.dumps(web_row())}\n{json.dumps({'instruction': 'x'})}\n")
+    run_import_sft(source, out, note=lambda line: None)
+    assert (tmp_path / "t.rejected.jsonl").exists()
+    source.write_text(f"{json.dumps(web_row())}\n")
+    assert run_import_sft(source, out)["files"] == [str(out)]
+    assert not (tmp_path / "t.rejected.jsonl").exists()
 
 
 def test_a_file_without_any_usable_row_is_an_error(tmp_path: Path) -> None:

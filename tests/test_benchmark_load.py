@@ -25,6 +25,14 @@ def test_a_good_file_becomes_a_task_file(coa: Coa, tmp_path: Path) -> None:
     assert TaskSet.load(tmp_path / "tasks.jsonl").tasks == load_benchmark("hotpotqa", rows).tasks[:]
 
 
+def test_the_published_file_is_not_written_over(coa: Coa, tmp_path: Path) -> None:
+    rows = write(tmp_path / "rows.jsonl", ROWS["hotpotqa"])
+    before = rows.read_bytes()
+    done = coa("tasks", "load", "hotpotqa", "rows.jsonl", "--out", "./rows.jsonl")
+    assert done.code == 2 and "rows.jsonl: is the file to read." in done.err
+    assert rows.read_bytes() == before
+
+
 def test_what_is_left_out_or_shortened_is_said_apart(coa: Coa, tmp_path: Path) -> None:
     with_file = ROWS["gaia"][0] | {"task_id": "d", "file_name": "table.xlsx"}
     write(tmp_path / "gaia.jsonl", [*ROWS["gaia"], with_file])

