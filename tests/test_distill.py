@@ -404,6 +404,21 @@ def test_ratings_and_scores_are_derived_where_a_critic_keeps_them_apart() -> Non
         convert(episode_of(LOOK, SUGGEST, unscored), box().bind(load_grammar("web")))
 
 
+def test_the_score_of_a_check_is_that_of_its_field_whatever_it_counts() -> None:
+    def told(text: str, score: int) -> Say:
+        return Say("a", "a", text, facts={"part": "check", "score": score})
+
+    for text in ("The page says that he scored 2 goals.", "He scored on May 2.", "Score: 2"):
+        found = dict(blocks("web", SUGGEST, told(text, 4)))
+        assert found["double_check"] == f"{text} Score: 4"
+    for check_, reason in (
+        (told("He scored 4 goals, but in another year.", 1), "illegal under 'web'"),
+        (told("Score: 4", 5), "a check reads as another score: 4, not 5"),
+    ):
+        with pytest.raises(NotConvertible, match=reason):
+            convert(episode_of(LOOK, SUGGEST, check_), box().bind(load_grammar("web")))
+
+
 def test_a_score_that_contradicts_what_follows_cannot_be_a_chain() -> None:
     for score in (2, 5):
         with pytest.raises(NotConvertible, match="illegal under 'web'"):

@@ -221,9 +221,13 @@ class _Writer:
             stated = event.facts.get("ratings", {})
             rated = (f"{name}: {stated.get(name, overall)}." for name in spec.ratings)
             return f"{' '.join(rated)} {event.text}"
-        if spec.pass_score and parse_score(event.text) is None and "score" in event.facts:
-            return f"{event.text} Score: {event.facts['score']}"
-        return event.text
+        score = event.facts.get("score")
+        if not spec.pass_score or score is None or parse_score(event.text) == score:
+            return event.text
+        text = f"{event.text} Score: {score}"
+        if (read := parse_score(text)) not in (None, score):  # without any it is illegal anyway
+            raise NotConvertible("a check reads as another score", f"{read}, not {score}")
+        return text
 
     def _may_come(self, role: str) -> bool:
         """Whether the grammar lets a block come next, after a thought where it wants one."""
