@@ -1,6 +1,6 @@
 """Contamination: questions to train on that an evaluation set also asks.
 
-Three rules, from strict to loose; words are compared without case and punctuation.
+Three rules, from strict to loose; words are compared without case, accents, punctuation and markup.
 
 * The same question: word by word or, for short ones, the same words that carry meaning, and the
   same figures in the same order. "Tell me the capital of Japan" is "What is the capital of Japan?".
@@ -13,6 +13,7 @@ Three rules, from strict to loose; words are compared without case and punctuati
 
 from __future__ import annotations
 
+import html
 import re
 import unicodedata
 from collections import Counter, defaultdict
@@ -26,8 +27,27 @@ from coa.tasks.task import Task
 
 Words = tuple[str, ...]
 
-_WORD = re.compile(r"\w+|(?<![^\W\d_])-|-(?![^\W\d_])|[^\w\s.,;:?!'\"`-]")
-"""Signs other than punctuation and hyphens count: 3 + 5 is another question than 3 * 5."""
+_WORD = re.compile(r"[^\W_]+|(?<![\w])_(?!\w)|(?<![^\W\d_])-|-(?![^\W\d_])|[^\w\s.,;:?!'\"`-]")
+"""Signs other than punctuation and hyphens count: 3 + 5 is another question than 3 * 5. So does one
+`_`, which may be an empty cell."""
+_ACCENTS = re.compile(r"(?<=[^\W\d_])[\u0300-\u036f]+")
+"""Of letters only: not equal is the sign of equality with a stroke."""
+_TAGS = re.compile(
+    r"(?<![\w)])<(?:a|b|br|code|div|em|font|i|li|mark|p|pre|q|s|small|span|strong|tt|u)"
+    r"(?:\s+[\w-]+=[^<>]{0,200})?\s*/?>|</[a-z]{1,6}>"
+)
+_STARS = re.compile(
+    r"(?<![\w*)\]])(?<![\d+*/^=-]\s)(\*{1,3})(?=\S)([^*\n]{1,200})(?<=\S)\1(?![\w*(\[])"
+)
+_BULLETS = re.compile(r"^[ \t]*(?:\*|#{1,6})[ \t]+(?=[^\W\d_]{2})", re.M)
+_SIGN = r"+*/^=<>|%-"
+_ASIDE = re.compile(
+    rf"(?<![\w)\]}}{_SIGN}])(?<![{_SIGN}]\s)"
+    rf"[(\[{{](\d{{4}}|(?=[^()\[\]{{}}]*[^\W\d_]{{2}})"
+    rf"(?:[^()\[\]{{}}{_SIGN}]|(?<=\w)-(?=\w)){{1,300}})[)\]}}]"
+    rf"(?![\w(\[{{]|\s*[{_SIGN}])"
+)
+"""A remark or a year in brackets. Brackets of formulas, lists and puzzles count as signs do."""
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}\b)")
 _EMPTY = frozenset(
     "a an the and or but if then than that this these those there here it its they their them he "
@@ -110,13 +130,30 @@ def find_leaks(
 
 
 def words_of(question: str) -> Words:
-    """Words and signs in order, without case and punctuation."""
-    return tuple(_WORD.findall(_THOUSANDS.sub("", _plain(question))))
+    """Words and signs in order, without case, accents, punctuation and markup."""
+    text = _plain(html.unescape(question))
+    return _split(_unmarked(text)) or _split(text)
+
+
+def _split(text: str) -> Words:
+    return tuple(_WORD.findall(_THOUSANDS.sub("", text)))
+
+
+def _unmarked(text: str) -> str:
+    """Without what marks words up: tags, emphasis, bullets, brackets around a remark."""
+    text = _BULLETS.sub(" ", _TAGS.sub(" ", text)).replace("&", " and ")
+    text = _STARS.sub(r" \2 ", text)
+    for _ in range(2):  # a remark within a remark
+        text = _ASIDE.sub(r" \1 ", text)
+    return text
 
 
 def _plain(text: str) -> str:
     """Without case, and without what only the typesetting of a text makes different."""
-    text = unicodedata.normalize("NFKC", text).casefold()
+    if not text.isascii():
+        text = _ACCENTS.sub("", unicodedata.normalize("NFKD", text))
+        text = unicodedata.normalize("NFKC", text)
+    text = text.casefold()
     return text if text.isascii() else "".join(map(_plain_character, text))
 
 
