@@ -112,6 +112,8 @@ PROGRAM = " ```py\nprint(1)\n```"
     [
         ("capital of Peru", "The capital of Peru?", True),
         ("capital of Peru", "capital of Chile", False),
+        ("hepatitis symptoms", "hepatitis A symptoms", False),
+        ("An opera by Verdi", "opera by Verdi", True),
         ("a page|another page", "another page|a page", True),
         ("a page|another page", "a page", False),
         ("3 + 5", "3 * 5", False),

@@ -63,7 +63,8 @@ class FilterSettings:
     keep_unjudged: bool = True
     """Quality: keep chains whose answer nobody could judge."""
     max_repeated_calls: int = 0
-    """Quality: how often a tool may be called with an argument that it was called with before."""
+    """Quality: how often a tool may be called with an argument that it was called with before. In
+    other words only: our runtime tells a model that a call is the same, which no episode has."""
     max_query_similarity: float = 1.0
     """Quality: queries of one tool that share more of their words than this count as repeated."""
     max_answer_words: int = 0
@@ -265,13 +266,20 @@ def _alike(chain: Chain, one: Block, other: Block, most: float) -> bool:
         return _canonical(one.body) == _canonical(other.body)
     if _query(one.body) == _query(other.body):
         return True
-    mine, theirs = set(normalise(one.body).split()), set(normalise(other.body).split())
+    mine, theirs = set(_asked(one.body)), set(_asked(other.body))
     return len(mine & theirs) > most * len(mine | theirs)
 
 
-def _query(body: str) -> list[tuple[str, list[str]]]:
+def _query(body: str) -> list[tuple[list[str], list[str]]]:
     """What is asked for, in any order: the words and the signs of each."""
-    return sorted((normalise(part), _SIGN.findall(part)) for part in alternatives(body))
+    return sorted((_asked(part), _SIGN.findall(part)) for part in alternatives(body))
+
+
+def _asked(query: str) -> list[str]:
+    """Its words. Only at the beginning is `a` an article for sure: hepatitis A is another one."""
+    words = normalise(query, keep_articles=True).split()
+    told = words[1:] if words[:1] in (["a"], ["an"]) else words
+    return [word for word in told if word != "the"] or words
 
 
 def _program(body: str) -> tuple[list[str], str]:

@@ -26,13 +26,14 @@ _OPERATOR = re.compile(r"\s*([+*/^<>=#]+)\s*|\s+(-)\s+|^\s*(-)\s+")
 _BEFORE, _AFTER = re.compile(r"(?:[^\W_]+|\))$"), re.compile(r"[^\W_]+|\(")
 
 
-def normalise(text: str) -> str:
+def normalise(text: str, *, keep_articles: bool = False) -> str:
     """Lower case, without articles, punctuation, thousands separators and repeated spaces. What
     an expression is made of (`x - 1`, `n^2`, `C++`) is no punctuation."""
     text = _DIGIT_COMMA.sub("", text.lower())
     text = _DECIMAL_ZERO.sub(r"\1", text)
     text = _OPERATOR.sub(_operator, text).translate(_PUNCTUATION)
-    words = _ARTICLES.sub(" ", text).split() or text.split()  # 'A' is an answer, too
+    words = [] if keep_articles else _ARTICLES.sub(" ", text).split()
+    words = words or text.split()  # 'A' is an answer, too
     return " ".join(filter(None, map(_bare, words)))
 
 
