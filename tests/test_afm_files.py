@@ -128,6 +128,12 @@ def test_a_web_row_becomes_a_legal_chain_with_the_environments_observations() ->
     assert check(grammar, parse(grammar, trajectory.text, env=True)) is None
 
 
+def test_a_row_with_line_breaks_of_windows_is_the_same_chain() -> None:
+    plain, windows = web_row(), {k: v.replace("\n", "\r\n") for k, v in web_row().items()}
+    assert windows != plain
+    assert import_sft([windows]).items == import_sft([plain]).items
+
+
 def test_a_code_row_is_recognised_and_its_question_follows_the_last_task_line() -> None:
     row = {"instruction": "Task: solve.\n\nTask:\nWhat is 6 times 7?", "output": CODE}
     (trajectory,) = import_sft([row]).items

@@ -186,6 +186,8 @@ def test_a_fence_left_open_still_closes_at_a_tag_on_its_own_line() -> None:
         ("```py\na = 1\n```\n```py\nprint(a)\n```", "a = 1\nprint(a)", ""),
         ("```py\nif 1:\n    print('```')\n```", "if 1:\n    print('```')", ""),
         ("```sh\nls\n```", "ls", ""),
+        ("```py\r\na = 1\r\nprint(a)\r\n```\r\n", "a = 1\nprint(a)", ""),
+        ("```py\r\nprint(input())\r\n```\r\n```sh\r\n7\r\n```", "print(input())", "7"),
         ("", "", ""),
     ],
 )

@@ -34,6 +34,7 @@ T = TypeVar("T")
 RARE = 0.02
 """A tag in fewer of a file's rows than this does not decide about its grammar."""
 _OBSERVATION = re.compile(r"<(observation|information)>.*?</\1>", re.S)
+_PLAIN_BREAK = re.compile(r"(?<!\r)\n")
 _TARGETS = ("target", "ground_truth", "answers", "answer", "golden_answers")
 _TESTS = (*SUITE_KEYS, "tests", *SUITE_CHOICES)
 """What `coa.rewards.suites` reads."""
@@ -136,8 +137,9 @@ def _chain(row: Json, grammar: Grammar) -> Trajectory:
         raise _Unfit("a conversation of several turns ('history')")
     if not isinstance(row.get("input") or "", str):
         raise _Unfit("'input' is not text")
+    instruction, output = _plain_lines(instruction), _plain_lines(output)
     bound = _bind(grammar, f"{instruction}{output}")
-    kind, question = _question(instruction, str(row.get("input") or ""), bound)
+    kind, question = _question(instruction, _plain_lines(str(row.get("input") or "")), bound)
     if not question.strip():
         raise _Unfit("no question after the instructions")
     blocks = parse(bound, output, env=True).blocks
@@ -159,6 +161,12 @@ def _chain(row: Json, grammar: Grammar) -> Trajectory:
     calls = sum(segment.author is Author.ENV for segment in segments)
     trajectory.usage = Usage(turns=calls + 1, tool_calls=calls)
     return trajectory
+
+
+def _plain_lines(text: str) -> str:
+    """Written on Windows, with plain line breaks. Where only some are Windows' (a page in a chain
+    of ours), they belong to the text."""
+    return text if _PLAIN_BREAK.search(text) else text.replace("\r\n", "\n")
 
 
 def _bind(grammar: Grammar, text: str) -> Grammar:

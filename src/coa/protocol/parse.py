@@ -238,7 +238,11 @@ _SHELL = {"sh", "bash", "shell", "stdin", "input", "text"}
 
 
 def parse_code(body: str) -> Code:
-    """The program in a code block: fenced or bare; a second fence (sh) is its standard input."""
+    """The program in a code block: fenced or bare; a second fence (sh) is its standard input.
+
+    Line breaks of Windows become plain ones, as for Python itself.
+    """
+    body = body.replace("\r\n", "\n")
     fences: Iterator[tuple[str, str]] = (
         (m.group(1).lower(), m.group(2)) for m in _FENCE.finditer(body)
     )
