@@ -13,6 +13,7 @@ import pytest
 from coa.distill.exports import FORMATS, Format, check_markers, export
 from coa.engines.codec import Codec
 from coa.errors import ModelError, RecordError, UsageError
+from coa.tasks import Task, TaskSet
 from coa.train.export import row_maker, run_export
 from coa.trajectory import Author, Segment, StopReason, Trajectory, save_trajectories
 from export_chains import (
@@ -26,6 +27,9 @@ from export_chains import (
     tasks_of,
     write,
 )
+from test_cli import Coa, coa
+
+__all__ = ["coa"]
 
 TEXTS: tuple[Format, ...] = ("alpaca", "sharegpt", "trl", "verl")
 
@@ -217,6 +221,20 @@ def test_the_command_writes_beside_the_trajectories(tmp_path: Path) -> None:
     script.write_text("")
     with pytest.raises(ModelError, match="has no tokenizer here"):
         run_export(tmp_path, "trl", model=f"scripted:{script}")
+
+
+def test_an_option_that_a_format_has_no_use_for_is_named(coa: Coa, tmp_path: Path) -> None:
+    folder = make_tokenizer_folder(tmp_path / "model")
+    (folder / "config.json").write_text("{}")
+    save_trajectories(tmp_path / "trajectories.jsonl", [short_chain()])
+    TaskSet((Task("Where?", ("Lima",)),)).save(tmp_path / "tasks.jsonl")
+    ignored = "--tasks is ignored: only verl has tasks, not trl.\n"
+    assert coa("export", ".", "--to", "trl", "--tasks", "tasks.jsonl").err == ignored
+    told = coa("export", ".", "--to", "alpaca", "--model", f"hf:{folder}").err
+    assert told.count("ignored") == 1 and "--model is ignored: alpaca is the same" in told
+    assert "ignored" not in coa("export", ".", "--to", "alpaca,trl", "--model", f"hf:{folder}").err
+    done = coa("import", "afm-rl", "tasks.jsonl", "--out", "rl.jsonl", "--grammar", "web")
+    assert done.code == 0 and done.err.startswith("--grammar is ignored: afm-rl holds tasks")
 
 
 def test_exports_of_several_grammars_do_not_replace_each_other(tmp_path: Path) -> None:

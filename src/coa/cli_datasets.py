@@ -181,6 +181,10 @@ def export(
     from coa.train.export import run_export
 
     formats: list[Any] = [name.strip() for name in to.split(",") if name.strip()]
+    if tasks and "verl" not in formats:
+        note(f"--tasks is ignored: only verl has tasks, not {', '.join(formats)}.")
+    if model and set(formats) == {"alpaca"}:
+        note("--model is ignored: alpaca is the same for every model.")
     reports, failed = [], False
     for name in formats:
         target = out / name if out and len(formats) > 1 else out
@@ -218,6 +222,8 @@ def import_(
     if kind == "afm-sft":
         report = run_import_sft(file, out, grammar, note)
     else:
+        if grammar:
+            note("--grammar is ignored: afm-rl holds tasks, which any grammar can answer.")
         report = run_import_rl(file, out, note)
     if as_json:
         emit(report)
