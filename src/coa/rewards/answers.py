@@ -24,6 +24,7 @@ _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _PUNCTUATION = str.maketrans({c: " " for c in string.punctuation if c not in ".-+*/^<>=#"})
 _OPERATOR = re.compile(r"\s*([+*/^<>=#]+)\s*|\s+(-)\s+|^\s*(-)\s+")
 _BEFORE, _AFTER = re.compile(r"(?:[^\W_]+|\))$"), re.compile(r"[^\W_]+|\(")
+"""What stands beside an operator; of what stands before it the last few letters tell enough."""
 
 
 def normalise(text: str, *, keep_articles: bool = False) -> str:
@@ -42,7 +43,7 @@ def _operator(found: re.Match[str]) -> str:
     elsewhere, as in `AC/DC` or `**Paris**`, it is punctuation."""
     sign = found[1] or "-"
     before, after = (
-        _BEFORE.search(found.string, 0, found.start()),
+        _BEFORE.search(found.string, max(0, found.start() - 9), found.start()),
         _AFTER.match(found.string, found.end()),
     )
     sides = [side and (side[0].isdigit() or len(side[0]) == 1) for side in (before, after)]
