@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from coa.corpus.atlas import SITE, atlas_passages
 from coa.corpus.build import CorpusSettings, default_target
+from coa.corpus.index import INDEX_VERSION
 from coa.corpus.site import Corpus, atlas_corpus, load_corpus
 from coa.corpus.store import PageStore
 from coa.errors import ConfigError, RecordError, UsageError
@@ -184,6 +185,17 @@ def test_other_settings_read_everything_again(folder: Path, target: Path) -> Non
     report = build(folder, target, CorpusSettings(passage_chars=200))
     assert report.read == 7
     assert max(len(each.text) for each in Corpus.open(target).passages()) <= 200
+
+
+def test_a_corpus_with_an_index_of_an_older_version_is_built_anew(
+    folder: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as before:
+        before.setattr("coa.corpus.build.INDEX_VERSION", INDEX_VERSION - 1)
+        build(folder, target)
+    old = Corpus.open(target).fingerprint
+    assert build(folder, target).read == 6 and Corpus.open(target).fingerprint != old
+    assert [path.name for path in target.glob("v*")] == ["v2"]
 
 
 def test_strange_files_are_named_and_skipped(folder: Path, target: Path) -> None:

@@ -46,6 +46,16 @@ def test_words_are_stemmed_and_accents_folded() -> None:
     assert index.search("S\xc3O TOM\xc9", 1)[0].title == "S\xe3o Tom\xe9"
 
 
+def test_a_title_takes_only_its_own_words_out_of_the_text() -> None:
+    text = "The interest is 3 percent. Internal rules hold for accounting over the internet."
+    page = Passage("International accounts", "https://x.example/accounts", text)
+    index = SearchIndex.build([page])
+    for query in ("interest", "internal", "internet", "accounting", "accounts", "international"):
+        assert [hit.text for hit in index.search(query, 1)] == [text], query
+    named = SearchIndex.build([Passage("Korea", "", "Korean.")], titles_are_names=True)
+    assert named.search("korean", 1) == [] and len(named.search("korea", 1)) == 1
+
+
 @pytest.mark.parametrize(
     "query",
     [

@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from urllib.parse import unquote
 
-from coa.corpus.index import SearchIndex
+from coa.corpus.index import INDEX_VERSION, SearchIndex
 from coa.corpus.page import Passage
 from coa.corpus.read_all import read_all
 from coa.corpus.read_file import Job, Limits
@@ -220,8 +220,9 @@ class _Build:
         return found
 
     def _recipe(self) -> str:
-        """What decides how a file is read."""
-        return json.dumps([SCHEMA, READERS_VERSION, self._site, asdict(self._settings)])
+        """What decides how a file is read and found."""
+        versions = [SCHEMA, READERS_VERSION, INDEX_VERSION]
+        return json.dumps([*versions, self._site, asdict(self._settings)])
 
     def _take_over(self) -> None:
         """Begin with the pages of the present version, unless this one was begun already."""
@@ -283,7 +284,8 @@ class _Build:
             "version": self._version.name,
             "source": str(self._source),
             "site": self._site,
-            "settings": asdict(self._settings) | {"readers": READERS_VERSION},
+            "settings": asdict(self._settings)
+            | {"readers": READERS_VERSION, "index": INDEX_VERSION},
             "counts": counts,
             "content": content,
         }

@@ -21,6 +21,8 @@ from coa.corpus.atlas import atlas_passages
 from coa.corpus.page import Passage
 from coa.errors import CoaError, RecordError, UsageError
 
+INDEX_VERSION = 2
+"""Goes up when the same passages would be found differently, so that corpora are built again."""
 MAX_QUERY_LETTERS = 20_000
 MAX_QUERY_WORDS = 48
 MAX_TITLE_WORDS = 6
@@ -71,11 +73,17 @@ class SearchIndex:
 
     @classmethod
     def build(
-        cls, passages: Iterable[Passage], directory: Path | None = None, expected: int = 0
+        cls,
+        passages: Iterable[Passage],
+        directory: Path | None = None,
+        expected: int = 0,
+        *,
+        titles_are_names: bool = False,
     ) -> SearchIndex:
         """Index the passages in memory, or in a directory when one is given.
 
-        `expected` is about how many there are, when there are many.
+        `expected` is about how many there are, when there are many. `titles_are_names`: what is
+        derived from a title ('Korean' on the page 'Korea') speaks of its page, as in the Atlas.
         """
         if directory is not None:
             directory.mkdir(parents=True, exist_ok=True)
@@ -95,7 +103,7 @@ class SearchIndex:
             for name in (" ".join(_words(each)) for each in (passage.title, *passage.names)):
                 if len(name) > 1 and name not in STOP_WORDS:  # a page may well be called 'A'
                     document.add_text("name", name)
-            document.add_text("words", _without(passage.title, passage.text))
+            document.add_text("words", _without(passage.title, passage.text, titles_are_names))
             document.add_bytes("text", passage.text.encode())
             document.add_bytes("url", passage.url.encode())
             writer.add_document(document)
@@ -158,7 +166,7 @@ class SearchIndex:
 @cache
 def atlas_index(seed: int = 0) -> SearchIndex:
     """The index of the Atlas of this world, built once in a process."""
-    return SearchIndex.build(atlas_passages(seed))
+    return SearchIndex.build(atlas_passages(seed), titles_are_names=True)
 
 
 @contextmanager
@@ -189,14 +197,15 @@ def _words(text: str, limit: int | None = MAX_QUERY_WORDS) -> list[str]:
     return found[:limit]
 
 
-def _without(title: str, text: str) -> str:
-    """The text less the words of its title and their derivatives ('Korea', 'Korean').
+def _without(title: str, text: str, and_derivatives: bool) -> str:
+    """The text less the words of its title, and their derivatives if these are of names.
 
     The title has its own field, and how often a passage repeats its subject says nothing about
-    which of the subject's passages answers a query.
+    which of the subject's passages answers a query. Five common letters make a derivative of a
+    name, but not of any word: 'interest' would be lost below 'International'.
     """
     names = tuple(_words(title))
-    stems = tuple(name[:5] for name in names if len(name) > 3)
+    stems = tuple(name[:5] for name in names if and_derivatives and len(name) > 3)
     kept = (
         word
         for word in _words(text, limit=None)

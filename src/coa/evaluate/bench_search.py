@@ -170,7 +170,9 @@ def search_ours(work: Work) -> Searched:
     """tantivy, from a directory as a corpus has it."""
     with tempfile.TemporaryDirectory() as folder:
         started = time.perf_counter()
-        index = SearchIndex.build(work.passages, Path(folder), len(work.passages))
+        index = SearchIndex.build(
+            work.passages, Path(folder), len(work.passages), titles_are_names=True
+        )
         build_s = time.perf_counter() - started
 
         def search(query: str) -> list[int]:
