@@ -110,6 +110,22 @@ def test_markdown_has_sections_anchors_tables_code_and_links() -> None:
     assert read("x.md", "---\ntitle: Front\n---\nonly text").title == "Front"
 
 
+def test_a_sharp_belongs_to_a_heading_unless_it_is_its_permalink() -> None:
+    page = (
+        '<h1>C#</h1><h2>F#<a id="f" href="#f-sharp"> #</a></h2><p>One.</p>'
+        '<h2 id="g">G<a href="p.html#g"><b>#</b></a> major</h2><p>Two.</p>'
+        '<dl><dt id="d">D#<a href="#d">\xb6</a></dt><dd>Three.</dd></dl>'
+    )
+    document = read("p.html", page)
+    one, two, three = passages_of(document, URL, 1000)
+    assert document.title == "C#"
+    assert (one.section, one.url) == ("F#", f"{URL}#f")
+    assert (two.section, two.url) == ("G major", f"{URL}#g")
+    assert three.text.startswith("D#\nThree.")
+    assert read("c.md", "# C#\n## F#\nText.").title == "C#"
+    assert cut("c.md", "# C#\n## F#\nText.")[0].section == "F#"
+
+
 def test_text_has_paragraphs_and_underlined_headings() -> None:
     first, second = cut(
         "notes.txt", "Notes\n=====\n\nOne line\nand another.\n\nPart\n----\nThe end.\n"

@@ -34,7 +34,8 @@ _NAVIGATION = re.compile(
 )
 _ROLES = frozenset(("navigation", "banner", "contentinfo", "search", "menu", "complementary"))
 _HEADINGS = {f"h{level}": level for level in range(1, 7)}
-_PERMALINK = re.compile(r"\s*[\u00b6\uf0c1\U0001f517#]\s*$")
+_MARKS = "\u00b6\uf0c1\U0001f517"
+_PERMALINK = re.compile(rf"\s*[{_MARKS}]\s*$")
 _SPACE = re.compile(r"\s+")
 _LISTS = ("ul", "ol", "table")
 _LINKS_CHARS, _LINKS_SHARE = 400, 0.8
@@ -105,8 +106,18 @@ def _prune(main: Any) -> None:
     for element in list(main.iter(*_CONTAINERS)):
         if element is not main and _is_navigation(element):
             _remove(element)
+    for heading in main.iter(*_HEADINGS, "dt"):
+        _empty_permalinks(heading)
     for line_break in main.iter("br"):
         line_break.tail = f"\n{line_break.tail or ''}"
+
+
+def _empty_permalinks(heading: Any) -> None:
+    """Take the text out of links that are but a mark; a plain '#' may belong to a name ('C#')."""
+    for link in heading.iter("a"):
+        if "#" in link.get("href", "#") and _inline(link) in (*_MARKS, "#"):
+            link[:] = []
+            link.text = ""  # the link itself may be the anchor of its heading
 
 
 def _is_navigation(element: Any) -> bool:

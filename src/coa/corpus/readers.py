@@ -18,7 +18,7 @@ from coa.corpus.html_reader import html_document, slug
 from coa.corpus.pdf_reader import pdf_pages
 from coa.errors import MissingExtra, RecordError
 
-READERS_VERSION = 2
+READERS_VERSION = 3
 """Goes up when the same file would be read differently, so that corpora are read again."""
 
 _TITLE_CHARS = 120
