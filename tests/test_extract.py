@@ -129,6 +129,12 @@ def test_charsets_are_read_from_the_label_and_from_the_page(name: str) -> None:
         assert decode(page)[0].endswith(word)
 
 
+def test_a_charset_that_plain_text_quotes_is_not_its_own() -> None:
+    body = "Write <meta charset='iso-8859-1'> for a maj\u00e1k.".encode()
+    for kind in ("text/plain", "text/markdown"):
+        assert read_page("https://a.example/x", kind, "", body).text == body.decode()
+
+
 PIECES = [
     *("<", ">", "<!--", "-->", "<![", "<!", "</", "<a href=", "'", '"', "</a>", "<title>", "&#x;"),
     *(

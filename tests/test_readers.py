@@ -193,6 +193,14 @@ def test_charsets_are_found(content: bytes, remark: str) -> None:
     assert WORDS in text and found == remark
 
 
+@pytest.mark.parametrize("name", ["a.md", "a.markdown", "a.txt", "a.text", "a.rst"])
+def test_a_charset_that_a_text_quotes_is_not_its_own(name: str) -> None:
+    for quoted in ('<meta charset="iso-8859-1">', '<?xml version="1.0" encoding="koi8-r"?>'):
+        document = read(name, f"```\n{quoted}\n```\n\n{WORDS}")
+        assert WORDS.strip() in " ".join(block.text for block in document.blocks)
+        assert document.remark == ""
+
+
 def test_a_charset_that_had_to_be_guessed_is_said() -> None:
     text, remark = decode(WORDS.encode("cp1252"))
     assert "K\xf6ln" in text and remark.startswith("not UTF-8; read as ")

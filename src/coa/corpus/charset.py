@@ -44,15 +44,16 @@ _CONTROL_SHARE = 0.02
 """More control characters than that, and a file is no text."""
 
 
-def decode(content: bytes, label: str = "") -> tuple[str, str]:
+def decode(content: bytes, label: str = "", *, markup: bool = True) -> tuple[str, str]:
     """The text, and a remark when the charset is not the declared one or had to be guessed.
 
-    `label` is what a server says of it. What cannot be read becomes replacement characters.
+    `label` is what a server says of it. What cannot be read becomes replacement characters. Only
+    `markup` declares its charset: plain text that holds a <meta> quotes one.
     """
     for mark, codec in _BOMS:
         if content.startswith(mark):
             return content[len(mark) :].decode(codec, "replace"), ""
-    found = _DECLARED.search(content, 0, _DECLARED_WITHIN)
+    found = _DECLARED.search(content, 0, _DECLARED_WITHIN) if markup else None
     declared = [
         each for each in (label, found[1].decode("ascii", "replace") if found else "") if each
     ]

@@ -35,7 +35,7 @@ def read_document(path: PurePath, content: bytes) -> Document:
 
 
 def _html(content: bytes, stem: str) -> Document:
-    return _with_remark(content, lambda text: html_document(text, stem))
+    return _with_remark(content, lambda text: html_document(text, stem), markup=True)
 
 
 def _markdown(content: bytes, stem: str) -> Document:
@@ -46,18 +46,18 @@ def _text(content: bytes, stem: str) -> Document:
     return _with_remark(content, lambda text: text_document(text, stem))
 
 
-def _with_remark(content: bytes, read: Callable[[str], Document]) -> Document:
-    text, remark = decode(content)
+def _with_remark(content: bytes, read: Callable[[str], Document], markup: bool = False) -> Document:
+    text, remark = decode(content, markup)
     document = read(text)
     remarks = "; ".join(each for each in (remark, document.remark) if each)
     return Document(document.title, document.blocks, document.links, remarks)
 
 
-def decode(content: bytes) -> tuple[str, str]:
+def decode(content: bytes, markup: bool = True) -> tuple[str, str]:
     """The text, and a remark when the charset is not the declared one or had to be guessed."""
     if charset.is_binary(content):
         raise RecordError("binary content, expected text")
-    text, remark = charset.decode(content)
+    text, remark = charset.decode(content, markup=markup)
     return _plain(text), remark
 
 

@@ -41,6 +41,7 @@ _BLOCKS = frozenset(
     "h1 h2 h3 h4 h5 h6 head header hr li main nav ol option p pre section table tbody tfoot thead "
     "tr ul".split()
 )
+_MARKUP = ("html", "xml")
 _SILENT = frozenset("script style template svg noscript iframe object math canvas".split())
 
 
@@ -65,7 +66,8 @@ def read_page(url: str, media_type: str, charset: str, body: bytes) -> WebPage:
     if body.startswith(b"%PDF-") or media_type == "application/pdf":
         page = _read_pdf(url, body)
     else:
-        text, _ = decode(body, charset)
+        may_declare = not media_type or media_type.endswith(_MARKUP)
+        text, _ = decode(body, charset, markup=may_declare)
         if _is_binary(text):
             raise ToolMistake(f"{_place(url)}: the page is binary, not text.")
         if _is_markup(media_type, text):
@@ -85,7 +87,7 @@ def _is_binary(text: str) -> bool:
 
 
 def _is_markup(media_type: str, text: str) -> bool:
-    if media_type.endswith(("html", "xml")):
+    if media_type.endswith(_MARKUP):
         return True
     return not media_type and bool(re.match(r"\s*<(!doctype|html|head|body|\?xml)", text, re.I))
 
