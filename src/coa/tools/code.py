@@ -113,5 +113,11 @@ def _stopped(outcome: Outcome, limits: Limits) -> str:
         return f"The program was stopped: it made more than {limits.files} files."
     if outcome.exit == -signal.SIGSYS:
         return "The program was stopped: it asked the system for something that is not allowed."
-    name = signal.Signals(-outcome.exit).name if outcome.exit and outcome.exit < 0 else "a signal"
-    return f"The program was ended by {name}."
+    return f"The program was ended by {_signal_name(-(outcome.exit or 0))}."
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # real-time signals have no name, and 0 is none at all
+        return f"signal {number}" if number > 0 else "a signal"
