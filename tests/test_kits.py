@@ -117,12 +117,13 @@ def test_what_is_opened_is_known_from_one_task_of_each_kind() -> None:
     assert one_of_each([Task("Mine?"), Task("Yours?"), OWN]) == [Task("Yours?"), OWN]
 
 
+@pytest.mark.parametrize("unsafe", [False, True])
 async def test_a_run_is_repeated_without_its_tools(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], unsafe: bool
 ) -> None:
     file, calls = str(tmp_path / "tools.sqlite"), []
     for mode in ("record", "replay"):
-        settings = KitSettings(cache=file, mode=mode)
+        settings = KitSettings(cache=file, mode=mode, unsafe_code=unsafe)
         async with open_kit([WEB, GYM], settings) as toolbox_of:
             seen = [
                 await say(toolbox_of(WEB), "web_search", "capital of Peru"),

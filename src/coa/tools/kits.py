@@ -240,7 +240,8 @@ class _Kit:
         control = CODE_CONTROLS.get(self._settings.observations)
         if self._box is None and self._settings.mode != "replay" and control is None:
             raise UsageError("a task needs the tool code; open its sandbox with `open_kit`.")
-        box = self._box or Sandbox()  # a control or a replay runs nothing, so it is never opened
+        # A control or a replay runs nothing: this one is never opened, it only names the answers.
+        box = self._box or Sandbox(unsafe=self._settings.unsafe_code)
         real = code_tool(box, persistent=self._settings.code_session)
         return control(real) if control else real
 
