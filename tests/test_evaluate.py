@@ -291,8 +291,8 @@ def test_a_setting_that_cannot_be_used_is_refused_before_any_work(
 
 
 def test_a_task_of_no_world_is_named(folder: Path, tmp_path: Path) -> None:
-    path = tmp_path / "tasks.csv"
-    path.write_text("question,answer,world\nWhere?,here,Mars\n")
+    path = tmp_path / "tasks.jsonl"
+    path.write_text('{"question": "Where?", "answer": "here", "meta": {"world": "Mars"}}\n')
     with pytest.raises(RecordError, match=r"world is 'Mars', expected the number of one"):
         run_eval(settings(folder, tasks=str(path)), tmp_path / "run", quiet=True)
 

@@ -9,7 +9,8 @@ import pytest
 
 from coa.errors import ConfigError, RecordError, UsageError
 from coa.evaluate.stage import EvalSettings, run_eval
-from coa.tasks import Task, TaskSet
+from coa.rewards.opened import REWARDS as NAMED_REWARDS
+from coa.tasks import Task, TaskSet, table
 from coa.tools.kits import toolbox_for
 
 
@@ -133,6 +134,44 @@ def test_ids_of_ones_own_in_a_csv_are_kept(tmp_path: Path) -> None:
     first, second = TaskSet.load(path)
     assert first.id == "q-7" and not first.meta
     assert second.id == Task("Who?").id
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "expected"),
+    [
+        ("tools", "ruler", "no such column: only JSONL can declare tools"),
+        ("world", "Middle-earth", "the number of a world of the Atlas"),
+        ("grammar", "past tense", "a path ending in .toml or one of mhqa, web"),
+        ("reward", "5 points", "module:attribute or one of exact, squad"),
+    ],
+)
+def test_a_column_that_happens_to_be_called_like_an_order_is_named(
+    tmp_path: Path, column: str, value: str, expected: str
+) -> None:
+    path = tmp_path / "mine.csv"
+    path.write_text(f"question,answer,{column}\nWhere?,Lima,\nWho?,Ada,{value}\n")
+    with pytest.raises(RecordError) as caught:
+        TaskSet.load(path)
+    assert f"mine.csv:3: column '{column}' is '{value}', expected {expected}" in str(caught.value)
+    assert str(caught.value).endswith("Rename the column if it means something else.")
+
+
+def test_columns_that_give_orders_are_kept_where_they_are_understood(tmp_path: Path) -> None:
+    path = tmp_path / "mine.csv"
+    path.write_text("question,answer,world,grammar,reward,set\nWhere?,Lima,7,web,squad,A\n")
+    (task,) = TaskSet.load(path)
+    assert task.meta == {"world": "7", "grammar": "web", "reward": "squad", "set": "A"}
+    assert sorted(table.REWARDS) == sorted(NAMED_REWARDS)
+
+
+def test_a_row_that_occurs_twice_is_named_with_both_lines(tmp_path: Path) -> None:
+    path = tmp_path / "mine.csv"
+    path.write_text("question,answer\nWhere?,Lima\nWho?,Ada\nWhere?,Peru\n")
+    with pytest.raises(RecordError, match=r"mine\.csv:4: the question is that of line 2\. Remove"):
+        TaskSet.load(path)
+    path.write_text("id,question\n1,Where?\n1,Who?\n")
+    with pytest.raises(RecordError, match=r"mine\.csv:3: the id is that of line 2\. Remove"):
+        TaskSet.load(path)
 
 
 def test_episodes_and_trajectories_are_not_taken_for_tasks() -> None:

@@ -7,10 +7,13 @@ import io
 from pathlib import Path
 
 from coa.errors import RecordError, UsageError, boundary
+from coa.protocol.load import PRESETS
 from coa.tasks.task import Task, TaskSet
 
 QUESTION = ("question", "query", "prompt", "input")
 ANSWER = ("answer", "answers", "gold", "target", "output")
+REWARDS = ("exact", "squad", "f1", "gym", "calls", "auto", "format", "judge", "math", "tests")
+"""Named again, because rewards are built on tasks; a test holds both together."""
 
 
 def read_csv(path: Path) -> TaskSet:
@@ -34,7 +37,7 @@ def read_csv(path: Path) -> TaskSet:
                 "(and 'answer' if answers are known), separated by commas. "
                 "Rename the column in the first line."
             )
-        tasks = []
+        tasks, lines = [], dict[str, int]()
         for row in reader:
             text = (row[question] or "").strip()
             if not text:
@@ -47,7 +50,38 @@ def read_csv(path: Path) -> TaskSet:
             hidden = {k: v for k, v in rest.items() if k.strip().lower() in ANSWER}
             meta = {k: v for k, v in rest.items() if k not in hidden}
             named = (row[columns["id"]] or "").strip() if "id" in columns else ""
-            tasks.append(Task(text, answers, named, meta, hidden))
+            _check_orders(meta, f"{path}:{reader.line_num}")
+            task = Task(text, answers, named, meta, hidden)
+            first = lines.setdefault(task.id, reader.line_num)
+            if first != reader.line_num:
+                raise RecordError(
+                    f"{path}:{reader.line_num}: the {'id' if named else 'question'} is that of "
+                    f"line {first}. Remove one of them, or give each an id in a column 'id'."
+                )
+            tasks.append(task)
     if not tasks:
         raise RecordError(f"{path}: holds no task.")
     return TaskSet(tuple(tasks), name=path.stem)
+
+
+def _check_orders(meta: dict[str, str], where: str) -> None:
+    """Some names in `meta` give orders; a column that only happens to have such a name must not."""
+    for name, value in meta.items():
+        if expected := _expected(name, value):
+            raise RecordError(
+                f"{where}: column {name!r} is {value!r}, expected {expected}. "
+                "Rename the column if it means something else."
+            )
+
+
+def _expected(name: str, value: str) -> str:
+    """What an order that cannot be followed should be; nothing for all else."""
+    if name == "tools":
+        return "no such column: only JSONL can declare tools"
+    if name == "world" and not value.isdecimal():
+        return "the number of a world of the Atlas"
+    if name == "grammar" and value not in PRESETS and not value.endswith(".toml"):
+        return f"a path ending in .toml or one of {', '.join(PRESETS)}"
+    if name == "reward" and value not in REWARDS and ":" not in value:
+        return f"module:attribute or one of {', '.join(REWARDS)}"
+    return ""
