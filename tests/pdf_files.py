@@ -25,11 +25,12 @@ def pdf(pages: Sequence[str]) -> bytes:
     return _file(objects)
 
 
-def locked_pdf(pages: Sequence[str], password: str) -> bytes:
+def locked_pdf(pages: Sequence[str], password: str, how: str = "RC4-128") -> bytes:
+    """Other ways than RC4 need the package cryptography."""
     import pypdf
 
     writer = pypdf.PdfWriter(clone_from=io.BytesIO(pdf(pages)))
-    writer.encrypt(password, algorithm="RC4-128")
+    writer.encrypt(password, algorithm=how)
     held = io.BytesIO()
     writer.write(held)
     return held.getvalue()

@@ -8,13 +8,14 @@ from pathlib import PurePath
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pypdf.errors import DependencyError
 
 from coa.corpus import charset
 from coa.corpus.document import Block, Document
 from coa.corpus.page import Passage
 from coa.corpus.passages import passages_of
 from coa.corpus.readers import READERS, decode, read_document
-from coa.errors import RecordError
+from coa.errors import MissingExtra, RecordError
 from pdf_files import locked_pdf, pdf
 
 URL = "https://x.example/p.html"
@@ -165,6 +166,25 @@ def test_what_cannot_be_read_says_why(name: str, content: bytes, reason: str) ->
 
 def test_a_pdf_locked_with_an_empty_password_is_read() -> None:
     assert cut("a.pdf", locked_pdf(["open"], ""))[0].text == "open"
+
+
+@pytest.mark.parametrize("how", ["AES-128", "AES-256"])
+def test_a_pdf_locked_by_aes_is_read(how: str) -> None:
+    pytest.importorskip("cryptography")
+    assert cut("a.pdf", locked_pdf(["open"], "", how))[0].text == "open"
+    with pytest.raises(RecordError, match=r"^the PDF needs a password"):
+        read("a.pdf", locked_pdf(["secret"], "key", how))
+
+
+def test_a_pdf_locked_by_what_cannot_be_undone_here_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def undo(*_: object) -> None:
+        raise DependencyError("cryptography>=3.1 is required for AES algorithm")
+
+    monkeypatch.setattr("pypdf.PdfReader.decrypt", undo)
+    with pytest.raises(MissingExtra, match=r"^Reading an encrypted PDF needs .*\[tools\]"):
+        read("a.pdf", locked_pdf(["open"], ""))
 
 
 WORDS = "Gr\xfc\xdfe aus K\xf6ln und Z\xfcrich, sagte die Stra\xdfenb\xe4ckerin fr\xf6hlich. " * 9

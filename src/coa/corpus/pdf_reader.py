@@ -27,6 +27,8 @@ def pdf_pages(content: bytes, most: int | None = None) -> tuple[str, list[str]]:
         return title, [page.extract_text() for page in islice(reader.pages, most)]
     except (RecordError, MemoryError, TimeoutError):
         raise
+    except pypdf.errors.DependencyError:  # AES, which most locked documents use
+        raise MissingExtra("Reading an encrypted PDF", "tools") from None
     except Exception as exc:  # pypdf raises what it stumbles over, of any type
         reason = " ".join(str(exc).split())[:160]
         raise RecordError(f"not a PDF that can be read ({type(exc).__name__}: {reason})") from None
