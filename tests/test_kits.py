@@ -150,11 +150,23 @@ async def test_the_real_web_comes_from_a_recipe(tmp_path: Path) -> None:
         assert "only the public web" in await say(toolbox, "crawl_page", "http://127.0.0.1:80/")
         with pytest.raises(UsageError, match="the web has no passages for wiki_search"):
             toolbox_of(Task("Mine?"))
-    recipe.write_text("second = 2.0\n")
     check = str(tmp_path / "other.toml")
     Path(check).write_text("second = 2.0\n")
     with pytest.raises(ConfigError, match=r"second is not a setting\. Did you mean 'seconds'"):
         check_corpus(check)
+
+
+async def test_a_page_is_given_the_time_that_the_recipe_allows(tmp_path: Path) -> None:
+    async def limit(name: str, *lines: str) -> float:
+        recipe = tmp_path / f"{name}.toml"
+        recipe.write_text("\n".join(lines))
+        async with open_kit([WEB], KitSettings(corpus=str(recipe))) as toolbox_of:
+            return toolbox_of(WEB)["crawl_page"].timeout_s
+
+    usual = await limit("usual")
+    assert await limit("patient", "seconds = 120.0") == usual + 105
+    summaries = ('summary_model = "m"', 'summary_url = "http://127.0.0.1:9"')
+    assert await limit("summarised", *summaries) > usual + 3 * 45
 
 
 @pytest.mark.parametrize(

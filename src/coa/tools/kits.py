@@ -38,7 +38,7 @@ from coa.tools.declared import declared_tools
 from coa.tools.replay import cached, check_mode
 from coa.tools.sandbox import Sandbox
 from coa.tools.search import PASSAGES, wiki_search
-from coa.tools.web import CorpusSource, Source, crawl_page, web_search
+from coa.tools.web import CRAWL_S, CorpusSource, Source, crawl_page, web_search
 
 if TYPE_CHECKING:
     from coa.tools.live import WebSettings
@@ -204,7 +204,10 @@ class _Kit:
     def _tool(self, name: str, corpus: str, task: Task) -> Tool:
         if name == "crawl_page":
             source = self._source(corpus)
-            return crawl_page(source, focus=task.question, summariser=self._summariser)
+            seconds = _web(corpus).crawl_seconds if _is_web(corpus) else CRAWL_S
+            return crawl_page(
+                source, focus=task.question, summariser=self._summariser, timeout_s=seconds
+            )
         if (name, corpus) not in self._tools:
             self._tools[name, corpus] = self._make(name, corpus)
         return self._tools[name, corpus]

@@ -28,6 +28,7 @@ PAGE_CHARS = 3000
 """Letters of one observation of crawl_page, however many pages it shows."""
 LINKS = 6
 PAGES_AT_ONCE = 5
+CRAWL_S = 60.0
 _LONG = 20_000
 """Letters of a page that takes so long to summarise that a thread has to do it."""
 _LEAST_CHARS = 200
@@ -118,7 +119,7 @@ def crawl_page(
     max_chars: int = PAGE_CHARS,
     links: int = LINKS,
     summariser: Summariser | None = None,
-    timeout_s: float = 60.0,
+    timeout_s: float = CRAWL_S,
 ) -> Tool:
     """The tool that reads pages. `focus` is the question of the task, never its answer.
 
