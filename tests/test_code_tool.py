@@ -118,6 +118,16 @@ async def test_the_prompt_names_the_packages() -> None:
     assert "numpy can be imported" in tool.about
 
 
+def test_a_recording_belongs_to_the_releases_that_are_installed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def key(installed: str) -> str:
+        monkeypatch.setattr("importlib.metadata.version", lambda name: installed)
+        return code_tool(Sandbox(packages=("numpy",))).fingerprint
+
+    assert key("2.3.1") == key("2.3.2") != key("2.4.0")
+
+
 async def test_a_session_keeps_its_state_and_loses_it_only_with_its_process(box: Sandbox) -> None:
     async with box.session() as session:
         assert (await session.run("x = 5\nimport math")).ended == "ok"

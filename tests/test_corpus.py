@@ -15,11 +15,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coa.corpus.atlas import SITE, atlas_passages
+from coa.corpus.atlas import SITE, atlas_passages, pages
 from coa.corpus.build import CorpusSettings, default_target
 from coa.corpus.index import INDEX_VERSION
 from coa.corpus.site import Corpus, atlas_corpus, load_corpus
 from coa.corpus.store import PageStore
+from coa.corpus.world import load_world
 from coa.errors import ConfigError, RecordError, UsageError
 from coa.locks import lock
 from manual import build, content, make_manual
@@ -133,6 +134,18 @@ def test_the_atlas_is_a_corpus_too() -> None:
     assert load_corpus("atlas:7") is corpus
     with pytest.raises(UsageError, match=r"corpus 'atlas:x': expected atlas, atlas:K"):
         load_corpus("atlas:x")
+
+
+def test_an_atlas_that_says_something_else_has_another_fingerprint(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first, *others = pages(load_world(7))
+    said = dataclasses.replace(first.passages[0], text="Something else.")
+    changed = [dataclasses.replace(first, passages=(said, *first.passages[1:])), *others]
+    make = atlas_corpus.__wrapped__  # without what this process remembers
+    assert make(7).fingerprint == atlas_corpus(7).fingerprint != atlas_corpus(0).fingerprint
+    monkeypatch.setattr("coa.corpus.site.pages", lambda world: changed)
+    assert make(7).fingerprint != atlas_corpus(7).fingerprint
 
 
 def test_a_second_build_reads_what_has_changed(folder: Path, target: Path) -> None:

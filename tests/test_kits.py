@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from coa import Task, ToolCall, load_grammar
+from coa.corpus.site import load_corpus
 from coa.errors import CoaError, ConfigError, UsageError
 from coa.tasks import make_tasks
 from coa.tasks.sets import grammar_for
@@ -83,7 +84,9 @@ def test_a_manifest_tells_kits_apart(tmp_path: Path) -> None:
     first = KitSettings(corpus=str(recipe)).identity()
     recipe.write_text("seconds = 3.0\n")
     assert KitSettings(corpus=str(recipe)).identity() != first
-    assert KitSettings(corpus="atlas:7").identity() == {"corpus": "atlas:7"}
+    assert KitSettings(corpus="atlas:7").identity() == {
+        "corpus": load_corpus("atlas:7").fingerprint
+    }
     assert KitSettings(unsafe_code=True).identity() == {"unsafe_code": True}
 
 

@@ -11,6 +11,7 @@ out `index.html` are forgiven. A fragment that names a section gives that sectio
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable, Iterator
 from functools import cache
@@ -19,7 +20,14 @@ from typing import Protocol
 from urllib.parse import unquote, unquote_to_bytes, urlsplit
 
 from coa.corpus.atlas import SITE, pages
-from coa.corpus.index import QUESTION_WORDS, STOP_WORDS, Hit, SearchIndex, atlas_index
+from coa.corpus.index import (
+    INDEX_VERSION,
+    QUESTION_WORDS,
+    STOP_WORDS,
+    Hit,
+    SearchIndex,
+    atlas_index,
+)
 from coa.corpus.page import Page, Passage
 from coa.corpus.store import PageStore, key_of
 from coa.corpus.world import load_world
@@ -137,11 +145,19 @@ class _AtlasSite:
     def pages(self) -> Iterator[Page]:
         return iter(self._pages.values())
 
+    def digest(self) -> str:
+        """Of what can be read and how it is found: another release may say it otherwise."""
+        made = hashlib.sha256(str(INDEX_VERSION).encode())
+        for page in self._pages.values():
+            made.update(repr(page).encode())
+        return made.hexdigest()[:16]
+
 
 @cache
 def atlas_corpus(seed: int = 0) -> Corpus:
     """The Atlas of a world as a corpus; its index is the one that `atlas_index` keeps."""
-    return Corpus(atlas_index(seed), _AtlasSite(seed), SITE, f"atlas:{seed}")
+    site = _AtlasSite(seed)
+    return Corpus(atlas_index(seed), site, SITE, f"atlas:{seed}:{site.digest()}")
 
 
 def load_corpus(name: str) -> Corpus:

@@ -13,6 +13,7 @@ import re
 import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
+from importlib import metadata
 
 from coa.protocol.parse import parse_code
 from coa.tools.base import Tool, ToolMistake, fingerprint_of
@@ -64,9 +65,23 @@ def code_tool(box: Sandbox, *, persistent: bool = False, max_chars: int = 2000) 
         timeout_s=box.limits.seconds + _SPARE_S,
         max_chars=max_chars,
         concurrency=box.sessions if persistent else box.slots,
-        fingerprint=fingerprint_of(sys.version_info[:2], box.asked, box.limits, box.unsafe),
+        fingerprint=fingerprint_of(
+            sys.version_info[:2], _releases(box.asked), box.limits, box.unsafe
+        ),
         session=session if persistent else None,
     )
+
+
+def _releases(packages: tuple[str, ...]) -> list[tuple[str, str]]:
+    """Each with its release as for Python itself ('2.3'): a mere correction keeps recordings."""
+    found = []
+    for name in packages:
+        try:
+            installed = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            installed = ""
+        found.append((name, ".".join(installed.split(".")[:2])))
+    return found
 
 
 def _read(block: str) -> tuple[str, str]:
