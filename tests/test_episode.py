@@ -236,7 +236,7 @@ def test_records_of_the_first_schema_are_read() -> None:
         ),
         ({"kind": "use", "agent": "b", "tool": "t", "result": "page"}, "it names no argument"),
         ({"kind": "sing", "agent": "b"}, "event 1 has the kind 'sing', expected say or use"),
-        ({"kind": "say", "agent": "b", "song": 1}, "unexpected keyword argument 'song'"),
+        ({"kind": "say", "agent": "b", "song": 1}, "event 1: 'song' is not a field of a Say"),
     ],
 )
 def test_an_event_that_cannot_be_read_is_one_clear_line_and_the_rest_goes_on(

@@ -137,6 +137,9 @@ def check_record(episode: Episode) -> None:
             continue
         if (part := _part(event)) not in _PARTS:
             raise NotConvertible("a message has an unknown part", part + did_you_mean(part, _PARTS))
+        score = event.facts.get("score", FAILED)
+        if part == "check" and not isinstance(score, int | float):
+            raise NotConvertible("the score of a check is no number", f"{event.agent}: {score!r}")
         stated = event.text if event.agent == USER else event.facts.get("question")
         if stated is not None and asked not in _words(str(stated)):
             raise NotConvertible(

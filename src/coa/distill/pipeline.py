@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -101,22 +102,34 @@ async def convert_one(
 ) -> Conversion:
     """Convert, judge and replay one episode. Without `task` the answer cannot be judged."""
     public = Task(episode.question, id=episode.task_id, meta=episode.meta)
-    bound = toolbox.bind(grammar)
 
     async def judged(trajectory: Trajectory) -> float | None:
         return None if task is None else (await reward.score(task, trajectory)).score
 
     try:
-        trajectory = convert(episode, bound, prompt)
+        with _odd("the record cannot be converted"):
+            bound = toolbox.bind(grammar)
+            trajectory = convert(episode, bound, prompt)
+        with _odd("the chain cannot be replayed"):
+            replay = await _replay(trajectory, public, bound, toolbox)
     except NotConvertible as cause:  # whether its answer is right is counted all the same
         given = Trajectory(public.id, public.question, grammar.name, answer=episode.answer)
         score = None if episode.answer is None else await judged(given)
         return Conversion(
             key, episode.task_id, None, score, reason=cause.reason, detail=cause.detail
         )
-    score = await judged(trajectory)
-    replay = await _replay(trajectory, public, bound, toolbox)
-    return Conversion(key, episode.task_id, trajectory, score, replay)
+    return Conversion(key, episode.task_id, trajectory, await judged(trajectory), replay)
+
+
+@contextmanager
+def _odd(reason: str) -> Iterator[None]:
+    """Whatever a record of somebody else leads to is its own end, not that of all the others."""
+    try:
+        yield
+    except NotConvertible:
+        raise
+    except Exception as cause:
+        raise NotConvertible(reason, f"{type(cause).__name__}: {cause}") from cause
 
 
 async def _replay(trajectory: Trajectory, task: Task, grammar: Grammar, toolbox: Toolbox) -> str:

@@ -34,7 +34,7 @@ from coa.distill.pipeline import (
 from coa.distill.recorded import as_shown, recorded_tools
 from coa.engines.codec import Codec
 from coa.engines.store import BASE, is_pulled, model_folder, resolve
-from coa.errors import RecordError, UsageError
+from coa.errors import GrammarError, RecordError, UsageError
 from coa.progress import counted
 from coa.protocol import load_grammar
 from coa.protocol.prompt import PromptKind
@@ -47,6 +47,7 @@ from coa.teachers.episode import Episode, read_episodes
 from coa.tools.kits import KitSettings, one_of_each, open_kit
 
 CONVERTED = "converted.jsonl"
+UNFIT = "its task has no grammar or no tools"
 
 
 @dataclass(frozen=True)
@@ -78,14 +79,16 @@ async def converter(settings: Json) -> AsyncIterator[Work]:
 
         async def work(item: Json) -> Json:
             episode = Episode.from_json(item["episode"])
-            public = Task(episode.question, id=episode.task_id, meta=episode.meta)
-            grammar = named or load_grammar(kind_of(public).grammar)
             task = Task.from_json(item["task"]) if item["task"] else None
-            if settings["tools"] == "recorded":
-                episode = as_shown(episode)
-                toolbox = recorded_tools(episode)
-            else:
-                toolbox = toolbox_of(public)
+            try:
+                public = Task(episode.question, id=episode.task_id, meta=episode.meta)
+                grammar = named or load_grammar(kind_of(public).grammar)
+                if not called:
+                    episode = as_shown(episode)
+                toolbox = toolbox_of(public) if called else recorded_tools(episode)
+            except (GrammarError, RecordError) as wrong:
+                unfit = Conversion(item["key"], episode.task_id, reason=UNFIT, detail=str(wrong))
+                return unfit.to_json()
             made = await convert_one(
                 item["key"], episode, grammar, toolbox, reward, task, prompt=settings["prompt"]
             )
@@ -226,14 +229,14 @@ def _read(path: Path) -> tuple[list[Episode], list[Conversion]]:
 
 def _shared(episodes: Sequence[Episode], settings: DistillSettings, kit: KitSettings) -> Json:
     """What every process needs to know."""
-    public = [Task(each.question, id=each.task_id, meta=each.meta) for each in episodes]
+    asked = [Task("?", meta=each.meta) for each in episodes]  # tools depend on nothing else
     return {
         "grammar": settings.grammar,
         "prompt": settings.prompt,
         "reward": to_json(settings.reward),
         "tools": settings.tools,
         "kit": asdict(kit),
-        "tasks": [task.to_json() for task in one_of_each(public)],
+        "tasks": [task.to_json() for task in one_of_each(asked)],
     }
 
 

@@ -18,7 +18,6 @@ from coa.pages.view import (
     histogram,
     origin,
     percent,
-    require_text,
     shown,
     unique,
 )
@@ -67,7 +66,7 @@ def episodes_view(path: Path) -> View:
 
     def add(record: Json) -> None:
         episode = Episode.from_json(record)
-        _check(episode)
+        _check_costs(episode)
         entry = _entry(episode, unique(episode.task_id, taken))
         view.entries.append(entry)
         view.records.append(_record(episode))
@@ -80,29 +79,11 @@ def episodes_view(path: Path) -> View:
     return view
 
 
-def _check(episode: Episode) -> None:
-    require_text(episode, "task_id", "question", "teacher")
-    for name in ("answer", "error"):
-        if getattr(episode, name) is not None:
-            require_text(episode, name)
-    for agent in episode.agents:
-        require_text(agent, "name", "part", "system")
+def _check_costs(episode: Episode) -> None:
     for event in episode.events:
-        if isinstance(event, Use):
-            require_text(event, "agent", "tool", "argument", "result", "branch")
-        else:
-            require_text(event, "agent", "to", "text", "thought", "branch")
-            if event.call:
-                _check_call(event.call)
-
-
-def _check_call(call: ModelCall) -> None:
-    require_text(call, "model", "text")
-    for count in (call.prompt_tokens, call.cached_tokens, call.sampled_tokens):
-        if not isinstance(count, int):
-            raise TypeError(f"a model call has {count!r} tokens, expected a whole number")
-    if call.cost is not None and not math.isfinite(call.cost):
-        raise ValueError(f"a model call costs {call.cost!r}, expected an amount or nothing")
+        cost = event.call.cost if isinstance(event, Say) and event.call else None
+        if cost is not None and not math.isfinite(cost):
+            raise ValueError(f"a model call costs {cost!r}, expected an amount or nothing")
 
 
 def _colour(agent: AgentSpec, view: View) -> str:

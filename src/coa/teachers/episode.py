@@ -16,17 +16,20 @@ Wall-clock figures (`Episode.seconds`) are kept out of the record, as those of t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from coa.errors import RecordError
+from coa.errors import RecordError, did_you_mean
 from coa.runs import Json, read_jsonl, read_records
 
 SCHEMA = 2
 READABLE = (1, 2)
 """Schema 1 had neither branches nor model calls; both have defaults, so it reads as it is."""
+_FIELDS = "task_id question teacher seed answer error meta agents events".split()
+"""Of an episode on disk: each must be there, though it may be null where it has a default."""
 USER = "user"
 SYSTEM = "system"
 """Not an agent: the code that carries results from one agent to another."""
@@ -227,17 +230,17 @@ class Episode:
                 f"found episode schema {record.get('schema')!r}, expected {SCHEMA}. "
                 "Is this an episodes.jsonl from `coa record`?"
             )
-        return cls(
-            task_id=record["task_id"],
-            question=record["question"],
-            teacher=record["teacher"],
-            seed=record["seed"],
-            answer=record["answer"],
-            error=record["error"],
-            meta=record["meta"],
-            agents=[AgentSpec(**agent) for agent in record["agents"]],
-            events=[_event(number, event) for number, event in enumerate(record["events"], 1)],
-        )
+        given = {name: record[name] for name in _FIELDS}
+        if isinstance(given["task_id"], int | float):  # a task file may have numbers as ids, too
+            given["task_id"] = str(given["task_id"])
+        given = _checked(cls, given, "the episode")
+        if not given["question"].strip():
+            raise RecordError("the question is empty.")
+        agents = [_checked(AgentSpec, each, "agents") for each in given["agents"]]
+        events = enumerate(given.get("events", []), 1)
+        given["agents"] = [AgentSpec(**agent) for agent in agents]
+        given["events"] = [_event(number, event) for number, event in events]
+        return cls(**given)
 
 
 def _seen_by(agent: str, event: Happening) -> list[Message]:
@@ -265,24 +268,70 @@ def _plain(record: AgentSpec | Happening | ModelCall) -> Json:
     return found
 
 
-def _event(number: int, record: Json) -> Happening:
+_EXPECTED: Mapping[str, tuple[type | tuple[type, ...], str]] = {
+    "str": (str, "a text"),
+    "bool": (bool, "true or false"),
+    "int": (int, "a whole number"),
+    "float": ((int, float), "a number"),
+    "dict": (dict, "an object"),
+    "list": (list, "a list"),
+    "ModelCall": (dict, "an object"),
+}
+"""What a record holds for a field, by the first word of the field's type."""
+
+
+def _checked(kind: type[Any], record: Any, where: str) -> Json:
+    """The fields of an episode or of a part of it; one that is null has its default."""
+    if not isinstance(record, dict):
+        raise RecordError(f"{where}: found {str(record)[:60]!r}, expected an object.")
+    known = [each.name for each in fields(kind)]
+    if unknown := next((name for name in record if name not in known), ""):
+        hint = did_you_mean(unknown, known)
+        raise RecordError(f"{where}: {unknown!r} is not a field of a {kind.__name__}.{hint}")
+    given = {name: value for name, value in record.items() if value is not None}
+    for each in fields(kind):
+        if each.name in given:
+            _check(given[each.name], str(each.type), f"{where}: {each.name}")
+        elif each.default is MISSING and each.default_factory is MISSING:
+            raise RecordError(f"{where}: has no {each.name}.")
+    return given
+
+
+def _check(value: Any, declared: str, where: str) -> None:
+    fitting, expected = _EXPECTED[re.split(r"\W", declared)[0]]
+    if not isinstance(value, fitting):
+        raise RecordError(f"{where}: found {str(value)[:60]!r}, expected {expected}.")
+
+
+def _event(number: int, record: Any) -> Happening:
     """One event; `number` counts from 1."""
-    kind = record.get("kind")
-    given = {key: value for key, value in record.items() if key != "kind"}
+    where = f"event {number}"
+    kind = record.get("kind") if isinstance(record, dict) else None
+    if kind not in ("say", "use"):
+        raise RecordError(f"{where} has the kind {kind!r}, expected say or use.")
+    given = {name: value for name, value in record.items() if name != "kind"}
     if kind == "use":
-        if "tool" not in given or "argument" not in given:
+        missing = next((name for name in ("tool", "argument") if given.get(name) is None), None)
+        if missing:
             raise RecordError(
-                f"event {number} is the result of a tool without a call: it names no "
-                f"{'tool' if 'tool' not in given else 'argument'}."
+                f"{where} is the result of a tool without a call: it names no {missing}."
             )
-        return Use(**given)
-    if kind != "say":
-        raise RecordError(f"event {number} has the kind {kind!r}, expected say or use.")
-    if call := given.get("call"):
-        messages = call.get("given")
-        made = None if messages is None else [Message(*message) for message in messages]
-        given["call"] = ModelCall(**{**call, "given": made})
+        return Use(**_checked(Use, given, where))
+    given = _checked(Say, given, where)
+    if "call" in given:
+        given["call"] = _model_call(given["call"], f"{where}: call")
     return Say(**given)
+
+
+def _model_call(record: Json, where: str) -> ModelCall:
+    given = _checked(ModelCall, record, where)
+    for message in given.get("given", []):
+        if not isinstance(message, list) or list(map(type, message)) != [str, str]:
+            found = str(message)[:60]
+            raise RecordError(f"{where}: given: found {found!r}, expected a role and a text.")
+    if "given" in given:
+        given["given"] = [Message(*message) for message in given["given"]]
+    return ModelCall(**given)
 
 
 def load_episodes(path: Path) -> list[Episode]:
