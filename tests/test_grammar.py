@@ -380,6 +380,9 @@ def test_without_any_tool_every_preset_still_leads_to_an_answer(name: str) -> No
 def test_a_tool_with_the_name_of_another_block_is_refused() -> None:
     with pytest.raises(GrammarError, match="'plan' is defined twice or reserved"):
         load_grammar("mhqa").with_tools([Role("plan", "tool")])
+    for name in ("tool", "observation", "Visit-Page"):
+        with pytest.raises(GrammarError, match=f"role '{name}' (is|must be) "):
+            load_grammar("mhqa").with_tools([Role(name, "tool")])
 
 
 # -- what is read from it --------------------------------------------------------------------

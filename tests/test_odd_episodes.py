@@ -12,6 +12,7 @@ from coa.distill.stage import DistillSettings, run_distillation
 from coa.errors import RecordError
 from coa.runs import Json, dumps
 from coa.teachers.episode import Episode, load_episodes
+from coa.trajectory import load_trajectories
 
 RECORDED = DistillSettings(grammar="web", tools="recorded")
 
@@ -130,3 +131,39 @@ def test_an_id_that_is_a_number_is_the_task_of_that_number(judged: bool, tmp_pat
     tasks.write_text('{"id": 7, "question": "When was Yaren founded?", "answer": 1968}\n')
     given = {"tasks": tasks} if judged else {}
     assert distilled(tmp_path, a_record(task_id=7), **given) == (["7"], {})
+
+
+@pytest.mark.parametrize(
+    ("tool", "block"),
+    [
+        ("WikipediaSearch", "wikipediasearch"),
+        ("visit-webpage", "visit_webpage"),
+        ("plan", "call_plan"),
+        ("observation", "call_observation"),
+        ("tool", "call_tool"),
+        ("Web_Search", "call_web_search"),
+        ("Visit.Page", "call_visit_page"),
+        ("\u691c\u7d22", "call_"),
+        ("web_search", "web_search"),
+    ],
+)
+def test_a_recorded_tool_may_have_any_name(tool: str, block: str, tmp_path: Path) -> None:
+    record = a_record()
+    record["events"].insert(1, {**record["events"][1], "tool": tool, "argument": "Yaren"})
+    assert distilled(tmp_path, record) == (["odd"], {})
+    (chain,) = load_trajectories(tmp_path / "d" / "trajectories.jsonl")
+    assert sorted(chain.tools) == sorted([block, "visit_page"])
+    assert f"<{block}> Yaren</{block}>" in chain.text
+
+
+def test_declared_tools_that_no_block_can_be_called_are_the_trouble_of_one_episode(
+    tmp_path: Path,
+) -> None:
+    declared = {"name": "tool", "description": "", "parameters": {"type": "object"}}
+    called = DistillSettings(grammar="mhqa", filter=FilterSettings(min_tool_calls=0))
+    good = {**GOOD, "events": GOOD["events"][:1]}
+    kept, notes = distilled(tmp_path, good, a_record(meta={"tools": [declared]}), settings=called)
+    assert (
+        kept == ["good"]
+        and "do not fit into the grammar: grammar 'mhqa': role 'tool' is" in (notes["odd"])
+    )

@@ -23,6 +23,7 @@ from coa.distill.convert import NotConvertible, convert
 from coa.distill.filters import Candidate, Filtered, FilterSettings, apply_filters
 from coa.distill.funnel import plot, stage_record, table
 from coa.engines.scripted import ScriptedEngine
+from coa.errors import CoaError
 from coa.protocol import Grammar
 from coa.protocol.bound import bound_to
 from coa.protocol.prompt import PromptKind
@@ -107,8 +108,9 @@ async def convert_one(
         return None if task is None else (await reward.score(task, trajectory)).score
 
     try:
-        with _odd("the record cannot be converted"):
+        with _odd("its tools do not fit into the grammar"):
             bound = toolbox.bind(grammar)
+        with _odd("the record cannot be converted"):
             trajectory = convert(episode, bound, prompt)
         with _odd("the chain cannot be replayed"):
             replay = await _replay(trajectory, public, bound, toolbox)
@@ -129,7 +131,9 @@ def _odd(reason: str) -> Iterator[None]:
     except NotConvertible:
         raise
     except Exception as cause:
-        raise NotConvertible(reason, f"{type(cause).__name__}: {cause}") from cause
+        own = isinstance(cause, CoaError)  # it is a sentence already
+        detail = str(cause) if own else f"{type(cause).__name__}: {cause}"
+        raise NotConvertible(reason, detail) from cause
 
 
 async def _replay(trajectory: Trajectory, task: Task, grammar: Grammar, toolbox: Toolbox) -> str:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from coa.protocol.bound import block_names
+from coa.protocol.grammar import Grammar, is_block_name
 from coa.teachers.episode import Episode, Use
 from coa.tools.base import RunTool, Tool, Toolbox, clean
 
@@ -24,14 +26,23 @@ def as_shown(episode: Episode) -> Episode:
     return replace(episode, events=shown)
 
 
-def recorded_tools(episode: Episode) -> Toolbox:
-    """Tools that answer a call as it was answered then."""
+def recorded_tools(episode: Episode, grammar: Grammar) -> Toolbox:
+    """Tools that answer a call as it was answered then, whatever they are called.
+
+    Under `grammar` a tool without a name of its own that a block can have gets another one.
+    """
     answers: dict[str, dict[str, str]] = {}
     for event in episode.events:
         if isinstance(event, Use):
             answers.setdefault(event.tool, {}).setdefault(event.argument.strip(), event.result)
+    known = {grammar.by_name[role].tool or role for role in grammar.tool_roles}
+    new = sorted(set(answers) - known)
+    fit = {name for name in new if is_block_name(name) and name not in grammar.tags}
+    blocks = block_names([name for name in new if name not in fit], {*grammar.tags, *fit})
     tools = ((name, _answering(given)) for name, given in sorted(answers.items()))
-    return Toolbox(Tool(name, run, max_chars=_ANY_LENGTH) for name, run in tools)
+    return Toolbox(
+        Tool(name, run, max_chars=_ANY_LENGTH, block=blocks.get(name, "")) for name, run in tools
+    )
 
 
 def _answering(given: Mapping[str, str]) -> RunTool:

@@ -85,7 +85,7 @@ async def converter(settings: Json) -> AsyncIterator[Work]:
                 grammar = named or load_grammar(kind_of(public).grammar)
                 if not called:
                     episode = as_shown(episode)
-                toolbox = toolbox_of(public) if called else recorded_tools(episode)
+                toolbox = toolbox_of(public) if called else recorded_tools(episode, grammar)
             except (GrammarError, RecordError) as wrong:
                 unfit = Conversion(item["key"], episode.task_id, reason=UNFIT, detail=str(wrong))
                 return unfit.to_json()

@@ -1,11 +1,15 @@
-"""A grammar with the tools that a trajectory names: what it was written under."""
+"""A grammar with the tools that a trajectory names: what it was written under.
+
+And what the blocks of tools are called whose own names are none of a block.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Container, Iterable, Sequence
 from functools import cache
 
-from coa.protocol.grammar import Grammar, Role
+from coa.protocol.grammar import Grammar, Role, is_block_name
 from coa.protocol.load import load_grammar
 
 
@@ -22,3 +26,16 @@ def bound_to(grammar: Grammar, tools: Sequence[str]) -> Grammar:
 def load_bound(grammar: str, tools: tuple[str, ...]) -> Grammar:
     """`bound_to`, from a preset's name or a file; read once."""
     return bound_to(load_grammar(grammar), tools)
+
+
+def block_names(names: Iterable[str], taken: Container[str]) -> dict[str, str]:
+    """Tool -> block: `Math.Hypot` becomes `math_hypot`; no two are the same, and none is taken."""
+    found: dict[str, str] = {}
+    for name in names:
+        block = re.sub(r"[^a-z0-9_]+", "_", name.lower()).strip("_")
+        if not is_block_name(block) or block in taken:
+            block = f"call_{block}"
+        while block in found.values() or block in taken:
+            block += "_2"
+        found[name] = block
+    return found

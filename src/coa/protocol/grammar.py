@@ -270,6 +270,7 @@ class Grammar:
             bound.append(replace(role, kind="tool", next=role.next or successors))
         first = next((i for i, r in enumerate(self.roles) if r.kind == "tool"), len(self.roles))
         others = [(i, r) for i, r in enumerate(self.roles) if r.kind != "tool"]
+        _validate_names(self, [role.name for role in (*(r for _, r in others), *bound)])
         before = tuple(r for i, r in others if i < first)
         after = tuple(r for i, r in others if i >= first)
         roles = (*before, *bound, *after)
@@ -307,11 +308,8 @@ def _validate(grammar: Grammar) -> None:
         raise GrammarError(f"grammar {grammar.name!r}: {problem}")
 
     names = [role.name for role in grammar.roles]
+    _validate_names(grammar, names)
     for role in grammar.roles:
-        if not _NAME.match(role.name):
-            fail(f"role {role.name!r} must be lower-case letters, digits and underscores.")
-        if role.name in (ANY_TOOL, grammar.observation) or names.count(role.name) > 1:
-            fail(f"role {role.name!r} is defined twice or reserved.")
         if role.kind not in KINDS:
             fail(f"roles.{role.name}.kind is {role.kind!r}; expected one of {', '.join(KINDS)}.")
         if role.body not in BODIES:
@@ -335,6 +333,22 @@ def _validate(grammar: Grammar) -> None:
     if scored and not any(role.kind == "plan" for role in grammar.roles):
         fail("a score can force a plan, but there is no role of kind 'plan'.")
     _validate_reach(grammar, fail)
+
+
+def is_block_name(name: str) -> bool:
+    """Whether a block could be called so, others of the same grammar aside."""
+    return name != ANY_TOOL and bool(_NAME.match(name))
+
+
+def _validate_names(grammar: Grammar, names: Sequence[str]) -> None:
+    for name in names:
+        if not _NAME.match(name):
+            problem = "must be lower-case letters, digits and underscores."
+        elif not is_block_name(name) or name == grammar.observation or names.count(name) > 1:
+            problem = "is defined twice or reserved."
+        else:
+            continue
+        raise GrammarError(f"grammar {grammar.name!r}: role {name!r} {problem}")
 
 
 def _validate_reach(grammar: Grammar, fail: object) -> None:

@@ -87,6 +87,8 @@ class Tool:
     """What results depend on besides the argument (a corpus, settings): part of a cache's key."""
     session: Callable[[], AbstractAsyncContextManager[RunTool]] | None = None
     """For a tool that remembers: opened once for each rollout, gives the function to call."""
+    block: str = ""
+    """What its blocks are called, where the tool's name is none of a block."""
 
     def __post_init__(self) -> None:
         if self.timeout_s <= 0 or self.max_chars < 1 or self.concurrency < 0:
@@ -102,7 +104,8 @@ class Tool:
 
     def role(self) -> Role:
         """The role that this tool becomes in a grammar that does not know it."""
-        return Role(name=self.name, kind="tool", about=self.about, body=self.body)
+        name, tool = (self.block, self.name) if self.block else (self.name, "")
+        return Role(name=name, kind="tool", about=self.about, body=self.body, tool=tool)
 
     def argument(self, text: str) -> str:
         """The argument as the tool gets it: JSON repaired and checked, other text as it is."""

@@ -16,6 +16,7 @@ from typing import Any
 
 from coa.errors import RecordError, UsageError
 from coa.protocol import PRESETS, load_grammar
+from coa.protocol.bound import block_names
 from coa.runs import Json
 from coa.tasks.benchmarks.questions import task_of
 from coa.tasks.benchmarks.rows import Row, read_rows
@@ -64,7 +65,7 @@ def function_call(row: Row) -> Task:
     """A question with its tools; names become what a block can be called."""
     functions = row.listed("function")
     try:
-        names = _block_names([each["name"] for each in functions])
+        names = block_names([each["name"] for each in functions], _taken())
         tools = [_declared(each, names) for each in functions]
     except (KeyError, TypeError, AttributeError):
         raise row.error("'function' holds no list of name, description and parameters") from None
@@ -96,19 +97,6 @@ def _conversation(row: Row) -> str:
     if len(said) == 1:
         return said[0][1]
     return "\n\n".join(f"{role.capitalize()}: {text}" for role, text in said)
-
-
-def _block_names(names: list[str]) -> dict[str, str]:
-    """Function -> block: `Math.Hypot` becomes `math_hypot`; no two are the same."""
-    found: dict[str, str] = {}
-    for name in names:
-        block = re.sub(r"[^a-z0-9_]+", "_", name.lower()).strip("_")
-        if not block[:1].isalpha() or block in _taken():
-            block = f"call_{block}"
-        while block in found.values():
-            block += "_2"
-        found[name] = block
-    return found
 
 
 @cache
