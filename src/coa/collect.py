@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from coa.errors import RecordError
-from coa.runs import Appender, Json, read_records, write_jsonl
+from coa.runs import Appender, Json, dumps, read_records, write_jsonl
 
 
 class Record(Protocol):
@@ -49,7 +49,16 @@ async def collect(
 ) -> list[R]:
     """Results for every key of `work`, in its order. `redo` says which stored ones do not count."""
     Appender(path).close()  # drops a line torn by a kill before anything is read
-    have = {key(r): r for r in read_records(path, parse) if not redo(r)}
+    have: dict[K, R] = {}
+    for record in read_records(path, parse):
+        if redo(record):
+            continue
+        held = have.setdefault(key(record), record)
+        if held is not record and dumps(held.to_json()) != dumps(record.to_json()):
+            raise RecordError(
+                f"{path}: holds two different records of {key(record)!r}, and only one would be "
+                "kept. Write somewhere else, or move one of them to another file."
+            )
     foreign = [k for k in have if k not in work]
     if foreign:
         raise RecordError(
