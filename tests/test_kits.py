@@ -58,6 +58,10 @@ async def test_a_question_gets_the_tools_that_the_grammar_names(
     async with open_kit([mine], grammar=chosen) as toolbox_of:
         assert sorted(toolbox_of(mine)) == sorted(tools)
         assert toolbox_of(mine).bind(chosen).tool_roles
+    own = Task("Mine?", meta={"set": "math500", "grammar": grammar})
+    async with open_kit(one_of_each([mine, own])) as toolbox_of:
+        assert sorted(toolbox_of(own)) == sorted(tools)
+        assert list(toolbox_of(mine)) == ["wiki_search"]
 
 
 async def test_programs_of_a_rollout_share_their_variables_when_asked() -> None:
@@ -118,6 +122,8 @@ async def test_controls_of_programs_look_like_the_real_tool_and_run_nothing() ->
 
 def test_what_is_opened_is_known_from_one_task_of_each_kind() -> None:
     assert one_of_each([Task("Mine?"), Task("Yours?"), OWN]) == [Task("Yours?"), OWN]
+    made_for_code = Task("Mine?", meta={"grammar": "code"})
+    assert one_of_each([Task("Mine?"), made_for_code]) == [Task("Mine?"), made_for_code]
 
 
 @pytest.mark.parametrize("unsafe", [False, True])

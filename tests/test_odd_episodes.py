@@ -1,7 +1,11 @@
-"""Episodes that others wrote: one odd record has its reason, and the rest is distilled."""
+"""Episodes that others wrote: one odd record has its reason, and the rest is distilled.
+
+Also what an episode says of its own task: the names of its tools, and its grammar.
+"""
 
 from __future__ import annotations
 
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -167,3 +171,33 @@ def test_declared_tools_that_no_block_can_be_called_are_the_trouble_of_one_episo
         kept == ["good"]
         and "do not fit into the grammar: grammar 'mhqa': role 'tool' is" in (notes["odd"])
     )
+
+
+def test_a_task_is_distilled_in_the_grammar_that_it_names(tmp_path: Path) -> None:
+    own = resources.files("coa.protocol").joinpath("presets/code.toml").read_text("utf-8")
+    file = tmp_path / "own.toml"
+    file.write_text(own.replace('name = "code"', 'name = "mine"'))
+    program = {"tool": "code", "argument": "```py\nprint(6 * 7)\n```", "result": "42"}
+    approved = {**GOOD["events"][0], "text": "It ran.", "facts": {"part": "approval"}}
+    events = [GOOD["events"][0], {**GOOD["events"][1], **program}, approved]
+    records = [
+        a_record(
+            task_id=name,
+            question=question,
+            answer="42",
+            events=events,
+            meta={"set": "math500", "grammar": grammar},
+        )
+        for name, question, grammar in (
+            ("code", "What is six times seven?", "code"),
+            ("mine", "Which number do you get if you add seven six times over?", str(file)),
+            ("none", "How much would it be in the end?", "cod"),
+        )
+    ]
+    kept, notes = distilled(tmp_path, *records, settings=DistillSettings())
+    assert kept == ["code", "mine"] and "'cod' is not a grammar. Did you mean" in notes["none"]
+    chains = load_trajectories(tmp_path / "d" / "trajectories.jsonl")
+    assert [(chain.grammar, chain.tools) for chain in chains] == [
+        ("code", ["code"]),
+        ("mine", ["code"]),
+    ]

@@ -47,6 +47,9 @@ def record(
     ] = None,
     teacher: Annotated[str, typer.Option(help="experts, llm or module:attribute.")] = "experts",
     error_rate: Annotated[float | None, typer.Option(help="How often the experts err.")] = None,
+    grammar: Annotated[
+        str, typer.Option(help="Preset name or a .toml file; auto suits each task.")
+    ] = "auto",
     corpus: CorpusOption = "",
     tool_cache: CacheOption = "",
     tool_mode: ModeOption = "live",
@@ -67,7 +70,8 @@ def record(
         options["error_rate"] = error_rate
     kit = kit_of(corpus, tool_cache, tool_mode, tool_expire, code_session, unsafe_code)
     work = rehearse_recording if dry_run else run_recording
-    result = work(tasks, out, teacher, options, seed=seed, kit=kit, workers=workers)
+    chosen: Any = {"seed": seed, "kit": kit, "workers": workers, "grammar": grammar}
+    result = work(tasks, out, teacher, options, **chosen)
     if as_json:
         emit(result.to_json())
     else:

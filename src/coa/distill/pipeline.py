@@ -25,7 +25,7 @@ from coa.distill.funnel import plot, stage_record, table
 from coa.engines.scripted import ScriptedEngine
 from coa.errors import CoaError
 from coa.protocol import Grammar
-from coa.protocol.bound import bound_to
+from coa.protocol.bound import bound_to, load_bound
 from coa.protocol.prompt import PromptKind
 from coa.rewards import Reward, RewardSettings, open_reward
 from coa.runs import Json, write_atomic, write_jsonl
@@ -239,10 +239,18 @@ def conclude(
 
 
 def grammars_of(grammar: Grammar | None) -> GrammarOf:
-    """How the grammar of a trajectory is found: it is a preset, unless one is given."""
+    """How the grammar of a trajectory is found: it is that of its task, unless one is given."""
     if grammar is None:
-        return bound_grammar
+        return _own_grammar
     return lambda trajectory: bound_to(grammar, trajectory.tools)
+
+
+def _own_grammar(trajectory: Trajectory) -> Grammar:
+    """A preset, or the file that the task names, of which a trajectory has only the name inside."""
+    file = str(trajectory.meta.get("grammar", ""))
+    if file.endswith(".toml"):
+        return load_bound(file, tuple(trajectory.tools))
+    return bound_grammar(trajectory)
 
 
 def _funnel(conversions: Sequence[Conversion], filtered: Filtered, failed: Sequence[Json]) -> Json:

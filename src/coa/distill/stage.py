@@ -41,7 +41,7 @@ from coa.protocol.prompt import PromptKind
 from coa.rehearsal import Rehearsal, spread_out
 from coa.rewards import RewardSettings, open_reward
 from coa.runs import Json, Run, dumps, read_jsonl
-from coa.tasks.sets import kind_of
+from coa.tasks.sets import grammar_of
 from coa.tasks.task import Task, TaskSet
 from coa.teachers.episode import Episode, read_episodes
 from coa.tools.kits import KitSettings, one_of_each, open_kit
@@ -55,7 +55,7 @@ class DistillSettings:
     """What `coa distill` does with episodes; a recipe may set any of it."""
 
     grammar: str = "auto"
-    """A preset's name or a .toml file; auto: for each task the grammar that its set is made for."""
+    """A preset's name or a .toml file; auto: for each task what it, or its set, is made for."""
     prompt: PromptKind = "compact"
     tools: Literal["called", "recorded"] = "called"
     """What answers in the replay: the tools themselves, or the record, where they are not here."""
@@ -82,7 +82,7 @@ async def converter(settings: Json) -> AsyncIterator[Work]:
             task = Task.from_json(item["task"]) if item["task"] else None
             try:
                 public = Task(episode.question, id=episode.task_id, meta=episode.meta)
-                grammar = named or load_grammar(kind_of(public).grammar)
+                grammar = named or load_grammar(grammar_of(public))
                 if not called:
                     episode = as_shown(episode)
                 toolbox = toolbox_of(public) if called else recorded_tools(episode, grammar)
@@ -229,15 +229,26 @@ def _read(path: Path) -> tuple[list[Episode], list[Conversion]]:
 
 def _shared(episodes: Sequence[Episode], settings: DistillSettings, kit: KitSettings) -> Json:
     """What every process needs to know."""
-    asked = [Task("?", meta=each.meta) for each in episodes]  # tools depend on nothing else
+    asked = one_of_each(Task("?", meta=each.meta) for each in episodes)
     return {
         "grammar": settings.grammar,
         "prompt": settings.prompt,
         "reward": to_json(settings.reward),
         "tools": settings.tools,
         "kit": asdict(kit),
-        "tasks": [task.to_json() for task in one_of_each(asked)],
+        "tasks": [
+            task.to_json() for task in asked if settings.grammar != "auto" or _has_grammar(task)
+        ],
     }
+
+
+def _has_grammar(task: Task) -> bool:
+    """Whether anything can be opened for it; if not, its episodes are dropped one by one."""
+    try:
+        load_grammar(grammar_of(task))
+    except GrammarError:
+        return False
+    return True
 
 
 def _item(key: str, episode: Episode, gold: Mapping[str, Task] | None) -> Json:

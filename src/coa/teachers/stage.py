@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,6 +19,7 @@ from coa.collect import Line, collect
 from coa.crew import Crew, Work, crew_size
 from coa.errors import RecordError, UsageError, boundary
 from coa.progress import counted
+from coa.protocol import load_grammar
 from coa.rehearsal import Rehearsal, spread_out
 from coa.runs import Appender, Json, check_growing, claim, dumps, read_records
 from coa.tasks.task import Task, TaskSet
@@ -110,9 +111,14 @@ def run_recording(
     seed: int = 0,
     kit: KitSettings | None = None,
     workers: int | None = None,
+    grammar: str = "auto",
 ) -> Recorded:
-    """Record a teacher at work on all tasks, or continue; `options` are the teacher's."""
-    job = _job(tasks, out, teacher, options, seed, kit, workers)
+    """Record a teacher at work on all tasks, or continue; `options` are the teacher's.
+
+    `grammar` is what all tasks are taken to be made for, which decides about the tools of those
+    that belong to no set; auto: what each names itself.
+    """
+    job = _job(tasks, out, teacher, options, seed, kit, workers, grammar)
     with claim(out, job.claim):
         try:
             lines = asyncio.run(_record(job.tasks, out, job.settings, job.workers))
@@ -138,6 +144,7 @@ def _job(
     seed: int,
     kit: KitSettings | None,
     workers: int | None,
+    grammar: str,
 ) -> _Job:
     if out.resolve() == tasks.resolve():
         raise UsageError(f"{out}: holds the tasks. Name another file for the episodes.")
@@ -145,9 +152,14 @@ def _job(
     kit, options = kit or KitSettings(), dict(options or {})
     loaded = load_teacher(teacher, **options)  # what is wrong with it is said before any work
     public = [task.public() for task in TaskSet.load(tasks)]
+    if grammar != "auto":  # a task that names it is also distilled in it
+        load_grammar(grammar)
+        public = [replace(task, meta={**task.meta, "grammar": grammar}) for task in public]
     made_of = TaskSet(tuple(public)).fingerprint()
     identity = loaded.identity() if hasattr(loaded, "identity") else options
-    claimed = {"teacher": teacher, **identity, "seed": seed, "tasks": made_of, **kit.identity()}
+    named = {} if grammar == "auto" else {"grammar": grammar}
+    claimed = {"teacher": teacher, **identity, "seed": seed, **named, "tasks": made_of}
+    claimed |= kit.identity()
     settings: Json = {"teacher": teacher, "options": options, "seed": seed, "kit": asdict(kit)}
     settings["out"] = str(out)
     settings["tasks"] = [task.to_json() for task in one_of_each(public)]
@@ -167,9 +179,10 @@ def rehearse_recording(
     seed: int = 0,
     kit: KitSettings | None = None,
     workers: int | None = None,
+    grammar: str = "auto",
 ) -> Rehearsal | Estimate:
     """What `run_recording` would take, by recording a few tasks and writing nothing."""
-    job = _job(tasks, out, teacher, options, seed, kit, workers)
+    job = _job(tasks, out, teacher, options, seed, kit, workers, grammar)
     stored = read_records(out, _stored, growing=True) if out.is_file() else []
     held = {line.record["task_id"] for line in stored}
     left = [task for task in job.tasks if task.id not in held]

@@ -1,6 +1,7 @@
 """Which tools a task gets, made of what is opened once for a run: a corpus, a sandbox, a cache.
 
-The tools of a task are those of its set; a question of one's own gets those that the grammar names.
+The tools of a task are those of its set; a question of one's own gets those that the grammar names,
+the one that is chosen or the task's own.
 A corpus of one's own stands in for the Atlas; otherwise the task's world decides.
 """
 
@@ -19,9 +20,9 @@ from coa.config import load_recipe
 from coa.corpus.site import Corpus, load_corpus
 from coa.errors import ConfigError, RecordError, UsageError
 from coa.machine import cores
-from coa.protocol.grammar import Grammar
+from coa.protocol import Grammar, load_grammar
 from coa.runs import Json
-from coa.tasks.sets import KINDS, kind_of
+from coa.tasks.sets import KINDS, grammar_of, kind_of
 from coa.tasks.task import Task
 from coa.tools.base import Tool, Toolbox
 from coa.tools.cache import ToolCache
@@ -133,11 +134,12 @@ async def open_kit(
 
 
 def tools_of(task: Task, grammar: Grammar | None = None) -> tuple[str, ...]:
-    """Names of a task's tools: those of its set, or else those that the grammar names; none of
-    these for a task that declares its own."""
+    """Names of a task's tools: those of its set, or else those that the grammar names (the task's
+    own, where none is given); none of these for a task that declares its own."""
     if "tools" in task.meta:
         return ()
-    if task.meta.get("set") not in KINDS and grammar is not None:
+    if str(task.meta.get("set")) not in KINDS:
+        grammar = grammar or load_grammar(grammar_of(task))
         named = [grammar.by_name[name].tool or name for name in grammar.tool_roles]
         known = tuple(name for name in named if name in KNOWN_TOOLS)
         if known:
@@ -146,8 +148,10 @@ def tools_of(task: Task, grammar: Grammar | None = None) -> tuple[str, ...]:
 
 
 def one_of_each(tasks: Iterable[Task]) -> list[Task]:
-    """A task of each set, with tools of its own and without: enough to say what to open."""
-    return list({(str(t.meta.get("set")), "tools" in t.meta): t for t in tasks}.values())
+    """A task of each set and grammar, with tools of its own and without: enough to say what to
+    open."""
+    found = {(str(t.meta.get("set")), grammar_of(t), "tools" in t.meta): t for t in tasks}
+    return list(found.values())
 
 
 def toolbox_for(observations: str = "real", passages: int = PASSAGES) -> ToolboxOf:

@@ -1,0 +1,58 @@
+"""Options of `coa record`: which grammar decides about tools, and what an option is told of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from coa.cli import app
+from coa.errors import ConfigError, GrammarError, UsageError
+from coa.tasks import Task, TaskSet
+from coa.teachers.episode import AgentSpec, Episode, load_episodes
+from coa.teachers.stage import run_recording
+from coa.tools import Toolbox
+
+
+class Lister:
+    """Says which tools it was given."""
+
+    async def record(self, task: Task, toolbox: Toolbox, seed: int = 0) -> Episode:
+        agents = [AgentSpec("lead", "planner", "You lead.")]
+        return Episode(task.id, task.question, "lister", agents, meta={"given": list(toolbox)})
+
+
+LISTER = f"{__name__}:Lister"
+
+
+def given(path: Path) -> list[list[str]]:
+    return [episode.meta["given"] for episode in load_episodes(path)]
+
+
+def test_a_task_that_names_its_grammar_is_recorded_with_its_tools(tmp_path: Path) -> None:
+    made_for = [{"set": "math500", "grammar": "code"}, {"set": "nq", "grammar": "mhqa"}, {}]
+    tasks = [Task(f"{place}?", meta=meta) for place, meta in enumerate(made_for)]
+    TaskSet(tuple(tasks)).save(tmp_path / "t.jsonl")
+    run_recording(tmp_path / "t.jsonl", tmp_path / "e.jsonl", LISTER)
+    assert given(tmp_path / "e.jsonl") == [["code"], ["wiki_search"], ["wiki_search"]]
+
+
+def test_a_csv_of_ones_own_is_recorded_over_the_web(tmp_path: Path) -> None:
+    tasks, web = tmp_path / "q.csv", tmp_path / "web.toml"
+    tasks.write_text("question,answer\nWhere is Lima?,Peru\n")
+    web.write_text("seconds = 5.0\n")
+    words = ["record", "--tasks", str(tasks), "--teacher", LISTER, "--corpus", str(web), "--out"]
+    refused = CliRunner().invoke(app, [*words, str(tmp_path / "a.jsonl")])
+    assert isinstance(refused.exception, UsageError) and "use --grammar web" in str(
+        refused.exception
+    )
+    done = CliRunner().invoke(app, [*words, str(tmp_path / "b.jsonl"), "--grammar", "web"])
+    assert done.exit_code == 0, done.output
+    assert given(tmp_path / "b.jsonl") == [["web_search", "crawl_page"]]
+    (episode,) = load_episodes(tmp_path / "b.jsonl")
+    assert episode.meta["grammar"] == "web"  # and so it is distilled in it
+    with pytest.raises(GrammarError, match="'wep' is not a grammar"):
+        run_recording(tasks, tmp_path / "c.jsonl", LISTER, grammar="wep")
+    with pytest.raises(ConfigError, match=r"was started with grammar 'web', and it is 'mhqa' here"):
+        run_recording(tasks, tmp_path / "b.jsonl", LISTER, grammar="mhqa")
