@@ -118,6 +118,19 @@ async def test_an_estimate_makes_no_call_and_comes_near_what_a_smooth_run_takes(
     assert await teacher.estimate([]) == type(found)(0, 0, 0, 0, 0.0)
 
 
+async def test_an_estimate_knows_the_tools_that_a_task_declares() -> None:
+    schema = {"type": "object", "properties": {"sides": {"type": "integer"}}, "required": ["sides"]}
+    declared = {"name": "area", "description": "The area of a shape.", "parameters": schema}
+    longer = {**declared, "description": "The area of a shape. " * 20}
+    teacher = LLMTeacher(LLMSettings("openai:tester@http://127.0.0.1:1"))
+    found, more = [
+        await teacher.estimate([Task("Draw it.", meta={"tools": [each]})])
+        for each in (declared, longer)
+    ]
+    assert found.calls == 1 + 3 * 3 + 2
+    assert more.prompt_tokens > found.prompt_tokens, "the declaration is in the prompt"
+
+
 def test_the_identity_of_a_run_is_what_decides_its_record(tmp_path: Path) -> None:
     table = tmp_path / "prices.toml"
     table.write_text(PRICES)

@@ -8,7 +8,7 @@ is estimated is the cost of a team that never has to correct itself.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from coa.runs import Json
 from coa.tasks.task import Task
@@ -18,6 +18,7 @@ from coa.teachers.llm_contracts import CRITERIA
 from coa.teachers.llm_roster import CODE, Roster
 from coa.teachers.minds import Paid, Request, count_tokens
 from coa.tools.base import Tool, Toolbox
+from coa.tools.declared import declared_tools
 from coa.tools.kits import tools_of
 
 STEPS, REPLY_TOKENS, RESULT_TOKENS = 3, 60, 500
@@ -101,10 +102,13 @@ def rehearsal_tools(task: Task) -> Toolbox:
     async def run(argument: str) -> str:
         return "words " * (RESULT_TOKENS * 4 // 6)
 
-    return Toolbox(
+    known = [
         Tool(name, run, about=_WORDS[:80], body="code" if name == CODE else "text")
         for name in tools_of(task)
-    )
+    ]
+    # As text: the schema is in the prompt all the same, and an understudy's words are no JSON.
+    declared = [replace(each, run=run, body="text") for each in declared_tools(task)]
+    return Toolbox([*known, *declared])
 
 
 def scaled(counted: Sequence[tuple[int, int, int]], tasks: int, price: Price | None) -> Estimate:
