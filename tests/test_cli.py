@@ -110,6 +110,8 @@ ASK = ("ask", QUESTION, "--model", "scripted:model.jsonl")
         ((*ASK, "--out", "."), ": "),
         (("grammar", "show", "mine.toml"), "Did you mean 'answer'?"),
         (("grammar", "show", "mhqa", "--prompt", "long"), "--prompt 'long': expected full or"),
+        (("grammar", "show", "mhqa", "--prompt", "full", "--json"), "print different things: ch"),
+        (("inspect", "whole.jsonl", "--grammar", "web"), "--grammar is for a page"),
         (("tasks", "make", "--out", "t", "--split", "tran"), "unknown split 'tran'. Did you mean"),
         (("tasks", "make", "--out", "t", "--families", "capitals"), "unknown family 'capitals'."),
         (("tasks", "make", "--out", "t", "--set", "atlas"), "'atlas' is not a task set."),

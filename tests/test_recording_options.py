@@ -1,4 +1,5 @@
-"""Options of `coa record`: which grammar decides about tools, and what an option is told of."""
+"""Options of `coa record` and `coa distill`: a grammar decides about tools, and what is ignored is
+said."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from coa.cli import app
 from coa.errors import ConfigError, GrammarError, UsageError
 from coa.tasks import Task, TaskSet
 from coa.teachers.episode import AgentSpec, Episode, load_episodes
-from coa.teachers.stage import run_recording
+from coa.teachers.stage import rehearse_recording, run_recording
 from coa.tools import Toolbox
 
 
@@ -56,3 +57,27 @@ def test_a_csv_of_ones_own_is_recorded_over_the_web(tmp_path: Path) -> None:
         run_recording(tasks, tmp_path / "c.jsonl", LISTER, grammar="wep")
     with pytest.raises(ConfigError, match=r"was started with grammar 'web', and it is 'mhqa' here"):
         run_recording(tasks, tmp_path / "b.jsonl", LISTER, grammar="mhqa")
+
+
+@pytest.mark.parametrize("workers", [None, 1, 4])
+def test_workers_that_a_teacher_cannot_have_are_said_to_be_ignored(
+    workers: int | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    TaskSet((Task("Where is Lima?"),)).save(tmp_path / "t.jsonl")
+    options = {"model": "openai:tester@http://127.0.0.1:1"}
+    rehearse_recording(tmp_path / "t.jsonl", tmp_path / "e.jsonl", "llm", options, workers=workers)
+    said = "coa: workers 4 is ignored: the teacher llm works in one process\n"
+    assert capsys.readouterr().err == (said if workers == 4 else "")
+
+
+def test_a_filter_that_needs_gold_is_said_to_be_ignored_without(tmp_path: Path) -> None:
+    tasks, episodes = tmp_path / "t.jsonl", tmp_path / "e.jsonl"
+    TaskSet((Task("What is the capital of Peru?", ("Lima",)),)).save(tasks)
+    run_recording(tasks, episodes, options={"error_rate": 0.0})
+    words = ["distill", "--episodes", str(episodes), "filter.keep_unjudged=false", "--out"]
+    said = "filter.keep_unjudged=false is ignored: it needs --tasks"
+    judged = ["--tasks", str(tasks)]
+    for name, more in (("with", judged), ("without", [])):
+        done = CliRunner().invoke(app, [*words, str(tmp_path / name), *more])
+        assert done.exit_code == 0, done.output
+        assert (said in done.output) == (not more)

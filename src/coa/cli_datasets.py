@@ -118,6 +118,8 @@ def distill(
     result = work(episodes, out, tasks, settings, against=against or [], kit=kit, workers=workers)
     if tasks is None:
         note("no --tasks: answers were not judged, so wrong ones are kept")
+        if not settings.filter.keep_unjudged:
+            note("filter.keep_unjudged=false is ignored: it needs --tasks")
     if as_json:
         emit(result.to_json())
     else:
@@ -158,6 +160,8 @@ def inspect(
         page = write_page(file, html, n=n, grammar=grammar)
         note(f"{page.shown} of {page.total} {page.kind} in {html}, {page.size / 1e6:.1f} MB")
         return
+    if grammar:
+        raise UsageError("--grammar is for a page: the loss mask needs none. Add --html FILE.")
     from coa.display import console, print_mask
     from coa.trajectory import load_trajectories
 

@@ -40,6 +40,8 @@ def grammar_show(
     from coa.display import console, print_grammar
     from coa.protocol import load_grammar, system_prompt
 
+    if [bool(prompt), mermaid, as_json].count(True) > 1:
+        raise UsageError("--prompt, --mermaid and --json print different things: choose one.")
     grammar = load_grammar(name)
     if as_json:
         import dataclasses

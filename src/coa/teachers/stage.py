@@ -8,6 +8,7 @@ are recorded.
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -164,6 +165,9 @@ def _job(
     settings["out"] = str(out)
     settings["tasks"] = [task.to_json() for task in one_of_each(public)]
     if hasattr(loaded, "opened"):  # what it keeps beside the file is one process's
+        if workers not in (None, 1):
+            said = f"coa: workers {workers} is ignored: the teacher {teacher} works in one process"
+            print(said, file=sys.stderr)
         workers = 1
     if workers is None:  # a teacher of one's own may not be made for several processes
         workers = crew_size(len(public)) if teacher == "experts" else 1
