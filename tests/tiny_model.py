@@ -37,8 +37,8 @@ def make_tokenizer(vocabulary: int = 400) -> Any:
     return tokenizer
 
 
-def make_tiny_model(path: Path, *, seed: int = 0, kind: str = "llama") -> Path:
-    """Write a random 2-layer model (llama, qwen2, qwen3 or gpt2) with its tokenizer."""
+def make_tiny_model(path: Path, *, seed: int = 0, kind: str = "llama", **more: Any) -> Path:
+    """Write a random 2-layer model (llama, qwen2, qwen3, gpt2 ...) with its tokenizer."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -58,7 +58,7 @@ def make_tiny_model(path: Path, *, seed: int = 0, kind: str = "llama") -> Path:
         }
     special = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
     config = AutoConfig.for_model(
-        kind, vocab_size=size, tie_word_embeddings=True, **special, **shape
+        kind, vocab_size=size, tie_word_embeddings=True, **special, **shape, **more
     )
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)

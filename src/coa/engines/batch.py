@@ -40,6 +40,8 @@ class Forward(Protocol):
     """What the scheduler needs of a model."""
 
     slots: int
+    can_rewind: bool
+    """Whether a slot can give up its last tokens; not where its state mixes all it has seen."""
 
     def step(self, chunks: list[Chunk]) -> Tensor: ...
     def copy(self, source: int, target: int, length: int) -> None: ...
@@ -139,6 +141,8 @@ class Batch:
         same = min(common_prefix(prompt, slot.ids), len(prompt) - 1)
         if self._exact:
             same = min(same, slot.exact) // EXACT_CHUNK * EXACT_CHUNK
+        if same < len(slot.ids) and not self._forward.can_rewind:
+            return 0  # all of a slot, or nothing
         return same
 
     def _keep(self, slot: Slot, length: int) -> None:

@@ -122,6 +122,8 @@ class Chunk:
 class LlamaForward:
     """Weights and KV slots; computes the logits after the last tokens of each chunk."""
 
+    can_rewind = True  # each token has its own place in a slot
+
     def __init__(
         self,
         folder: Path,

@@ -97,8 +97,8 @@ class LocalEngine(CodecEngine):
             self._weights += f"+{adapter_hash(source.adapter)[:8]}"
         self._forward = self._make_forward(slots, memory_gb, adapter, deterministic, note or _say)
         self._eos = _eos_ids(self._folder, config, self.codec)
-        quick = isinstance(self._forward, LlamaForward)  # others cannot always take a guess back
-        guesses = Guesses() if guess and quick and not deterministic else None
+        guess = guess and self._forward.can_rewind and not deterministic  # a wrong one is undone
+        guesses = Guesses() if guess else None
         self._batch = Batch(self._forward, self.codec, self._eos, deterministic, guesses)
         self._matchers = Matchers(self.codec, int(config["vocab_size"]), self._eos)
         self._wake = threading.Condition()

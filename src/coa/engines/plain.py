@@ -34,6 +34,7 @@ class PlainForward:
     def load(self, adapter: Adapter | None) -> None:
         try:
             from transformers import AutoModelForCausalLM
+            from transformers.cache_utils import DynamicCache, DynamicLayer
         except ImportError as exc:
             raise MissingExtra(f"Model {str(self._folder)!r}", "train") from exc
         model = AutoModelForCausalLM.from_pretrained(
@@ -53,6 +54,9 @@ class PlainForward:
                 raise ModelError(f"The trained weights have {unknown[0]!r}, which the model lacks.")
         self._model = model.to(self._dtype)
         self._caches = [None] * self.slots
+        # Sliding windows and recurrent layers forget: only where all is kept, an end can be cut.
+        layers = DynamicCache(config=model.config).layers
+        self.can_rewind = all(type(layer) is DynamicLayer for layer in layers)
 
     def step(self, chunks: list[Chunk]) -> Tensor:
         return torch.cat([self._extend(chunk) for chunk in chunks])
