@@ -13,6 +13,9 @@ from tiny_model import make_tiny_model
 torch = pytest.importorskip("torch")
 
 from coa.engines import Sampling, load_engine  # noqa: E402
+from coa.engines.llama import Chunk  # noqa: E402
+from coa.engines.plain import PlainForward  # noqa: E402
+from coa.train.plain import load_causal  # noqa: E402
 from plain_forward import largest_difference, load_plain  # noqa: E402
 
 FORGETFUL = {
@@ -78,3 +81,13 @@ def test_a_cache_that_cannot_be_cut_is_continued_where_it_ends(tmp_path: Path) -
 
     asyncio.run(run())
     assert sum(computed) == 1 + 7 + 4  # the last token said, what is new, what is said now
+
+
+def test_in_bfloat16_it_computes_what_the_trainer_computes(tmp_path: Path) -> None:
+    """Rotary frequencies stay in float32 in both; far from the start a rounded one would show."""
+    folder = make_tiny_model(tmp_path / "m", kind="mistral", **FORGETFUL["mistral"])
+    ids = words(400)
+    with torch.inference_mode():
+        sampled = PlainForward(folder, torch.bfloat16, 1).step([Chunk(0, 0, ids, 400)])
+        trained = load_causal(folder, torch.bfloat16)(torch.tensor([ids])).logits[0].float()
+    assert torch.equal(sampled, trained)

@@ -52,7 +52,13 @@ class PlainForward:
             unknown = model.load_state_dict(adapter.whole, strict=False).unexpected_keys
             if unknown:
                 raise ModelError(f"The trained weights have {unknown[0]!r}, which the model lacks.")
-        self._model = model.to(self._dtype)
+        # Weights only: rounded rotary frequencies (buffers) would not be those of training.
+        buffers = dict(model.named_buffers())
+        model.to(self._dtype)
+        for name, buffer in buffers.items():
+            place, _, own = name.rpartition(".")
+            setattr(model.get_submodule(place), own, buffer)
+        self._model = model
         self._caches = [None] * self.slots
         # Sliding windows and recurrent layers forget: only where all is kept, an end can be cut.
         layers = DynamicCache(config=model.config).layers
