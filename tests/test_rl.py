@@ -12,6 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from coa.engines.lora import Adapter  # noqa: E402
+from coa.engines.store import trained_on  # noqa: E402
 from coa.errors import ConfigError, TrainingError  # noqa: E402
 from coa.runs import read_jsonl  # noqa: E402
 from coa.tasks.task import Task, TaskSet  # noqa: E402
@@ -85,6 +86,14 @@ def test_every_trajectory_is_kept_with_the_version_of_its_weights(finished: Path
         assert len(own) == record["rollouts"]
         versions = {trajectory.weights for trajectory in own}
         assert len(versions) == 1 and versions.pop().startswith(f"update-{record['update'] - 1}-")
+
+
+def test_a_run_that_starts_from_a_checkpoint_knows_what_it_was_trained_on(
+    tiny_model: Path, finished: Path
+) -> None:
+    for folder in [finished / "adapter", *finished.glob("checkpoints/*/adapter")]:
+        found = trained_on(f"hf:{tiny_model}+{folder}")
+        assert found == {"grammar": "search_r1", "prompt": "compact"}
 
 
 def test_a_deterministic_run_gives_the_same_files_twice(

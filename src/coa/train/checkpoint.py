@@ -46,16 +46,23 @@ class Checkpoints:
         self._folder, self._policy, self._saved = folder, policy, saved
         self._processes = processes or Processes()
 
-    def save(self, update: int, record: Json, also_keep: Collection[int] = ()) -> None:
+    def save(
+        self,
+        update: int,
+        record: Json,
+        made_by: Json | None = None,
+        also_keep: Collection[int] = (),
+    ) -> None:
         """Write the state after `update`, with what the caller wants to know again.
 
-        One process writes. Where weights are spread, all must call this: they gather first.
+        `made_by` goes into the manifest of the weights, from which another run may start. One
+        process writes. Where weights are spread, all must call this: they gather first.
         """
         if self._processes.main or self._policy.is_spread:
             tensors = self._policy.gathered()
             state = {name: each.state_dict() for name, each in self._saved.items()}
             if self._processes.main:
-                self._save(update, record, tensors, state, also_keep)
+                self._save(update, record, tensors, state, made_by or {}, also_keep)
 
     def _save(
         self,
@@ -63,6 +70,7 @@ class Checkpoints:
         record: Json,
         tensors: dict[str, Tensor],
         state: dict[str, Any],
+        made_by: Json,
         also_keep: Collection[int],
     ) -> None:
         target, part = self._path(update), self._folder / f"{_PART}{update:07d}"
@@ -70,7 +78,7 @@ class Checkpoints:
             return
         shutil.rmtree(part, ignore_errors=True)
         try:
-            self._policy.write(part / "adapter", tensors, update=update)
+            self._policy.write(part / "adapter", tensors, update=update, **made_by)
             with (part / "optimizer.pt").open("wb") as file:  # given a path, torch hides the reason
                 torch.save(state | {"rng": torch.get_rng_state()}, file)
             text = json.dumps({"update": update, **record})

@@ -193,7 +193,8 @@ class RlLoop:
         if done == self._safe:
             return
         self.watch.phase("checkpoint")
-        self._checkpoints.save(done, {"position": position}, self.watch.precious())
+        kept = self.watch.precious()
+        self._checkpoints.save(done, {"position": position}, self._made(done), kept)
         self._safe = done
 
     @property

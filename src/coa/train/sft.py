@@ -223,14 +223,18 @@ class _Training:
                         on_update(UpdateReport(done, updates, loss, speed))
                 stop = any(self._processes.gather(interrupted.is_set()))
                 if stop or done % self._settings.checkpoint_every == 0:
-                    save = partial(self._checkpoints.save, done, {"loss": loss})
+                    made_by = self._made(done, loss, manifest)
+                    save = partial(self._checkpoints.save, done, {"loss": loss}, made_by)
                     self._processes.all_or_none(save)
                 if stop:
                     raise KeyboardInterrupt
-        made_by = {"stage": "sft", "updates": done, "loss": loss}
-        made_by |= {"settings": asdict(self._settings), **manifest}
-        self._processes.all_or_none(partial(self._finish, made_by))
+        self._processes.all_or_none(partial(self._finish, self._made(done, loss, manifest)))
         return SftResult(self.adapter, done, loss)
+
+    def _made(self, done: int, loss: float, manifest: Mapping[str, Any]) -> dict[str, Any]:
+        """What the manifest of the weights says of where they come from."""
+        made: dict[str, Any] = {"stage": "sft", "updates": done, "loss": loss}
+        return made | {"settings": asdict(self._settings), **manifest}
 
     def _finish(self, made_by: Mapping[str, Any]) -> None:
         if self._processes.main or self._policy.is_spread:
