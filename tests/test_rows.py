@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import unicodedata
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -91,6 +93,34 @@ def test_ids_of_another_tokenizer_are_refused(author: Author) -> None:
         build_row(made, [256], CODEC.encode_with_offsets, decode=CODEC.decode)
     made.segments[0].ids = CODEC.encode_prompt("sysuser", "user")
     build_row(made, [256], CODEC.encode_with_offsets, decode=CODEC.decode)
+
+
+class ComposingCodec(ByteCodec):
+    """Composes characters before it encodes them, as the tokenizers of Qwen do."""
+
+    def encode(self, text: str) -> list[int]:
+        return super().encode(unicodedata.normalize("NFC", text))
+
+    def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        return super().encode_with_offsets(unicodedata.normalize("NFC", text))
+
+
+def test_a_tokenizer_that_normalises_is_no_other_tokenizer() -> None:
+    codec, question, seen = ComposingCodec(), "How many k\u2126?", "5 k\u2126"
+    segments = [
+        Segment(Author.PROMPT, "in \u2126", codec.encode_prompt("in \u2126", question)),
+        Segment(Author.ENV, seen, codec.encode(seen)),
+        Segment(Author.MODEL, "5", codec.encode("5")),
+    ]
+    assert codec.decode(codec.encode(seen)) != seen
+    made = Trajectory("t-1", question, "mhqa", segments)
+    assert segments[0].ids is not None
+    encode = codec.encode_with_offsets
+    row = build_row(made, segments[0].ids, encode, decode=codec.decode)
+    assert row.ids == [token for segment in segments for token in segment.ids or ()]
+    segments[0].ids = codec.encode_prompt("in \u2126", "How many k\u212b?")
+    with pytest.raises(RecordError, match="another tokenizer"):
+        build_row(made, segments[0].ids, encode, decode=codec.decode)
 
 
 def test_a_character_cut_by_a_budget_is_no_other_tokenizer() -> None:
