@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -144,6 +146,27 @@ def test_logprobs_before_temperature_are_those_sampled_from_only_at_temperature_
         ConfigError, match=r"rollout\.temperature: found 0\.8, .*before temperature"
     ):
         load_sampler(warm, None)  # type: ignore[arg-type]
+
+
+def test_the_processes_of_a_machine_share_it_when_they_sample(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of torch's threads each has its part, and of the memory for keys and values."""
+    import coa.engines.local as local
+    import coa.machine as machine
+
+    each = 2 * 2 * 2 * 64 * 4 * 512 / 1e9  # K and V, layers, heads, padded dimension, bytes
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
+    monkeypatch.setattr(machine, "cores", lambda: 9)
+    monkeypatch.setattr(local, "memory_gb_of_machine", lambda: 4 * 3 * 5.5 * each)
+    recipe = read_rl_recipe(None, ["rl.dtype=float32", "rollout.context=512"])
+    before = torch.get_num_threads()
+    try:
+        engine: Any = load_sampler(recipe, SimpleNamespace(base=f"hf:{tiny_model}"))  # type: ignore[arg-type]
+        assert (torch.get_num_threads(), engine.slots) == (3, 5)
+        asyncio.run(engine.close())
+    finally:
+        torch.set_num_threads(before)
 
 
 async def test_an_evaluation_in_which_the_world_fails_is_no_zero(tmp_path: Path) -> None:

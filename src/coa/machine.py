@@ -13,6 +13,16 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def processes_here() -> int:
+    """Processes of this program on this machine, as torchrun and its like tell each of them."""
+    return max(1, int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
+
+
+def fair_cores() -> int:
+    """Cores for this process, when all of this program's here get as many."""
+    return max(1, cores() // processes_here())
+
+
 def cpu_features() -> str:
     """The CPU's list of features, one line; empty where the system does not say."""
     try:

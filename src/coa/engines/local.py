@@ -36,13 +36,14 @@ from coa.engines.plain import PlainForward
 from coa.engines.shape import Shape, read_config, unsupported
 from coa.engines.store import base_hash, model_folder, resolve
 from coa.errors import CoaError, ConfigError, EngineError, ModelError
-from coa.machine import cores, keep_freed_memory, native_bfloat16
+from coa.machine import fair_cores, keep_freed_memory, native_bfloat16, processes_here
 from coa.machine import memory_gb as memory_gb_of_machine
 
 DEFAULT_CONTEXT = 4096
 DEFAULT_SLOTS = 64
 MEMORY_SHARE = 0.25
-"""Of the machine's memory, at most for keys and values; more requests than fit wait."""
+"""Of the machine's memory, at most for keys and values; more requests than fit wait. Processes of
+one program divide it, as they divide the cores."""
 
 
 def choose_dtype(dtype: str, deterministic: bool) -> torch.dtype:
@@ -88,7 +89,7 @@ class LocalEngine(CodecEngine):
         self.codec = Codec.from_folder(self._folder)
         longest = positions_of(config) or DEFAULT_CONTEXT
         self._context = min(context or DEFAULT_CONTEXT, longest)
-        torch.set_num_threads(threads or cores())
+        torch.set_num_threads(threads or fair_cores())
         keep_freed_memory()
         slots = min(slots, EXACT_ROWS) if deterministic else slots  # more requests wait their turn
         self._weights, adapter = self.base_sha256[:8], None
@@ -121,7 +122,8 @@ class LocalEngine(CodecEngine):
             note(f"{self._name}: {reason} has no fast path here; using transformers, row by row")
             return PlainForward(self._folder, self._dtype, slots, adapter)
         each = slot_bytes(Shape.read(self._config), self._context, self._dtype) / 1e9
-        bound = (memory_gb_of_machine() or 8.0) * MEMORY_SHARE if memory_gb is None else memory_gb
+        fair = (memory_gb_of_machine() or 8.0) * MEMORY_SHARE / processes_here()
+        bound = fair if memory_gb is None else memory_gb
         if each > bound:
             raise ConfigError(
                 f"{self._name}: keys and values of one rollout of {self._context} tokens take "

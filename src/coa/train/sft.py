@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -32,7 +31,7 @@ from coa.config import to_json
 from coa.engines.lora import MANIFEST
 from coa.engines.store import identity
 from coa.errors import ConfigError, TrainingError, boundary
-from coa.machine import cores
+from coa.machine import fair_cores
 from coa.runs import Run
 from coa.train.checkpoint import Checkpoints, held_interrupt
 from coa.train.learner import Learner, NotFinite, deal, micro_batches, written
@@ -133,8 +132,7 @@ def _finished(adapter: Path) -> SftResult:
 
 def set_up_torch(settings: SftSettings | RlSettings) -> None:
     """Threads, randomness and determinism; the processes of one machine share its cores."""
-    beside = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    torch.set_num_threads(settings.threads or max(1, cores() // beside))
+    torch.set_num_threads(settings.threads or fair_cores())
     torch.manual_seed(settings.seed)  # nothing draws from it, but checkpoints hold its state
     torch.use_deterministic_algorithms(settings.deterministic)
 
