@@ -138,7 +138,8 @@ class Loopback:
         entries = [{"id": i, "logprob": -0.25} for i in done.ids]
         reason = {"stop": "word", "eos": "eos", "length": "limit"}[done.finish]
         counts = {"tokens_evaluated": len(body["prompt"]), "tokens_predicted": len(done.ids)}
-        last = {"stop": True, "stop_type": reason, **counts}
+        shown = self.codec.decode(body["prompt"])  # the last event repeats it, as llama.cpp's does
+        last = {"stop": True, "stop_type": reason, "prompt": shown, **counts}
         if body["n_probs"] > 1:  # the distribution alone is wanted: two tokens, equally likely
             tops = [{"id": token, "logprob": math.log(0.5)} for token in self.split]
             return {"completion_probabilities": [{"top_logprobs": tops}]}
@@ -233,7 +234,7 @@ def serving(server: Loopback) -> Iterator[Loopback]:
                 chunk = f"data: {json.dumps(event)}\n\n".encode()
                 self.wfile.write(f"{len(chunk):x}\r\n".encode() + chunk + b"\r\n")
             if events and events[-1].get("stop"):
-                self.wfile.write(b"0\r\n\r\n")
+                self.wfile.write(b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
             else:
                 self.close_connection = True
 

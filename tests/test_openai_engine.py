@@ -62,6 +62,14 @@ def test_a_rollout_over_token_ids(server: Loopback, folder: Path, offers: str) -
     assert loaded.engine.name == server.ref and loaded.engine.context == 4096
 
 
+def test_what_marks_the_end_of_a_stream_may_be_in_a_prompt(server: Loopback, folder: Path) -> None:
+    server.offers = "native"
+    loaded = Loaded(server, folder)
+    prompt = loaded.engine.encode_prompt("You are an agent.", "What does data: [DONE] mean?")
+    found = asyncio.run(loaded.engine.generate(prompt, Sampling(max_tokens=9)))
+    assert len(found.ids) == 9 and found.finish == "length"
+
+
 @pytest.mark.parametrize(("offers", "strict"), [("text", False), ("chat", False), ("chat", True)])
 def test_a_rollout_over_text_says_once_that_exactness_is_lost(
     server: Loopback, folder: Path, offers: str, strict: bool

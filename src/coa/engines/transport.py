@@ -132,7 +132,7 @@ class Transport:
                     async with client.stream("POST", address, json=body) as response:
                         if response.is_success:
                             async for line in response.aiter_lines():
-                                if line.startswith("data:") and "[DONE]" not in line:
+                                if line.startswith("data:") and line[5:].strip() != "[DONE]":
                                     yield self._parse(line[5:].encode())
                             return
                         await response.aread()
