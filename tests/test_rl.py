@@ -133,6 +133,19 @@ def test_settings_of_speed_may_change(tiny_model: Path, finished: Path) -> None:
     assert not train(tiny_model, finished, *more).trained
 
 
+def test_an_older_manifest_that_names_what_is_free_now_is_no_other_run(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    short = ("rl.updates=1", "rl.deterministic=false", "rl.dtype=float32")
+    train(tiny_model, tmp_path / "run", *short)
+    manifest = tmp_path / "run" / "manifest.json"
+    held = json.loads(manifest.read_text())
+    held["recipe"]["rl"] |= {"micro_tokens": 4096, "checkpointing": False}
+    manifest.write_text(json.dumps(held))
+    less = ("rl.micro_tokens=99", "rl.checkpointing=true")
+    assert not train(tiny_model, tmp_path / "run", *short, *less).trained
+
+
 def test_other_tasks_are_refused(tiny_model: Path, finished: Path, tmp_path: Path) -> None:
     other = tiny_tasks(tmp_path / "other.jsonl", 6)
     with pytest.raises(ConfigError, match="this was started with input tasks"):

@@ -167,6 +167,27 @@ def test_another_run_in_the_same_folder_is_refused(model: Path, finished: Path) 
         run_sft(tiny_settings(model), tiny_rows(9), finished)
 
 
+def test_a_run_that_ran_out_of_memory_goes_on_with_less_at_once(
+    model: Path, tmp_path: Path
+) -> None:
+    """Only where the last bits are promised, what is computed at once has to stay as it was."""
+
+    def interrupt(report: sft.UpdateReport) -> None:
+        if report.update == 5:
+            raise MemoryError
+
+    less = {"micro_tokens": 40, "checkpointing": True, "threads": 2, "checkpoint_every": 3}
+    for exact in (False, True):
+        settings, out = tiny_settings(model, deterministic=exact), tmp_path / str(exact)
+        with pytest.raises(MemoryError):
+            run_sft(settings, tiny_rows(), out, on_update=interrupt)
+        if exact:
+            with pytest.raises(ConfigError, match=r"started with micro_tokens 4096, and it is 40"):
+                run_sft(replace(settings, **less), tiny_rows(), out)
+            less = {"checkpoint_every": 3}
+        assert run_sft(replace(settings, **less), tiny_rows(), out).updates == 36
+
+
 def test_a_finished_run_is_found_not_trained_again(model: Path, finished: Path) -> None:
     before = artefacts(finished)
     again = run_sft(tiny_settings(model), tiny_rows(), finished)

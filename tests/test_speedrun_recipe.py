@@ -180,7 +180,8 @@ def test_a_run_may_go_on_with_other_threads_and_without_an_alarm_but_not_otherwi
     def counts(*overrides: str) -> Json:
         return without_speed(to_json(read_speedrun_recipe(None, overrides)))
 
-    for same in ("alarms.reward_drop=0", "rl.threads=1", "eval.concurrency=8", "rollout.seconds=9"):
+    free = ["alarms.reward_drop=0", "rl.threads=1", "eval.concurrency=8", "rollout.seconds=9"]
+    for same in (*free, "rl.micro_tokens=99", "sft.checkpointing=true", "sft.checkpoint_every=3"):
         assert counts(same) == counts()
     for other in ("rl.updates=7", "rollout.turns=7", "eval.turns=7", "teacher.seed=1"):
         assert counts(other) != counts()

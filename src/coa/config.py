@@ -97,19 +97,23 @@ def to_json(settings: object) -> Json:
 
 
 _SPEED = {
-    "sft": ("threads",),
+    "sft": ("threads", "checkpoint_every"),
     "rl": ("threads", "log", "checkpoint_every", "keep_rollouts"),
     "rollout": ("concurrency", "memory_gb", "seconds"),
     "eval": ("concurrency",),
 }
+_ROUNDING = ("micro_tokens", "checkpointing")
+"""What changes no more than the last bits, which only `deterministic` promises."""
 
 
 def without_speed(recipe: Json) -> Json:
     """A recipe's tables without what changes no result: a run may be continued with other numbers
-    of threads, after it ran out of memory for one, or without the alarm that stopped it."""
+    of threads, with less at once after it ran out of memory, or without the alarm that stopped it.
+    """
     made = {name: table for name, table in recipe.items() if name != "alarms"}
     for table in _SPEED.keys() & made.keys():
-        made[table] = {k: v for k, v in made[table].items() if k not in _SPEED[table]}
+        free = _SPEED[table] + (() if made[table].get("deterministic") else _ROUNDING)
+        made[table] = {k: v for k, v in made[table].items() if k not in free}
     return made
 
 

@@ -173,14 +173,16 @@ class Run:
         inputs: Mapping[str, str],
         seed: int,
         base: str | None = None,
+        counting: Callable[[Json], Json] = lambda recipe: recipe,
     ) -> Run:
         """Make a run directory, or reopen the one that the same recipe and inputs made.
 
         `inputs` maps a name to the fingerprint of what is read; `base` is the base model's hash.
+        `counting` leaves of a recipe, this one's and the directory's, what has to be the same.
         """
         if path.exists() and not path.is_dir():
             raise UsageError(f"{path}: is a file, expected a run directory.")
-        asked = {"schema": SCHEMA, "stage": stage, "recipe": settings, "inputs": dict(inputs)}
+        asked: Json = {"schema": SCHEMA, "stage": stage, "recipe": settings, "inputs": {**inputs}}
         asked = _as_read(asked | {"seed": seed, "base": base})
         # NOTE: versions and commit are not compared: a run may be continued after an upgrade,
         # which then shows in timings.jsonl.
@@ -192,7 +194,8 @@ class Run:
         try:
             held = _read_manifest(path)
             if held is not None:
-                _check_same(path, held, asked)
+                now = asked | {"recipe": counting(asked["recipe"])}
+                _check_same(path, held | {"recipe": counting(held["recipe"])}, now)
             sweep(path)
             if held is None:
                 text = json.dumps(asked | made_with, indent=2, ensure_ascii=False)

@@ -176,7 +176,8 @@ def run_study(name: str, root: Path, overrides: Sequence[str], note: Note) -> Js
     if name == "cost":  # its files claim what they were made with themselves
         return _finish(name, study, to_json(settings), study.run(settings, root, note), root)
     recipe = to_json(settings)
-    with Run.open(root, f"study {name}", without_speed(recipe), _models(recipe), 0):
+    made, stage = without_speed(recipe), f"study {name}"
+    with Run.open(root, stage, made, _models(recipe), 0, counting=without_speed):
         return _finish(name, study, recipe, study.run(settings, root, note), root)
 
 

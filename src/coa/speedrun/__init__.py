@@ -55,7 +55,8 @@ def run_speedrun(
     pull_missing(base, note)
     inputs = _inputs(directory, tasks, recipe.sft.model)
     settings = without_speed(to_json(recipe))
-    with Run.open(directory, "speedrun", settings, inputs, recipe.sft.seed) as run:
+    seed = recipe.sft.seed
+    with Run.open(directory, "speedrun", settings, inputs, seed, counting=without_speed) as run:
         stages = Stages(run, note)
         for name, made in tasks.items():
             if not (directory / name).is_file():

@@ -86,8 +86,9 @@ async def _run(recipe: RlRecipe, processes: Processes, note: Note, quiet: bool) 
     with ExitStack() as held:
         asked = _recipe(recipe) | made | {"reward": recipe.reward.identity(tasks)}
         base = policy.base_sha256
+        seed = settings.seed
         run = processes.by_main(
-            lambda: Run.open(root, "rl", asked, inputs, settings.seed, base=base)
+            lambda: Run.open(root, "rl", asked, inputs, seed, base=base, counting=without_speed)
         )
         if run is not None:
             held.enter_context(run)

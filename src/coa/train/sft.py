@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from coa.config import to_json
+from coa.config import to_json, without_speed
 from coa.engines.lora import MANIFEST
 from coa.engines.store import identity
 from coa.errors import ConfigError, TrainingError, boundary
@@ -120,7 +120,15 @@ def _open_run(
         recipe = to_json(settings)
         if not settings.observation_weight:  # as in runs from before there was a choice
             del recipe["observation_weight"]
-        return Run.open(directory, "sft", recipe, inputs, settings.seed, base=base)
+        return Run.open(
+            directory,
+            "sft",
+            recipe,
+            inputs,
+            settings.seed,
+            base=base,
+            counting=lambda table: without_speed({"sft": table})["sft"],
+        )
 
     return processes.by_main(open_run)
 
