@@ -258,6 +258,39 @@ def test_min_p_keeps_what_is_likely_beside_the_best() -> None:
         assert found == kept
 
 
+def test_what_a_neighbour_asks_for_changes_no_bit_of_a_draw() -> None:
+    """Cut, constrained, cold and plain rows, each alone and beside each of the others."""
+    vocabulary = 49_152
+    logits = 4 * torch.randn(4, vocabulary, generator=torch.Generator().manual_seed(0))
+    bound = (torch.arange(vocabulary) % 3 == 0).to(torch.uint8)
+    samplings = [
+        Sampling(temperature=0.8, key=1),
+        Sampling(temperature=1.0, top_p=0.9, key=2),
+        Sampling(temperature=1.0, constraint="start: /a/", key=3),
+        Sampling(temperature=0.0),
+    ]
+
+    def drawn(rows: list[int], position: int) -> list[Any]:
+        """What the first of the rows drew."""
+        asked = [samplings[row] for row in rows]
+        allowed = None
+        if any(each.constraint for each in asked):
+            allowed = torch.stack([bound if each.constraint else bound | 1 for each in asked])
+        found = draw(logits[rows], asked, [position] * len(rows), allowed)
+        return [values[0] for values in found]
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        for row in range(4):
+            for position in range(3):
+                alone = drawn([row], position)
+                others = [[row, other] for other in range(4)] + [[row, 0, 1, 2, 3]]
+                assert all(drawn(beside, position) == alone for beside in others)
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_closing_beside_a_long_prompt_answers(folder: Path) -> None:
     engine: Any = load_engine(f"hf:{folder}", dtype="float32", slots=2)
 

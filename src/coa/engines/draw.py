@@ -9,6 +9,7 @@ top-p and min-p.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 
 import numpy as np
@@ -19,6 +20,8 @@ from torch import Tensor
 from coa.engines.base import Sampling
 from coa.engines.kernels import load_kernels
 
+Found = tuple[list[int], list[float], list[float]]
+"""Tokens, their log-probabilities, and the log of what the allowed tokens had together."""
 _BLOCK = 256
 _MASK = (1 << 64) - 1
 _FAINT = 1e-20
@@ -38,16 +41,41 @@ def draw(
     samplings: Sequence[Sampling],
     positions: Sequence[int],
     allowed: Tensor | None = None,
-) -> tuple[list[int], list[float], list[float]]:
+) -> Found:
     """Sample one token per row among those allowed (0 or 1, [rows, vocab]; None: all).
 
     The third list is the log of the probability that the allowed tokens of a row had together.
+    """
+    plain = [row for row, each in enumerate(samplings) if not each.constraint and not _is_cut(each)]
+    quick = _draw_compiled(
+        _rows(logits, plain), [samplings[row] for row in plain], [positions[row] for row in plain]
+    )
+    if quick is None:
+        return _draw_by_torch(logits, samplings, positions, allowed)
+    if len(plain) == len(samplings):
+        return quick
+    # The two ways differ in the last bits, so a row's way must not depend on its neighbours.
+    rest = sorted(set(range(len(samplings))).difference(plain))
+    slow = _draw_by_torch(
+        _rows(logits, rest),
+        [samplings[row] for row in rest],
+        [positions[row] for row in rest],
+        None if allowed is None else _rows(allowed, rest),
+    )
+    found = dict(
+        zip([*plain, *rest], zip(*map(operator.add, quick, slow), strict=True), strict=True)
+    )
+    tokens, logprobs, shares = zip(*(found[row] for row in range(len(samplings))), strict=True)
+    return list(tokens), list(logprobs), list(shares)
+
+
+def _draw_by_torch(
+    logits: Tensor, samplings: Sequence[Sampling], positions: Sequence[int], allowed: Tensor | None
+) -> Found:
+    """Every case; a row comes out the same to the bit, whatever the others ask for.
+
     Softmax is by far the fastest way to exponents here, so everything is read from its result.
     """
-    if allowed is None and not any(map(_is_cut, samplings)):
-        plainly = _draw_compiled(logits, samplings, positions)
-        if plainly is not None:
-            return plainly
     logits = logits.float()
     rows = range(len(samplings))
     hot = [row for row in rows if samplings[row].temperature > 0]
@@ -75,7 +103,7 @@ def draw(
 
 def _draw_compiled(
     logits: Tensor, samplings: Sequence[Sampling], positions: Sequence[int]
-) -> tuple[list[int], list[float], list[float]] | None:
+) -> Found | None:
     """The common case, nothing cut and nothing forbidden, by a kernel; None without kernels.
 
     One pass finds the largest, one sums; nothing of the size of the vocabulary is written.
@@ -106,7 +134,8 @@ def _restrict(
     """
     mass = scaled.softmax(dim=-1).mul_(allowed)
     totals, shares = torch.ones(len(scaled)), torch.zeros(len(scaled))
-    totals[bound] = mass.sum(dim=-1)[bound]
+    for row in bound:  # torch adds up a row of several in another order than one alone
+        totals[row] = mass[row].sum()
     shares[bound] = totals[bound].log().clamp_(max=0.0)
     faint = (totals < _FAINT).nonzero()[:, 0].tolist()
     for row in {*cut, *faint}:
