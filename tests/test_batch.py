@@ -31,6 +31,7 @@ class Watched:
     def __init__(self, folder: Path, slots: int = 4, exact: bool = False) -> None:
         self._inner = LlamaForward(folder, torch.float32, slots, 500, exact)
         self.slots, self.steps, self.can_rewind = slots, list[Any](), True
+        self.vocabulary = self._inner.vocabulary
         self.copy, self.load = self._inner.copy, self._inner.load
 
     def step(self, chunks: Any) -> Any:

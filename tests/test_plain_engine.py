@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from coa.engines import Sampling, load_engine  # noqa: E402
 from coa.engines.llama import Chunk  # noqa: E402
 from coa.engines.plain import PlainForward  # noqa: E402
 from coa.train.plain import load_causal  # noqa: E402
+from coa.train.policy import Policy  # noqa: E402
 from plain_forward import largest_difference, load_plain  # noqa: E402
 
 FORGETFUL = {
@@ -91,3 +93,31 @@ def test_in_bfloat16_it_computes_what_the_trainer_computes(tmp_path: Path) -> No
         sampled = PlainForward(folder, torch.bfloat16, 1).step([Chunk(0, 0, ids, 400)])
         trained = load_causal(folder, torch.bfloat16)(torch.tensor([ids])).logits[0].float()
     assert torch.equal(sampled, trained)
+
+
+def test_a_model_whose_configuration_is_nested_is_sampled_from_and_trained(tmp_path: Path) -> None:
+    """As the larger Gemma 3: what the language model is like stands in `text_config`."""
+    text = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "head_dim": 16}
+    text |= {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 400}
+    text |= {"max_position_embeddings": 256, "sliding_window": 32}
+    vision = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
+    vision |= {"num_attention_heads": 2, "image_size": 28, "patch_size": 14}
+    folder = make_tiny_model(
+        tmp_path / "m", kind="gemma3", text_config=text, vision_config=vision, mm_tokens_per_image=4
+    )
+    path = folder / "config.json"
+    held = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps({k: v for k, v in held.items() if k not in text}), encoding="utf-8")
+    engine: Any = load_engine(f"hf:{folder}", dtype="float32", slots=2, note=lambda _: None)
+    policy = Policy(f"hf:{folder}", rank=4, note=lambda _: None)
+    assert engine.context == policy.positions == 256
+
+    async def run() -> Any:
+        await engine.load(policy.adapter(), "update-0")
+        bound = Sampling(max_tokens=6, constraint='start: "Paris"')
+        assert engine.codec.decode((await engine.generate(words(20), bound)).ids) == "Paris"
+        found = await engine.generate(words(60), Sampling(temperature=1.0, max_tokens=10, key=1))
+        await engine.close()
+        return found
+
+    assert largest_difference(load_plain(folder), [words(60)], [asyncio.run(run())]) < 1e-4

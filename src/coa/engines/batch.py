@@ -40,6 +40,8 @@ class Forward(Protocol):
     """What the scheduler needs of a model."""
 
     slots: int
+    vocabulary: int
+    """How many logits there are for each token."""
     can_rewind: bool
     """Whether a slot can give up its last tokens; not where its state mixes all it has seen."""
 

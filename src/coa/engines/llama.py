@@ -138,7 +138,7 @@ class LlamaForward:
         self.shape = Shape.read(config)
         self._tied = config.get("tie_word_embeddings") is True
         self._folder, self._dtype, self._exact = folder, dtype, exact
-        self.slots = slots
+        self.slots, self.vocabulary = slots, self.shape.vocab
         kernels = load_kernels()
         self.slow = kernels if isinstance(kernels, str) else ""
         """Why the compiled kernels are not used."""

@@ -60,7 +60,8 @@ def choose_dtype(dtype: str, deterministic: bool) -> torch.dtype:
 
 def positions_of(config: dict[str, Any]) -> int | None:
     """Most tokens of a sequence that a model was made for, where its configuration says so."""
-    return config.get("max_position_embeddings") or config.get("n_positions")
+    found = config.get("max_position_embeddings") or config.get("n_positions")
+    return found or (positions_of(config["text_config"]) if config.get("text_config") else None)
 
 
 class LocalEngine(CodecEngine):
@@ -101,7 +102,7 @@ class LocalEngine(CodecEngine):
         guess = guess and self._forward.can_rewind and not deterministic  # a wrong one is undone
         guesses = Guesses() if guess else None
         self._batch = Batch(self._forward, self.codec, self._eos, deterministic, guesses)
-        self._matchers = Matchers(self.codec, int(config["vocab_size"]), self._eos)
+        self._matchers = Matchers(self.codec, self._forward.vocabulary, self._eos)
         self._wake = threading.Condition()
         self._queue: deque[_Ticket] = deque()
         self._closing = False
@@ -331,7 +332,7 @@ def _show_text(codec: TextCodec, requests: Sequence[Request]) -> None:
 def _eos_ids(folder: Path, config: dict[str, Any], codec: Codec) -> frozenset[int]:
     """End-of-sequence ids from the configuration, the generation settings and the template."""
     found = set(codec.end_ids())
-    settings = [config]
+    settings = [config, config.get("text_config") or {}]
     if (folder / "generation_config.json").is_file():
         settings.append(json.loads((folder / "generation_config.json").read_text("utf-8")))
     for setting in settings:

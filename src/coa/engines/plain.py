@@ -58,7 +58,7 @@ class PlainForward:
         for name, buffer in buffers.items():
             place, _, own = name.rpartition(".")
             setattr(model.get_submodule(place), own, buffer)
-        self._model = model
+        self._model, self.vocabulary = model, vocabulary_of(model)
         self._caches = [None] * self.slots
         # Sliding windows and recurrent layers forget: only where all is kept, an end can be cut.
         layers = DynamicCache(config=model.config).layers
@@ -89,3 +89,8 @@ class PlainForward:
         import copy
 
         self._caches[target] = copy.deepcopy(self._caches[source])
+
+
+def vocabulary_of(model: Any) -> int:
+    """How many logits a transformers model gives; not all configurations say it in one place."""
+    return int(model.get_output_embeddings().weight.shape[0])

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from coa.engines.local import choose_dtype
 from coa.engines.lora import read_adapter
+from coa.engines.plain import vocabulary_of
 from coa.errors import ConfigError, MissingExtra, ModelError
 
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -156,7 +157,7 @@ class PlainModel(torch.nn.Module):
     def find_out(self, name: str, note: Note) -> None:
         """Try whether rows can be packed, and whether logits are what we take them for."""
         causal = causal_of(self.model)
-        device, size = causal.get_output_embeddings().weight.device, self.config.vocab_size
+        device, size = causal.get_output_embeddings().weight.device, vocabulary_of(causal)
         first, other, row = (
             (torch.arange(8, device=device) * step + start) % size
             for step, start in ((1, 1), (5, 3), (3, 2))
