@@ -96,7 +96,9 @@ class Loopback:
         name = body["lora_name"]
         if self.adapters is None:
             return 404
-        if path == "/v1/load_lora_adapter" and name not in self.adapters:
+        if path == "/v1/load_lora_adapter":
+            if name in self.adapters:
+                return 400
             self.adapters[name] = body["lora_path"]
             return b"Success: added"
         return b"Success: removed" if self.adapters.pop(name, None) else 404
@@ -198,7 +200,9 @@ def serving(server: Loopback) -> Iterator[Loopback]:
             if isinstance(fault, float):
                 time.sleep(fault)
                 return False
-            if fault == "cut":
+            if fault in ("cut", "obey and cut"):
+                if fault == "obey and cut":
+                    server.answer(self.path, body or {})
                 self.close_connection = True
                 self.connection.close()
             elif fault == "cut late":

@@ -75,6 +75,18 @@ def test_every_version_of_an_adapter_has_a_name_of_its_own(
     assert server.adapters == {} and server.completions("/v1/completions")[-1]["model"] == "tiny"
 
 
+def test_an_order_whose_answer_was_lost_was_obeyed(
+    server: Loopback, folder: Path, adapter: Path
+) -> None:
+    server.adapters, loaded = {}, Loaded(server, folder)
+    server.words = "The lora adapter 'tiny-one' has already been loaded."
+    server.faults.append("obey and cut")
+    asyncio.run(loaded.engine.load(adapter, "one"))
+    loaded.ask()
+    used = server.completions("/v1/completions")[-1]["model"]
+    assert list(server.adapters) == [used] and used.startswith("tiny-one-")
+
+
 def test_an_adapter_in_memory_is_written_for_the_server(server: Loopback, folder: Path) -> None:
     torch = pytest.importorskip("torch")
     from safetensors.torch import load_file
