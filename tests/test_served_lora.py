@@ -16,7 +16,7 @@ import pytest
 from coa.engines import Sampling, load_engine
 from coa.engines.codec import Codec
 from coa.engines.openai import OpenAIEngine
-from coa.errors import EngineError, ModelError
+from coa.errors import ConfigError, EngineError, ModelError
 from loopback_server import (
     STOPS,
     Loaded,
@@ -73,6 +73,21 @@ def test_every_version_of_an_adapter_has_a_name_of_its_own(
     asyncio.run(load("none", None))
     loaded.ask()
     assert server.adapters == {} and server.completions("/v1/completions")[-1]["model"] == "tiny"
+
+
+def test_rl_refuses_a_server_that_takes_no_weights(
+    server: Loopback, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """llama.cpp exchanges token ids, but its weights stay as they are."""
+    pytest.importorskip("torch")
+    from coa.train.rl_stage import load_sampler, read_rl_recipe
+
+    monkeypatch.setenv("COA_TOKENIZER", str(folder))
+    recipe = read_rl_recipe(None, [f"rollout.engine={server.ref}", "rollout.context=512"])
+    assert load_sampler(recipe, None).name == server.ref  # type: ignore[arg-type]
+    server.offers = "native"
+    with pytest.raises(ConfigError, match=r"^rollout\.engine: .* takes no new weights while it ru"):
+        load_sampler(recipe, None)  # type: ignore[arg-type]
 
 
 def test_an_order_whose_answer_was_lost_was_obeyed(
@@ -150,7 +165,7 @@ def test_a_server_that_loads_no_adapters_is_one_line(
     with pytest.raises(ModelError, match="not an adapter folder"):
         asyncio.run(loaded.engine.load(adapter / "nowhere", "one"))
     server.offers = "native"
-    with pytest.raises(EngineError, match="exchanges token ids as vLLM does"):
+    with pytest.raises(EngineError, match="takes no adapters while it runs; expected vLLM"):
         asyncio.run(Loaded(server, folder).engine.load(adapter, "one"))
 
 

@@ -103,6 +103,11 @@ class OpenAIEngine(CodecEngine):
         return self._dialect.tempered
 
     @property
+    def takes_adapters(self) -> bool:
+        """Whether the server can be given new weights while it runs, as vLLM can."""
+        return isinstance(self._dialect, TokenCompletions)
+
+    @property
     def usage(self) -> Usage:
         """What the server counted since the engine was loaded."""
         return self._transport.usage
@@ -140,8 +145,8 @@ class OpenAIEngine(CodecEngine):
         dialect = self._dialect
         if not isinstance(dialect, TokenCompletions):
             raise EngineError(
-                f"{self._transport.api}: adapters can be loaded only into a server that exchanges "
-                "token ids as vLLM does."
+                f"{self._transport.api}: the server takes no adapters while it runs; expected vLLM "
+                "(docs/engines.md)."
             )
         served = None
         if adapter is not None:

@@ -220,10 +220,15 @@ def load_sampler(recipe: RlRecipe, policy: Policy) -> Loadable:
             memory_gb=rollout.memory_gb,
         )
     engine = load_engine(rollout.engine, slots=slots_for(rollout.concurrency))
-    if not getattr(engine, "exact", False) or not hasattr(engine, "load"):
+    wrong = None
+    if not getattr(engine, "exact", False):
+        wrong = "does not exchange token ids"
+    elif not getattr(engine, "takes_adapters", hasattr(engine, "load")):
+        wrong = "takes no new weights while it runs"
+    if wrong:
         raise ConfigError(
-            f"rollout.engine: {rollout.engine!r} does not exchange token ids, or takes no new "
-            "weights. Expected a vLLM server (docs/engines.md), or nothing for this process."
+            f"rollout.engine: {rollout.engine!r} {wrong}. Expected a vLLM server "
+            "(docs/engines.md), or nothing for this process."
         )
     if rollout.temperature != 1 and not getattr(engine, "tempered", False):
         raise ConfigError(
