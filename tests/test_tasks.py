@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from coa.errors import ConfigError, RecordError, UsageError
+from coa.errors import CoaError, ConfigError, RecordError
 from coa.evaluate.stage import EvalSettings, run_eval
 from coa.rewards.opened import REWARDS as NAMED_REWARDS
 from coa.tasks import Task, TaskSet, table
@@ -73,17 +75,6 @@ def test_a_field_of_another_type_is_named_with_its_line(
         TaskSet.load(path)
 
 
-def test_tests_that_cannot_be_read_are_told_before_anything_is_rolled_out(tmp_path: Path) -> None:
-    path = tmp_path / "tasks.jsonl"
-    path.write_text('{"question": "Add.", "id": "t-1", "gold": {"tests": {"calls": [1]}}}\n')
-    script = tmp_path / "model.jsonl"
-    script.write_text('{"question": "Add.", "turns": ["<answer>1</answer>"]}\n')
-    settings = EvalSettings(model=f"scripted:{script}", tasks=str(path))
-    with pytest.raises(RecordError, match="task t-1: tests: function is None"):
-        run_eval(settings, tmp_path / "run", quiet=True)
-    assert not (tmp_path / "run").exists()
-
-
 def test_an_unknown_field_is_named_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "tasks.jsonl"
     path.write_text('{"question": "Where?", "anwser": "Lima"}\n')
@@ -91,13 +82,22 @@ def test_an_unknown_field_is_named_with_its_line(tmp_path: Path) -> None:
         TaskSet.load(path)
 
 
-def test_a_task_without_gold_is_refused_before_anything_is_rolled_out(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("record", "says"),
+    [
+        ({}, "has no gold answer"),
+        ({"gold": {"tests": {"calls": [1]}}}, "task t-1: tests: function is None"),
+    ],
+)
+def test_a_task_that_cannot_be_judged_is_told_before_anything_is_rolled_out(
+    record: dict[str, Any], says: str, tmp_path: Path
+) -> None:
     path = tmp_path / "tasks.jsonl"
-    path.write_text('{"question": "Where?"}\n')
+    path.write_text(json.dumps({"question": "Where?", "id": "t-1", **record}) + "\n")
     script = tmp_path / "model.jsonl"
     script.write_text('{"question": "Where?", "turns": ["<answer>Lima</answer>"]}\n')
     settings = EvalSettings(model=f"scripted:{script}", tasks=str(path))
-    with pytest.raises(UsageError, match="has no gold answer"):
+    with pytest.raises(CoaError, match=says):
         run_eval(settings, tmp_path / "run", quiet=True)
     assert not (tmp_path / "run").exists()
 
