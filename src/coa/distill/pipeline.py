@@ -23,7 +23,7 @@ from coa.distill.convert import NotConvertible, convert
 from coa.distill.filters import Candidate, Filtered, FilterSettings, apply_filters
 from coa.distill.funnel import plot, stage_record, table
 from coa.engines.scripted import ScriptedEngine
-from coa.errors import CoaError
+from coa.errors import CoaError, MissingExtra, Unavailable
 from coa.protocol import Grammar
 from coa.protocol.bound import bound_to, load_bound
 from coa.protocol.prompt import PromptKind
@@ -125,10 +125,11 @@ async def convert_one(
 
 @contextmanager
 def _odd(reason: str) -> Iterator[None]:
-    """Whatever a record of somebody else leads to is its own end, not that of all the others."""
+    """Whatever a record of somebody else leads to is its own end, not that of all the others. What
+    is missing or failing here is not its fault, and ends the run, which can be continued."""
     try:
         yield
-    except NotConvertible:
+    except (NotConvertible, MissingExtra, Unavailable, OSError):
         raise
     except Exception as cause:
         own = isinstance(cause, CoaError)  # it is a sentence already
