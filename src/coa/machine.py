@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import signal
 from pathlib import Path
 
 
@@ -21,6 +22,14 @@ def processes_here() -> int:
 def fair_cores() -> int:
     """Cores for this process, when all of this program's here get as many."""
     return max(1, cores() // processes_here())
+
+
+def signal_name(number: int) -> str:
+    """`SIGKILL`; real-time signals have no name, and 0 is none at all."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}" if number > 0 else "a signal"
 
 
 def cpu_features() -> str:

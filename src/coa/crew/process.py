@@ -7,7 +7,6 @@ import contextlib
 import io
 import itertools
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -15,6 +14,7 @@ from typing import IO
 
 from coa.crew.channel import Channel, CrewError, encoded, error_of
 from coa.crew.worker import ENDED, GRACE_S, OPENED
+from coa.machine import signal_name
 from coa.runs import Json
 
 _START = "import sys; sys.path[:] = sys.argv[1:]; from coa.crew.worker import serve; serve()"
@@ -135,7 +135,4 @@ class WorkerProcess:
 
 
 def _ending(code: int) -> str:
-    if code < 0:
-        with contextlib.suppress(ValueError):
-            return f"was killed by {signal.Signals(-code).name}"
-    return f"ended with code {code}"
+    return f"was killed by {signal_name(-code)}" if code < 0 else f"ended with code {code}"

@@ -15,6 +15,7 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from importlib import metadata
 
+from coa.machine import signal_name
 from coa.protocol.parse import parse_code
 from coa.tools.base import Tool, ToolMistake, fingerprint_of
 from coa.tools.sandbox import Limits, Outcome, Sandbox
@@ -128,11 +129,4 @@ def _stopped(outcome: Outcome, limits: Limits) -> str:
         return f"The program was stopped: it made more than {limits.files} files."
     if outcome.exit == -signal.SIGSYS:
         return "The program was stopped: it asked the system for something that is not allowed."
-    return f"The program was ended by {_signal_name(-(outcome.exit or 0))}."
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # real-time signals have no name, and 0 is none at all
-        return f"signal {number}" if number > 0 else "a signal"
+    return f"The program was ended by {signal_name(-(outcome.exit or 0))}."
