@@ -23,6 +23,9 @@ _HALVED = {"float16": 1, "q8_0": 127}
 """Types that keep a value in float16, and what it is divided by: a block of q8_0 keeps a step."""
 
 
+EXPORT_ADVICE = " Export with --dtype bfloat16 or float32."
+
+
 def refuse_quantised(folder: Path) -> None:
     """Numbers that mean something with their scales alone can be neither merged nor rounded."""
     quantised = read_config(folder).get("quantization_config")
@@ -56,15 +59,17 @@ class Merged:
         return sum(map(math.prod, self.shapes.values()))
 
 
-def check_range(folder: Path, name: str, tensor: Tensor, dtype: str) -> None:
+def check_range(
+    folder: Path, name: str, tensor: Tensor, dtype: str, advice: str = EXPORT_ADVICE
+) -> None:
     """A value that is too large for the type it is written in is an error, not an infinity."""
     if dtype not in _HALVED:
         return
     largest = tensor.abs().max()
     if not bool(torch.isfinite((largest / _HALVED[dtype]).to(torch.float16))):
         raise ModelError(
-            f"{folder}: {name!r} has the value {float(largest):g}, which {dtype} cannot hold. "
-            "Export with --dtype bfloat16 or float32."
+            f"{folder}: {name!r} has the value {float(largest):g}, which {dtype} cannot hold."
+            f"{advice}"
         )
 
 

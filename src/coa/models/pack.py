@@ -87,15 +87,12 @@ def _halved(adapter: Path) -> dict[str, Any]:
     """The factors in float16; one that is too large for it is an error, not an infinity."""
     import torch
 
+    from coa.models.merged import check_range
+
     halves = {}
     for name, tensor in sorted(load_tensors(adapter / WEIGHTS).items()):
-        half = tensor.to(torch.float16).contiguous()
-        if not bool(torch.isfinite(half).all()):
-            largest = float(tensor.abs().max())
-            raise ModelError(
-                f"{adapter}: {name!r} has the value {largest:g}, which float16 cannot hold."
-            )
-        halves[name] = half
+        check_range(adapter, name, tensor, "float16", advice="")
+        halves[name] = tensor.to(torch.float16).contiguous()
     return halves
 
 
