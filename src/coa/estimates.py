@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 Z95 = 1.959964
@@ -122,8 +122,7 @@ def paired(a: Sequence[float], b: Sequence[float]) -> Paired:
     """Mean of b - a over tasks, with interval, wins, losses and significance."""
     assert len(a) == len(b), (len(a), len(b))
     differences = [y - x for x, y in zip(a, b, strict=True)]
-    wins = sum(d > SAME for d in differences)
-    losses = sum(d < -SAME for d in differences)
+    wins, losses = tally(differences)
     return Paired(
         difference_of(differences, bootstrap(differences)),
         wins,
@@ -133,12 +132,17 @@ def paired(a: Sequence[float], b: Sequence[float]) -> Paired:
     )
 
 
+def tally(differences: Iterable[float]) -> tuple[int, int]:
+    """How many are above 0 and how many below; what rounding alone may have made is neither."""
+    found = list(differences)
+    return sum(each > SAME for each in found), sum(each < -SAME for each in found)
+
+
 def difference_of(differences: Sequence[float], drawn: Estimate) -> Estimate:
     """A bootstrapped mean of differences with `few_differ` around its interval, where so few tasks
     differ that there is little to draw from: four wins and no loss are not significant, and no
     difference at all is no certainty."""
-    wins = sum(d > SAME for d in differences)
-    losses = sum(d < -SAME for d in differences)
+    wins, losses = tally(differences)
     if not differences or wins + losses >= 2 * FEW or not all(-1 <= d <= 1 for d in differences):
         return drawn
     low, high = few_differ(wins, losses, len(differences))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from math import fsum
 
-from coa.estimates import RESAMPLES, Estimate, bootstrap, paired
+from coa.estimates import RESAMPLES, SAME, Estimate, bootstrap, paired, tally
 from coa.evaluate.resampling import Resamples
 from coa.runs import Json
 
@@ -55,8 +55,8 @@ def against(first: Measured, other: Measured) -> Json:
         "difference_ci95": _bounds(pair.difference, 4),
         **{"wins": pair.wins, "losses": pair.losses, "ties": pair.ties},
         "p_value": round(pair.p_value, 5),
-        "won": [task_id for task_id, gain in gains.items() if gain > 0],
-        "lost": [task_id for task_id, gain in gains.items() if gain < 0],
+        "won": [task_id for task_id, gain in gains.items() if gain > SAME],
+        "lost": [task_id for task_id, gain in gains.items() if gain < -SAME],
     }
     if first.families:
         row["by_family"] = _by_family(first, gains)
@@ -72,8 +72,7 @@ def _by_family(first: Measured, gains: Mapping[str, float]) -> Json:
     return {
         name: {
             "n": len(found),
-            "wins": sum(gain > 0 for gain in found),
-            "losses": sum(gain < 0 for gain in found),
+            **dict(zip(("wins", "losses"), tally(found), strict=True)),
             "difference": round(sum(found) / len(found), 4),
         }
         for name, found in sorted(groups.items())

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import random
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache, partial
 
 from coa.errors import RecordError
-from coa.estimates import SAME, Estimate, as_share, difference_of, student
+from coa.estimates import Estimate, as_share, difference_of, student, tally
 from coa.evaluate.resampling import RESAMPLES
 from coa.runs import Json
 
@@ -84,7 +84,9 @@ def measure(
     found |= {"arms": {}, "differences": {}}
     for name, table in tables.items():
         shown = _shown(table, resamples, rerun)
-        found["arms"][name] = _not_certain(shown) if share else shown
+        # Where all but a few tasks had 0, or 1, a bootstrap has little width or none. Tasks that
+        # were not drawn may differ all the same: Wilson's interval over tasks says by how much.
+        found["arms"][name] = _widened(shown, as_share) if share else shown
         if name == against:
             continue
         pairs = [
@@ -94,14 +96,13 @@ def measure(
         every = [difference for row in pairs for difference in row]
         shown = _shown(pairs, resamples, rerun)
         if share and not rerun:
-            low, high = shown["ci95"]
-            wider = difference_of(every, Estimate(shown["value"], low, high, shown["n"]))
-            shown["ci95"] = [round(wider.low, 5), round(wider.high, 5)]
+            shown = _widened(shown, partial(difference_of, every))
+        above, below = tally(every)
         found["differences"][name] = shown | {
             **(_over_seeds(pairs) if rerun and len(seeds) > 1 else {}),
             # Not wins and losses: of some measures less is better.
-            "above": sum(difference > SAME for difference in every),
-            "below": sum(difference < -SAME for difference in every),
+            "above": above,
+            "below": below,
         }
     return found
 
@@ -122,11 +123,10 @@ def _over_seeds(table: Sequence[Sequence[float]]) -> Json:
     return {"seeds_ci95": [round(found.low, 5), round(found.high, 5)]}
 
 
-def _not_certain(shown: Json) -> Json:
-    """Where all but a few tasks had 0, or 1, a bootstrap has little width or none. Tasks that were
-    not drawn may differ all the same: Wilson's interval over tasks says by how much."""
+def _widened(shown: Json, widen: Callable[[Estimate], Estimate]) -> Json:
+    """The same figures with an interval that is not narrower than few tasks allow."""
     low, high = shown["ci95"]
-    found = as_share(Estimate(shown["value"], low, high, shown["n"]))
+    found = widen(Estimate(shown["value"], low, high, shown["n"]))
     return shown | {"ci95": [round(found.low, 5), round(found.high, 5)]}
 
 
