@@ -111,7 +111,11 @@ MAKING = Making(
     name='Chains: of "Atlas"',
     command="coa distill --episodes /data/someone/e.jsonl --tasks tasks.jsonl --out runs/d",
     seed=3,
-    settings={"grammar": "/srv/mine/own.toml", "filter": to_json(FilterSettings())},
+    settings={
+        "grammar": "/srv/mine/own.toml",
+        "notes": ["~/someone/n.md"],
+        "filter": to_json(FilterSettings()),
+    },
     against=("exam.jsonl",),
     plot="funnel.svg",
 )

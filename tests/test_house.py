@@ -19,6 +19,7 @@ LAYERS = (
     *(
         "errors",
         "machine",
+        "paths",
         "estimates",
         "locks",
         "whole_files",

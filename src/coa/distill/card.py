@@ -8,7 +8,6 @@ Figures are of distinct chains; what up-sampling repeated is counted once unless
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from typing import Any
 from coa.distill.chain import Chain, GrammarOf, bound_grammar
 from coa.distill.funnel import Stages, markdown
 from coa.distill.terms import OTHER_TASKS, licence_names, licences, limits, set_of
+from coa.paths import portable
 from coa.runs import Json
 from coa.trajectory import Author, Trajectory
 
@@ -38,7 +38,6 @@ _EXAMPLE = 1600
 """Longest example in characters."""
 _LONGEST = 40
 """Most rows of a table of families."""
-_ABSOLUTE = re.compile(r"(?<![\w.:/])/(?:[^\s/'\",|]+/)+")
 
 
 @dataclass(frozen=True)
@@ -157,10 +156,10 @@ def _counts(rows: Sequence[Trajectory], chains: Sequence[Chain], unjudged: int) 
 def _making(making: Making) -> str:
     lines = ["## How it was made", ""]
     if making.command:
-        lines += ["```", _portable(making.command), "```", ""]
+        lines += ["```", portable(making.command), "```", ""]
     lines.append(f"Seed of the filters: {making.seed}.")
     if making.against:
-        lines.append(f"Kept out: questions of {', '.join(map(_portable, making.against))}.")
+        lines.append(f"Kept out: questions of {', '.join(map(portable, making.against))}.")
     else:
         lines.append("No evaluation file was given, so no question was kept out.")
     if making.settings:
@@ -281,7 +280,7 @@ def _example(chains: Sequence[Chain]) -> str:
         return ""
     best = min(short, key=lambda each: (not each.of_kind("reflection"), len(each.trajectory.text)))
     chosen = best.trajectory
-    text = _portable(chosen.text.strip())
+    text = portable(chosen.text.strip())
     question = " ".join(chosen.question.split())
     return f"## Example\n\n> {question}\n\n~~~~\n{text}\n~~~~"
 
@@ -329,9 +328,4 @@ def _flat(settings: Mapping[str, Any], at: str = "") -> Iterator[tuple[str, str]
         if isinstance(value, Mapping):
             yield from _flat(value, f"{at}{name}.")
         else:
-            yield f"{at}{name}", _portable(json.dumps(value, ensure_ascii=False))
-
-
-def _portable(text: str) -> str:
-    """Without the directories of absolute paths: they belong to one machine."""
-    return _ABSOLUTE.sub("", text)
+            yield f"{at}{name}", json.dumps(portable(value), ensure_ascii=False)

@@ -8,28 +8,16 @@ out: they mean nothing elsewhere.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from coa.engines.lora import MANIFEST, adapter_hash
 from coa.engines.store import resolve
 from coa.errors import ModelError, UsageError
+from coa.paths import portable
 from coa.runs import Json
 
 _KEPT = ("stage", "recipe", "inputs", "seed", "packages", "python", "commit")
-_BETWEEN = re.compile(r"([+|]|,\s*(?=[/~]))")
-"""What stands between the parts of a reference, as in hf:MODEL+ADAPTER, or of a list of paths."""
-_HOME = r"~(?:[A-Za-z_][\w.-]*)?/+"
-_WHOLE = re.compile(rf"^([\w-]+:)?(?:{_HOME}|/[^/]+/+)(?!.*\s[/~])(?:.*/)?(?=[^/])")
-"""Directories of a part that is one path and nothing else, so they may have spaces in their names;
-hf: may stand before it."""
-_IN_NAME = r"[^\s/'\",|+]"
-_INSIDE = re.compile(
-    rf"(?<![^\s:+=,|'\"(\[])(?:{_HOME}|/{_IN_NAME}+/+)(?:{_IN_NAME}+/+)*(?={_IN_NAME})"
-)
-"""Directories of a path inside a text, after what may stand before one."""
 _RUN_ABOVE = 3
 """A run is at most so far above an adapter: RUN/checkpoints/update-N/adapter."""
 _FIGURES = (
@@ -113,13 +101,3 @@ def read_results(
         row |= {key: summary[key] for key in _FIGURES if key in summary}
         rows.append(portable(row | {"settings": manifest.get("recipe") or {}}))
     return rows
-
-
-def portable(value: Any) -> Any:
-    """The same without the directories of absolute paths, or of those in a home directory."""
-    if isinstance(value, str):
-        parts = (_WHOLE.sub(r"\1", part) for part in _BETWEEN.split(value))
-        return "".join(_INSIDE.sub("", part) for part in parts)
-    if isinstance(value, dict):
-        return {key: portable(each) for key, each in value.items()}
-    return [portable(each) for each in value] if isinstance(value, list) else value

@@ -15,7 +15,8 @@ from coa.engines.lora import CONFIG, MANIFEST, WEIGHTS, adapter_hash, is_whole, 
 from coa.errors import ModelError, UsageError
 from coa.models.beside import refuse_to_overwrite, whole_folder
 from coa.models.card import ABOUT, CARD, RECIPE, RESULTS, model_card, write_results
-from coa.models.history import portable, read_object, read_results, stages_of
+from coa.models.history import read_object, read_results, stages_of
+from coa.paths import portable
 from coa.runs import Json
 from coa.whole_files import open_to_others
 
