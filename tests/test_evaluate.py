@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from importlib import resources
 from pathlib import Path
 
 import pytest
@@ -336,6 +337,19 @@ def test_an_adapter_of_several_grammars_answers_each_task_in_that_of_its_set(
     assert choose_grammar("auto", both).name == "mhqa"
     with pytest.raises(ConfigError, match=r"the grammars code, mhqa, and the tasks are made for w"):
         choose_grammars("auto", both, [Task("Who?", meta={"set": "atlas-web"})])
+
+
+def test_tasks_may_be_made_for_a_preset_and_for_a_grammar_of_a_file(tmp_path: Path) -> None:
+    own = tmp_path / "own.toml"
+    text = resources.files("coa.protocol").joinpath("presets/mhqa.toml").read_text("utf-8")
+    own.write_text(text.replace('"mhqa"', '"mine"', 1), encoding="utf-8")
+    plain, mine = Task("Where?"), Task("Where?", id="m", meta={"grammar": str(own)})
+    chosen = choose_grammars("auto", "untrained", [plain, mine])
+    assert (chosen.of(plain).name, chosen.of(mine).name) == ("mhqa", "mine")
+    assert chosen.named("mine") is chosen.of(mine)
+    own.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"2 grammars that are called mhqa\. Rename one"):
+        choose_grammars("auto", "untrained", [plain, mine])
 
 
 # -- controls --------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ of the tasks, so that the file does not depend on who finished first.
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,9 +33,11 @@ class Grammars:
     """The grammar that each task is answered in: one for all, or that of the task's set."""
 
     known: tuple[Grammar, ...]
+    references: tuple[str, ...] = ()
+    """What tasks call them, where there are several: a preset's name, or a file."""
 
     def of(self, task: Task) -> Grammar:
-        return self.single or self.named(grammar_of(task))
+        return self.single or self.known[self.references.index(grammar_of(task))]
 
     @property
     def single(self) -> Grammar | None:
@@ -143,7 +146,14 @@ def choose_grammars(asked: str, model: str, tasks: Iterable[Task]) -> Grammars:
             f"{model} was trained on the grammars {', '.join(known)}, and the tasks are made for "
             f"{unknown[0]}. Choose one with --grammar."
         )
-    return Grammars(tuple(load_grammar(name) for name in suited))
+    loaded = tuple(map(load_grammar, suited))
+    for name, count in Counter(grammar.name for grammar in loaded).items():
+        if count > 1:  # trajectories say theirs by its name
+            raise ConfigError(
+                f"the tasks are made for {count} grammars that are called {name}. "
+                "Rename one in its file, or choose one for all with --grammar."
+            )
+    return Grammars(loaded, tuple(suited))
 
 
 def choose_grammar(asked: str, model: str) -> Grammar:
