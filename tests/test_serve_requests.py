@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from coa.attempts import choose_grammar
 from coa.errors import UsageError
 from coa.protocol import load_grammar
 from coa.runs import Json
@@ -355,6 +356,21 @@ def test_a_grammar_that_was_asked_for_has_to_work_and_others_are_left_out(
         asyncio.run(names("mhqa"))
     assert asyncio.run(names()) == ["scripted", "scripted:web"]
     assert "scripted:mhqa is not served: " in lines[0]
+
+
+def test_the_name_alone_is_the_agent_that_coa_ask_takes(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    remembered = {"grammar": ["afm", "mhqa", "react"], "prompt": "compact"}
+    (tmp_path / "manifest.json").write_text(json.dumps(remembered))
+    reference = f"smollm2-135m+{tmp_path}"
+
+    async def served() -> dict[str, str]:
+        async with open_agents(reference, name="m") as agents:
+            return {name: agent.grammar.name for name, agent in agents.items()}
+
+    found = asyncio.run(served())
+    assert found["m"] == choose_grammar("auto", reference).name == "mhqa"
+    assert list(found)[:2] == ["m", "m:mhqa"] and found["m:react"] == "react"
 
 
 def test_a_key_comes_from_a_file_or_the_environment(

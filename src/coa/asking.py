@@ -22,8 +22,6 @@ from coa.trajectory import Trajectory
 if TYPE_CHECKING:
     from rich.console import Console
 
-BUDGET = Budget(turn_tokens=256)
-
 
 @dataclass(frozen=True)
 class Asking:
@@ -62,7 +60,7 @@ async def ask_once(question: str, how: Asking, out_path: Path | None, quiet: boo
             out.print(f"{'model':>{LABEL}}  {engine.name}", style="dim")
         try:
             return await answer(
-                task, engine, grammar, toolbox_of(task), decoding, BUDGET, out, out_path
+                task, engine, grammar, toolbox_of(task), decoding, Budget(), out, out_path
             )
         finally:
             await engine.close()

@@ -11,11 +11,12 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from coa.attempts import choose_grammar, choose_prompt
-from coa.engines.store import OURS, resolve, trained_on
+from coa.attempts import choose_grammar, choose_prompt, remembered
+from coa.engines.store import OURS, resolve
 from coa.errors import CoaError, UsageError
 from coa.machine import cores
 from coa.protocol import Grammar, PromptKind
+from coa.tasks.sets import DEFAULT_SET, KINDS
 from coa.tasks.task import Task
 from coa.tools.kits import KitSettings, ToolboxOf, open_kit
 
@@ -57,12 +58,14 @@ async def open_agents(
 ) -> AsyncIterator[dict[str, Agent]]:
     """The agents of a model by the names that clients use; the first is the default.
 
-    Without `grammars` they are those that the model was trained on; of these, one whose tools this
-    machine cannot open is left out with a line. One that was asked for has to work.
+    Without `grammars` they are those that the model was trained on, first the one that `coa ask`
+    takes; of these, one whose tools this machine cannot open is left out with a line. One that was
+    asked for has to work.
     """
     name = name or public_name(model)
-    known = trained_on(model).get("grammar") or UNTRAINED
-    wanted = list(grammars) or ([known] if isinstance(known, str) else list(known))
+    known = remembered("grammar", model) or UNTRAINED
+    usual = KINDS[DEFAULT_SET].grammar
+    wanted = list(grammars) or sorted(known, key=lambda each: each != usual)
     chosen = choose_prompt(prompt, model)
     agents: dict[str, Agent] = {}
     why = ""

@@ -26,7 +26,6 @@ from coa.serve.request import Asked, Limits
 from coa.tasks.task import Task
 from coa.trajectory import StopReason, Trajectory
 
-TURN_TOKENS = 512
 LOGGED = 500
 """Most characters of an error that the log repeats: a page or a server may have written it."""
 Say = Callable[[str], None]
@@ -152,7 +151,6 @@ class Desk:
         return Budget(
             turns=self.limits.turns,
             tokens=asked.max_tokens or self.limits.tokens,
-            turn_tokens=TURN_TOKENS,
             seconds=self.limits.seconds,
         )
 
