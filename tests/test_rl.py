@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch")
 from coa.engines.lora import Adapter  # noqa: E402
 from coa.engines.store import trained_on  # noqa: E402
 from coa.errors import ConfigError, TrainingError  # noqa: E402
+from coa.pages.inspect import write_page  # noqa: E402
 from coa.runs import read_jsonl  # noqa: E402
 from coa.tasks.task import Task, TaskSet  # noqa: E402
 from coa.train.policy import Policy  # noqa: E402
@@ -119,6 +120,7 @@ def test_a_finished_run_says_so_and_trains_nothing(tiny_model: Path, finished: P
         ("rl.preset=grpo", r"rl\.preset 'dapo', and it is 'grpo' here"),
         ("rollout.temperature=0.5", r"rollout\.temperature 1\.0"),
         ("reward.expression=exact", r"reward\.expression"),
+        ("tools.passages=5", r"tools\.passages not set, and it is 5 here"),
     ],
 )
 def test_another_recipe_is_refused_by_the_name_of_the_setting(
@@ -237,9 +239,12 @@ def test_the_best_weights_that_were_measured_are_the_result(
     made = json.loads((out / "adapter" / "manifest.json").read_text())
     assert made["updates"] == best and made["eval_accuracy"] == found[best]
     assert files(out / "best") == files(out / "adapter")
-    scores = lines(out / "checks" / "update-0000002", "scores.jsonl")
-    assert [line["task_id"] for line in scores] == ["t50", "t51", "t52", "t53"]
-    mean = sum(line["score"] for line in scores) / 4
+    measured = out / "checks" / "update-0000002"
+    scores = lines(measured, "scores.jsonl")
+    pairs = [(line["task_id"], line["sample"]) for line in scores]
+    assert pairs == [(f"t{task}", sample) for task in range(50, 54) for sample in (0, 1)]
+    assert write_page(measured, tmp_path / "page.html").total == 8
+    mean = sum(line["score"] for line in scores) / 8
     assert found[2] == pytest.approx(mean, abs=1e-4)
     order = [(record["update"], "eval_accuracy" in record) for record in lines(out)]
     assert order == [

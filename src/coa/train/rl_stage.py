@@ -22,7 +22,7 @@ from coa.rewards import Scored, lacking, open_reward
 from coa.runs import METRICS, Json, Run, read_jsonl, write_jsonl
 from coa.runtime import Decoding
 from coa.tasks.task import Task, TaskSet
-from coa.tools.kits import open_kit
+from coa.tools.kits import KitSettings, open_kit
 from coa.train.rl_settings import RlRecipe, ignored, preset_defaults, with_length
 from coa.train.selection import select
 from coa.train.trackers import check_tracker
@@ -296,26 +296,28 @@ def _checker(recipe: RlRecipe, tasks: TaskSet, sampler: Sampler) -> Check:
         path = directory / f"{processes.named('trajectories')}.jsonl"
         found, scored = await sampler.attempt(pairs, path, decoding)
         own = [
-            (t.task_id, Scored(0.0) if t.failed_outside else one)
+            (t.task_id, t.sample, Scored(0.0) if t.failed_outside else one)
             for t, one in zip(found, scored, strict=True)
         ]
         failed = [t.error or str(t.stop) for t in found if t.failed_outside]
         outside = _check_environment(processes.gather(failed), part.samples * len(tasks), directory)
-        scores: dict[str, list[float]] = {task.id: [] for task in tasks}
-        for task_id, one in chain.from_iterable(processes.gather(own)):
+        scores: dict[str, dict[int, float]] = {task.id: {} for task in tasks}
+        for task_id, sample, one in chain.from_iterable(processes.gather(own)):
             if one.score is None:  # no 0; and without it the evaluations were not of the same tasks
                 raise TrainingError(
                     f"Evaluation in {directory}: task {task_id} could not be judged "
                     f"({one.reason or 'no reason given'}). The rollouts are kept: put the reward "
                     "or its judge right and give the same command again."
                 )
-            scores[task_id].append(one.score)
-        ordered = [fmean(scores[task.id]) for task in tasks]
+            scores[task_id][sample] = one.score
+        ordered = [fmean(samples.values()) for samples in scores.values()]
         if processes.main:
-            records = zip(tasks, ordered, strict=True)
-            write_jsonl(
-                directory / "scores.jsonl", ({"task_id": t.id, "score": s} for t, s in records)
+            records = (
+                {"task_id": task_id, "sample": sample, "score": score}
+                for task_id, samples in scores.items()
+                for sample, score in sorted(samples.items())
             )
+            write_jsonl(directory / "scores.jsonl", records)
         value = estimate(ordered)
         return {
             "eval_accuracy": round(value.value, 4),
@@ -345,6 +347,10 @@ def _recipe(recipe: RlRecipe) -> Json:
     made = without_speed(to_json(recipe))
     for name in ("tasks", "out", "reward", "tools"):
         del made[name]
+    usual = KitSettings()
+    for name in ("observations", "passages"):  # a corpus, a cache and the like have fingerprints
+        if (chosen := getattr(recipe.tools, name)) != getattr(usual, name):
+            made.setdefault("tools", {})[name] = chosen
     del made["check"]["tasks"]
     return made
 
