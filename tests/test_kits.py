@@ -14,7 +14,14 @@ from coa.tasks.sets import grammar_for
 from coa.tools.base import Toolbox
 from coa.tools.code import NOTHING as PRINTED_NOTHING
 from coa.tools.code import code_tool
-from coa.tools.kits import KitSettings, check_corpus, one_of_each, open_kit, toolbox_for
+from coa.tools.kits import (
+    KitSettings,
+    atlas_by_default,
+    check_corpus,
+    one_of_each,
+    open_kit,
+    toolbox_for,
+)
 from coa.tools.sandbox import Sandbox
 from coa.tools.search import NOTHING
 
@@ -124,6 +131,20 @@ def test_what_is_opened_is_known_from_one_task_of_each_kind() -> None:
     assert one_of_each([Task("Mine?"), Task("Yours?"), OWN]) == [Task("Yours?"), OWN]
     made_for_code = Task("Mine?", meta={"grammar": "code"})
     assert one_of_each([Task("Mine?"), made_for_code]) == [Task("Mine?"), made_for_code]
+
+
+def test_tasks_of_a_benchmark_that_nobody_gave_a_corpus_are_named() -> None:
+    gaia, sums = (
+        Task("?", id=name, meta={"set": name, "grammar": grammar})
+        for name, grammar in (("gaia", "web"), ("aime24", "code"))
+    )
+    ours = [Task("?"), Task("?", id="w", meta={"set": "atlas-web"})]
+    line = "gaia: without --corpus the tools of these tasks search the Atlas"
+    assert atlas_by_default([gaia, sums, *ours], KitSettings()) == line
+    assert not atlas_by_default([sums, *ours], KitSettings())
+    assert not atlas_by_default([gaia], KitSettings(corpus="atlas:3"))
+    assert not atlas_by_default([gaia], KitSettings(observations="closed_book"))
+    assert not atlas_by_default([gaia], KitSettings(), load_grammar("code"))
 
 
 @pytest.mark.parametrize("unsafe", [False, True])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
@@ -37,7 +38,7 @@ from coa.rewards import (
 from coa.runs import Json, Run, write_atomic
 from coa.runtime import Budget, Decoding
 from coa.tasks.task import TaskSet
-from coa.tools.kits import KitSettings, open_kit
+from coa.tools.kits import KitSettings, atlas_by_default, open_kit
 from coa.tools.search import PASSAGES
 from coa.trajectory import Trajectory
 
@@ -285,6 +286,8 @@ async def _attempt(
         prompt=prompt,
         constrain=settings.constrain,
     )
+    if not quiet and (line := atlas_by_default(tasks, settings.kit(), grammars.single)):
+        print(line, file=sys.stderr)
     async with (
         open_kit(tasks, settings.kit(), grammars.single) as toolbox_of,
         AsyncExitStack() as stack,

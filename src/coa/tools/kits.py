@@ -22,7 +22,7 @@ from coa.errors import ConfigError, RecordError, UsageError
 from coa.machine import cores
 from coa.protocol import Grammar, load_grammar
 from coa.runs import Json
-from coa.tasks.sets import KINDS, grammar_of, kind_of
+from coa.tasks.sets import DEFAULT_SET, KINDS, grammar_of, kind_of
 from coa.tasks.task import Task
 from coa.tools.base import Tool, Toolbox
 from coa.tools.cache import ToolCache
@@ -45,7 +45,8 @@ if TYPE_CHECKING:
     from coa.tools.live import WebSettings
 
 ToolboxOf = Callable[[Task], Toolbox]
-KNOWN_TOOLS = ("wiki_search", "web_search", "crawl_page", "code")
+READING = ("wiki_search", "web_search", "crawl_page")
+KNOWN_TOOLS = (*READING, "code")
 SESSIONS = 128
 """Rollouts whose programs share their variables at a time; each is a frozen process in between."""
 
@@ -145,6 +146,23 @@ def tools_of(task: Task, grammar: Grammar | None = None) -> tuple[str, ...]:
         if known:
             return known
     return kind_of(task).tools
+
+
+def atlas_by_default(
+    tasks: Iterable[Task], settings: KitSettings, grammar: Grammar | None = None
+) -> str:
+    """A line on tasks of other sets, a benchmark's for instance, whose tools look into the Atlas
+    because nobody named a corpus; empty where there are none."""
+    if settings.corpus or settings.mode == "replay" or settings.observations != "real":
+        return ""
+    found = {
+        str(task.meta["set"])
+        for task in one_of_each(tasks)
+        if task.meta.get("set", DEFAULT_SET) not in KINDS
+        and not set(READING).isdisjoint(tools_of(task, grammar))
+    }
+    listed = ", ".join(sorted(found))
+    return f"{listed}: without --corpus the tools of these tasks search the Atlas" if found else ""
 
 
 def one_of_each(tasks: Iterable[Task]) -> list[Task]:
