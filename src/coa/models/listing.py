@@ -9,7 +9,7 @@ from coa.models.card import listed
 
 _FORMS = {
     f"{BASE}+ADAPTER_DIR": "an adapter from `coa sft` or `coa rl`",
-    "hf:ID_OR_PATH[+ADAPTER_DIR]": "a model folder, or one that is in the hub's cache",
+    "hf:ID_OR_PATH[+ADAPTER_DIR]": "a model folder, or one of the hub, which is fetched",
     "openai:MODEL@URL": "a model on a server (vLLM, llama.cpp); its key is in COA_API_KEY",
     "scripted:FILE": "turns written beforehand, for tests",
 }
