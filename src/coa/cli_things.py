@@ -147,8 +147,9 @@ def tasks_make(
     ] = "",
 ) -> None:
     """Make a file of tasks with gold answers."""
-    from coa.tasks import make_tasks
+    from coa.tasks import TaskSet, make_tasks
 
+    TaskSet.check_place(out)
     chosen = [name.strip() for name in families.split(",") if name.strip()] or None
     tasks = make_tasks(task_set, split, n, seed, world_seed=world_seed, families=chosen)
     tasks.save(out)

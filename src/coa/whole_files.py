@@ -1,15 +1,21 @@
-"""Whole files: each is written beside its place and renamed, so that no reader sees a part."""
+"""Whole files: each is written beside its place and renamed, so that no reader sees a part.
+
+What a user names as output may be a file of theirs: only what we wrote ourselves is replaced.
+"""
 
 from __future__ import annotations
 
 import glob
+import json
 import os
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
+
+from coa.errors import UsageError
 
 PART = ".coa-part"
 """How the name of a file ends while it is written: no file of a user's is taken for one."""
@@ -35,6 +41,48 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
     except BaseException:
         beside.unlink(missing_ok=True)
         raise
+
+
+def check_replaceable(
+    path: Path, kind: str, again: Callable[[dict[str, Any]], dict[str, Any]]
+) -> None:
+    """Refuse to write over what is not ours; nothing is written.
+
+    Ours are JSON lines of which `again` makes the first as it stands; one that a person wrote has
+    other fields. An empty file holds nothing that could be lost.
+    """
+    if path.is_dir():
+        raise UsageError(f"{path}: is a directory, expected a file. Name one in it.")
+    if not path.is_file() or not path.stat().st_size:
+        return
+    record = first_record(path)
+    try:
+        ours = record is not None and again(record) == record
+    except (AttributeError, KeyError, TypeError, ValueError):  # a record of another kind
+        ours = False
+    if not ours:
+        raise foreign(path, f"a new file or {kind} that coa wrote")
+
+
+def foreign(path: Path, expected: str) -> UsageError:
+    """What to raise where a file of somebody else's would be replaced."""
+    return UsageError(
+        f"{path}: holds something else, expected {expected}. Write somewhere else, or delete it."
+    )
+
+
+def first_record(path: Path) -> dict[str, Any] | None:
+    """The JSON object on the first line of a file; None where there is none."""
+    with path.open("rb") as file:
+        if file.read(1) != b"{":  # such a file may have no lines at all, and be large
+            return None
+        file.seek(0)
+        line = file.readline()
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) else None
 
 
 def open_to_others(path: Path) -> None:

@@ -27,6 +27,7 @@ from coa.tasks.benchmarks.programs import SUITE_CHOICES, SUITE_KEYS
 from coa.tasks.published import after_instructions, asked_in, keep_source, read_columns
 from coa.tasks.task import Task, TaskSet
 from coa.trajectory import Author, Segment, StopReason, Trajectory, Usage, save_trajectories
+from coa.whole_files import check_replaceable
 
 Note = Callable[[str], None]
 T = TypeVar("T")
@@ -307,7 +308,8 @@ def _known_object(text: str) -> Json | None:
 
 def run_import_sft(file: Path, out: Path, grammar: str = "", note: Note = print) -> Json:
     """`coa import afm-sft`: a trajectories file, and what was left out beside it."""
-    keep_source(file, out, _rejects(out))
+    _keep_others(file, out)
+    check_replaceable(out, "trajectories", lambda row: Trajectory.from_json(row).to_json())
     rows = read_rows(file)
     try:
         imported = import_sft(rows, grammar)
@@ -321,11 +323,19 @@ def run_import_sft(file: Path, out: Path, grammar: str = "", note: Note = print)
 
 def run_import_rl(file: Path, out: Path, note: Note = print) -> Json:
     """`coa import afm-rl`: a task file, and what was left out beside it."""
-    keep_source(file, out, _rejects(out))
+    _keep_others(file, out)
+    TaskSet.check_place(out)
     imported = import_rl(read_rows(file))
     imported.tell(note, file)
     TaskSet(tuple(imported.items), name=file.stem).save(out)
     return _report(imported, out)
+
+
+def _keep_others(file: Path, out: Path) -> None:
+    """Refuse to write over the source, or over what somebody else keeps beside `out`."""
+    keep_source(file, out, _rejects(out))
+    known = ("row", "reason")
+    check_replaceable(_rejects(out), "rejected rows", lambda row: {k: row[k] for k in known})
 
 
 def _rejects(out: Path) -> Path:

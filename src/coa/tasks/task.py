@@ -15,8 +15,10 @@ from typing import Any
 
 from coa.errors import RecordError, did_you_mean
 from coa.runs import Json, read_records, write_jsonl
+from coa.whole_files import check_replaceable, first_record
 
 SCHEMA = 1
+TABLES = (".csv", ".tsv")
 _FIELDS = ("schema", "id", "question", "answers", "answer", "meta", "gold")
 
 
@@ -50,6 +52,11 @@ class Task:
     def public(self) -> Task:
         """The task as everybody but the scorer may see it: no gold of any kind."""
         return replace(self, answers=(), gold={})
+
+    def is_asked_by(self, text: str) -> bool:
+        """Whether a text is this question, perhaps with a few words around it, or is part of it."""
+        mine, other = (" ".join(each.split()).casefold() for each in (self.question, text))
+        return mine in other or (bool(other) and other in mine)
 
     def to_json(self) -> Json:
         record: Json = {"schema": SCHEMA, "id": self.id, "question": self.question}
@@ -149,14 +156,24 @@ class TaskSet(Sequence[Task]):
     def save(self, path: Path) -> None:
         write_jsonl(path, (task.to_json() for task in self.tasks))
 
+    @staticmethod
+    def check_place(path: Path) -> None:
+        """Refuse a place for tasks where something else is, or tasks that a person wrote."""
+        check_replaceable(path, "tasks", lambda record: Task.from_json(record).to_json())
+
     @classmethod
     def load(cls, path: Path) -> TaskSet:
-        """Read tasks from JSONL (ours) or CSV (columns question and answer)."""
-        if path.suffix.lower() == ".csv":
-            from coa.tasks.table import read_csv
+        """Read tasks from JSONL (ours), or CSV and TSV (columns question and answer)."""
+        if path.suffix.lower() in TABLES:
+            from coa.tasks.table import read_table
 
-            return read_csv(path)
-        tasks = read_records(path, Task.from_json)
+            return read_table(path)
+        try:
+            tasks = read_records(path, Task.from_json)
+        except RecordError as error:
+            if path.suffix.lower() in (".jsonl", ".json") or first_record(path) is not None:
+                raise
+            raise RecordError(f"{error} A table has to end in {' or '.join(TABLES)}.") from None
         if not tasks:
             raise RecordError(f"{path}: holds no task.")
         return cls(tuple(tasks), name=path.stem)

@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
-from coa.distill.exports.files import save_json, save_parquet, with_dataset
+from coa.distill.exports.files import OWN, save_json, save_parquet, with_dataset
 from coa.distill.exports.pieces import CHATML, check_markers, frame_of
+from coa.distill.exports.place import FILES, LISTED, RL, SFT, TEMPLATE, TRAIN, check_place
 from coa.distill.exports.rows import (
     NotExportable,
     TokenRow,
@@ -39,7 +40,6 @@ __all__ = ["FORMATS", "Format", "NotExportable", "check_markers", "export"]
 Format = Literal["alpaca", "sharegpt", "trl", "trl-tokens", "verl"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 MakeRow = Callable[[Trajectory], TokenRow]
-TEMPLATE = "chat_template.jinja"
 
 
 def export(
@@ -60,12 +60,13 @@ def export(
     will be trained: prompts then have its chat format (ChatML otherwise) and cuts lie between its
     tokens. `make_row` is needed by the tokenised format, which is made of training rows:
     `coa.train.rows.row_maker(codec)`. `tasks` with gold become verl's rows for reinforcement
-    learning.
+    learning. An `out` that holds something else than an earlier export is refused.
     """
     if to not in FORMATS:
         raise UsageError(f"{to!r} is not an export format.{did_you_mean(to, FORMATS)}")
     if not trajectories and not (to == "verl" and tasks):
         raise UsageError("there is no trajectory to export.")
+    check_place(out, [*FILES[to], *([RL] if to == "verl" and tasks else ())])
     name = choose_grammar(trajectories, grammar) if trajectories else grammar or grammar_for(tasks)
     left = LeftOut()
     kept = sift(trajectories, name, left, plain=to != "trl-tokens")
@@ -143,21 +144,19 @@ def _save(
 ) -> list[str]:
     if not rows:
         return []
-    if to in ("alpaca", "sharegpt"):
-        file, listed = f"{to}.json", out / "dataset_info.json"
-        datasets = with_dataset(listed, listing(f"coa_{Path(grammar).stem}", file, to))
-        save_json(out / file, rows)
-        save_json(listed, datasets)
-        return [file, listed.name]
-    if to == "trl-tokens":
-        write_jsonl(out / "train.jsonl", rows)
-        return ["train.jsonl"]
-    if to == "verl":
-        save_parquet(out / "sft.parquet", rows, sft_schema(need_pyarrow("A parquet file")))
+    names = FILES[to]
+    if LISTED in names:
+        entry = listing(f"{OWN}{Path(grammar).stem}", names[0], to)
+        # The list comes first: by it, rows that a kill left behind are known as ours.
+        save_json(out / LISTED, with_dataset(out / LISTED, entry))
+        save_json(out / names[0], rows)
+    elif to == "verl":
+        save_parquet(out / SFT, rows, sft_schema(need_pyarrow("A parquet file")))
     else:
-        write_jsonl(out / "train.jsonl", rows)
-    write_atomic(out / TEMPLATE, (frame_of(codec) if codec else CHATML).template())
-    return ["sft.parquet" if to == "verl" else "train.jsonl", TEMPLATE]
+        write_jsonl(out / TRAIN, rows)
+    if TEMPLATE in names:
+        write_atomic(out / TEMPLATE, (frame_of(codec) if codec else CHATML).template())
+    return list(names)
 
 
 def _save_rl(
@@ -170,5 +169,5 @@ def _save_rl(
         loaded = _load(grammar)
         system, tools = system_prompt(loaded), list(loaded.tool_roles)
     schema = rl_schema(need_pyarrow("A parquet file"), tools, truth)
-    save_parquet(out / "rl.parquet", rl_rows(tasks, system, tools, truth), schema)
-    return ["rl.parquet"]
+    save_parquet(out / RL, rl_rows(tasks, system, tools, truth), schema)
+    return [RL]

@@ -11,6 +11,9 @@ from coa.errors import RecordError
 from coa.runs import Json, write_atomic
 from coa.whole_files import whole_file
 
+OWN = "coa_"
+"""How the names of our datasets begin in a `dataset_info.json`."""
+
 
 def save_json(path: Path, value: Any) -> None:
     write_atomic(path, json.dumps(value, ensure_ascii=False, indent=2) + "\n")
@@ -28,6 +31,16 @@ def with_dataset(path: Path, entry: Json) -> Json:
                     "would replace. Give another directory with --out."
                 )
     return listed | entry
+
+
+def own_rows(path: Path) -> set[str]:
+    """The files that a `dataset_info.json` has for datasets of ours; none where it is not there."""
+    try:
+        listed = _listed(path) if path.is_file() else {}
+    except RecordError:
+        return set()
+    ours = [each for name, each in listed.items() if name.startswith(OWN)]
+    return {str(each.get("file_name")) for each in ours if isinstance(each, dict)}
 
 
 def _listed(path: Path) -> Json:

@@ -124,6 +124,12 @@ CHATML = Frame()
 """The format of the embedded model, of Qwen and of many others."""
 
 
+def is_template(text: str) -> bool:
+    """Whether a chat template is one of ours, whatever its frame is."""
+    before, turn, after = CHATML.template().partition("{%- elif message['role'] == 'assistant'")
+    return text.startswith(before.partition("{{")[0]) and text.endswith(turn + after)
+
+
 def frame_of(codec: Codec) -> Frame:
     """The chat format of a model, read off a prompt; refused when its markers are no tokens."""
     ids = codec.encode_prompt(_SYSTEM, _USER)
