@@ -366,6 +366,24 @@ class Mute:
     pass
 
 
+class Told(Parrot):
+    """One that is told its words, and is not a coroutine."""
+
+    def __init__(self, words, agent="p"):
+        self.words, self.agent = words, agent
+
+    def record(self, task, toolbox, seed=0):
+        episode = Episode(task.id, task.question, "told", [AgentSpec("p", "searcher", "Repeat.")])
+        episode.events += [Say("user", "p", task.question), Say(self.agent, "user", "Done.")]
+        episode.answer = self.words
+        return episode
+
+
+class Broken(Parrot):
+    async def record(self, task, toolbox, seed=0):
+        return {}["boom"]
+
+
 parrot = Parrot()
 '''
 
@@ -389,6 +407,41 @@ async def test_a_teacher_of_ones_own_plugs_in_by_module(
     ):
         with pytest.raises(ConfigError, match=says):
             load_teacher(reference)
+
+
+async def test_a_class_of_ones_own_takes_settings_and_its_faults_are_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "teacher_of_mine.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    told, task = "teacher_of_mine:Told", Task("What is the capital of Peru?", ("Lima",))
+
+    async def said(reference: str, **options: object) -> str:
+        path = tmp_path / "told.jsonl"
+        path.unlink(missing_ok=True)
+        found = await record_all([task], load_teacher(reference, **options), TOOLBOX_OF, path)
+        return str(found[0].answer)
+
+    assert await said(told, words="Lima") == "Lima"
+    with pytest.raises(
+        ConfigError, match=r"making the teacher '.*Told' failed: TypeError: .*words"
+    ):
+        load_teacher(told)
+    with pytest.raises(UsageError, match=r"cannot be read back: .*answer: found '?3600"):
+        await said(told, words=3600)
+    with pytest.raises(UsageError, match=r"cannot be read back: .*'stranger'"):
+        await said(told, words="Lima", agent="stranger")
+    with pytest.raises(UsageError, match=r"KeyError: 'boom' \(teacher_of_mine\.py:\d+\)$"):
+        await said("teacher_of_mine:Broken")
+
+
+def test_words_around_a_question_do_not_make_it_another() -> None:
+    task = Task("What is the capital of Peru?")
+    assert task.is_asked_by(" what is  the capital of Peru? ")
+    assert task.is_asked_by("Use the tools. What is the capital of Peru? Answer in one word.")
+    assert task.is_asked_by("the capital of Peru")
+    assert not task.is_asked_by("What is the capital of Chile?") and not task.is_asked_by("")
 
 
 async def test_what_a_teacher_raises_is_raised_as_it_is(tmp_path: Path) -> None:

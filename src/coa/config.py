@@ -69,6 +69,15 @@ def load_recipe(
     return _validate(merged, schema, where)
 
 
+def read_pairs(overrides: Sequence[str]) -> Json:
+    """`name=value` for what has no schema: a value is read as TOML, or else is text."""
+    merged: Json = {}
+    for override in overrides:
+        key, text = _split(override)
+        _put(merged, key, _parse_value(text, Any))
+    return merged
+
+
 def read_toml(path: Path) -> Json:
     """Read a TOML file; what is wrong with it is one line with the path and the line number."""
     try:

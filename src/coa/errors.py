@@ -16,8 +16,10 @@ from __future__ import annotations
 
 import asyncio
 import difflib
+import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 
 class CoaError(Exception):
@@ -83,8 +85,9 @@ class TrainingError(CoaError, RuntimeError):
 
 
 @contextmanager
-def boundary(error: type[CoaError], what: str) -> Iterator[None]:
-    """Turn whatever `what` raises into `error`, keeping the cause.
+def boundary(error: type[CoaError], what: str, *, located: bool = False) -> Iterator[None]:
+    """Turn whatever `what` raises into `error`, keeping the cause; `located` adds the line of code
+    it came from, for whoever wrote that.
 
     Our own errors, cancellation and keyboard interrupts pass through untouched: they already say
     whose fault they are.
@@ -94,7 +97,9 @@ def boundary(error: type[CoaError], what: str) -> Iterator[None]:
     except (CoaError, asyncio.CancelledError):
         raise
     except Exception as exc:
-        raise error(f"{what} failed: {type(exc).__name__}: {exc}") from exc
+        place = traceback.extract_tb(exc.__traceback__)[-1]
+        at = f" ({Path(place.filename).name}:{place.lineno})" if located else ""
+        raise error(f"{what} failed: {type(exc).__name__}: {exc}{at}") from exc
 
 
 def did_you_mean(found: str, known: Iterable[str]) -> str:

@@ -249,16 +249,21 @@ class Run:
 def claim(path: Path, recipe: Json) -> Iterator[None]:
     """Hold a growing file, with what makes it in `path.manifest.json`; two recipes do not mix."""
     check_growing(path)
-    manifest = path.with_name(f"{path.name}.manifest.json")
+    manifest = manifest_beside(path)
     with lock_output(path):
         if path.is_file() and path.stat().st_size and manifest.is_file():
             held = read_object(manifest, f"Delete it and {path.name} to start again.")
-            _check_same(path, held, _as_read(recipe))
+            _check_same(path, held, _as_read(recipe), whole=True)
         else:
             write_atomic(manifest, json.dumps(recipe, indent=2, ensure_ascii=False) + "\n")
         sweep(path)
         sweep(manifest)
         yield
+
+
+def manifest_beside(path: Path) -> Path:
+    """Where a growing file has what makes it."""
+    return path.with_name(f"{path.name}.manifest.json")
 
 
 def check_growing(path: Path) -> None:
@@ -344,10 +349,11 @@ def _check_empty(path: Path) -> None:
         )
 
 
-def _check_same(path: Path, held: Json, asked: Json) -> None:
-    """Raise, naming the first difference, unless both describe the same run."""
+def _check_same(path: Path, held: Json, asked: Json, *, whole: bool = False) -> None:
+    """Raise, naming the first difference, unless both describe the same run. What is held may say
+    more than what is asked, about the machine for instance, unless it is `whole`."""
     before, after = _flat(held), _flat(asked)
-    ours = {key for key in before if key.split(".")[0] in asked}
+    ours = {key for key in before if whole or key.split(".")[0] in asked}
     for key in [*after, *sorted(ours - after.keys())]:
         if key in before and key in after and before[key] == after[key]:
             continue

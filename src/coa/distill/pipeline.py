@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from coa.collect import OnDone
+from coa.crew.channel import shortened
 from coa.distill.card import COPY, Making, dataset_card
 from coa.distill.chain import GrammarOf, bound_grammar
 from coa.distill.convert import NotConvertible, convert
@@ -103,6 +104,9 @@ async def convert_one(
 ) -> Conversion:
     """Convert, judge and replay one episode. Without `task` the answer cannot be judged."""
     public = Task(episode.question, id=episode.task_id, meta=episode.meta)
+    if task is not None and not task.is_asked_by(episode.question):  # its gold is another's
+        found = f"{shortened(episode.question)!r}; the task: {shortened(task.question)!r}"
+        return Conversion(key, task.id, reason=OTHER_QUESTION, detail=found)
 
     async def judged(trajectory: Trajectory) -> float | None:
         return None if task is None else (await reward.score(task, trajectory)).score
@@ -157,7 +161,8 @@ async def _replay_once(
     seen = ((was, now) for was, now in pairs if was.author is Author.ENV)
     for number, (was, now) in enumerate(seen, start=1):
         if was.text != now.text:
-            return f"call {number} is answered in another way"
+            shown = f"{shortened(was.text)!r}; now {shortened(now.text)!r}"
+            return f"call {number} is answered in another way: {shown}"
     return f"{again.stop}: {again.error}" if again.error else f"it ends as {again.stop}"
 
 
@@ -199,6 +204,7 @@ async def distill(
 
 
 NO_TASK = "its task is not in the task file"
+OTHER_QUESTION = "its question is not its task's"
 
 
 def keys_of(task_ids: Sequence[str]) -> list[str]:

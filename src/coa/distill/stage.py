@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -40,7 +41,7 @@ from coa.protocol import load_grammar
 from coa.protocol.prompt import PromptKind
 from coa.rehearsal import Rehearsal, spread_out
 from coa.rewards import RewardSettings, open_reward
-from coa.runs import Json, Run, dumps, read_jsonl
+from coa.runs import Json, Run, dumps, manifest_beside, read_jsonl, read_object
 from coa.tasks.sets import grammar_of
 from coa.tasks.task import Task, TaskSet
 from coa.teachers.episode import Episode, read_episodes
@@ -121,18 +122,32 @@ def run_distillation(
         inputs["grammar"] = _fingerprint(Path(settings.grammar))
     recipe = {**_chosen(settings), **kit.identity()}
     sound, unread = _read(episodes)
+    if settings.tools == "called":
+        _compare_tools(episodes, kit)
     with Run.open(out, "distill", recipe, inputs, settings.filter.seed) as run:
         shared = _shared(sound, settings, kit)
         size = crew_size(len(sound)) if workers is None else workers
         converted = asyncio.run(_convert(sound, gold, run.root / CONVERTED, shared, size))
         everything, judged = [*unread, *converted], gold is not None
         distilled = conclude(everything, settings.filter, held_out, judged=judged, grammar=chosen)
-        making = _making(episodes, tasks, settings, held_out)
+        making = _making(episodes, tasks, settings, held_out, kit)
         save_distilled(out, distilled, making, grammar=chosen)
     if not distilled.kept:
         reasons = ", ".join(distilled.funnel["rejected"])
         raise UsageError(f"no episode was kept: {reasons}. See {out}/rejected.jsonl.")
     return distilled
+
+
+def _compare_tools(episodes: Path, kit: KitSettings) -> None:
+    """Say that the calls were made elsewhere than they will be replayed: each would be answered in
+    another way, and its episode dropped."""
+    manifest = manifest_beside(episodes)
+    if not manifest.is_file():
+        return
+    held, now = read_object(manifest), kit.identity()
+    if any(held.get(name) != now.get(name) for name in ("corpus", "web")):
+        said = f"{episodes}: was recorded with another --corpus than is given here, or with none; "
+        print(said + "where its calls are answered differently it does not replay", file=sys.stderr)
 
 
 def _chosen(settings: DistillSettings) -> Json:
@@ -155,11 +170,15 @@ def _making(
     tasks: Path | None,
     settings: DistillSettings,
     against: Mapping[str, TaskSet],
+    kit: KitSettings,
 ) -> Making:
     """What the card says of how the dataset was made; names of files, not where they lay."""
     command = f"coa distill --episodes {episodes.name} --out DIR"
     command += f" --tasks {tasks.name}" if tasks else ""
     command += "".join(f" --against {name}" for name in against)
+    command += f" --corpus {kit.corpus}" if kit.corpus else ""
+    command += f" --tool-cache {kit.cache} --tool-mode {kit.mode}" if kit.cache else ""
+    command += " --code-session" if kit.code_session else ""
     making = Making(
         command=command,
         seed=settings.filter.seed,

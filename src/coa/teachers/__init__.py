@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from inspect import isawaitable
 from pathlib import Path
 from typing import Any, Protocol
 
 from coa.collect import OnDone, collect
-from coa.config import load_object, load_recipe, to_json
-from coa.errors import ConfigError, UsageError, boundary
+from coa.config import load_object, load_recipe, read_pairs, to_json
+from coa.crew.channel import shortened
+from coa.errors import ConfigError, RecordError, UsageError, boundary
 from coa.tasks.task import Task
 from coa.teachers.episode import Episode
 from coa.tools.base import Toolbox
 
-__all__ = ["Teacher", "load_teacher", "opened", "read_options", "record_all"]
+__all__ = ["Teacher", "load_teacher", "opened", "read_options", "record_all", "recorded"]
 
 
 class Teacher(Protocol):
@@ -24,7 +27,8 @@ class Teacher(Protocol):
 
 
 def load_teacher(reference: str, **options: Any) -> Teacher:
-    """`experts`, `llm`, or `module:attribute` for one's own: a Teacher, or a class of one."""
+    """`experts`, `llm`, or `module:attribute` for one's own: a Teacher, or a class of one, to which
+    options are arguments."""
     if reference == "experts":
         from coa.teachers.experts import Experts
 
@@ -39,12 +43,15 @@ def load_teacher(reference: str, **options: Any) -> Teacher:
         raise ConfigError(
             f"{reference!r} is not a teacher; expected experts, llm or module:attribute."
         )
-    if options:
-        raise ConfigError(
-            f"teacher {reference!r} takes no settings, found {next(iter(options))!r}."
-        )
     teacher = load_object(reference, "teacher")
-    teacher = teacher() if isinstance(teacher, type) else teacher
+    if isinstance(teacher, type):
+        with boundary(ConfigError, f"making the teacher {reference!r}", located=True):
+            teacher = teacher(**options)
+    elif options:
+        raise ConfigError(
+            f"teacher {reference!r} is no class, so it takes no settings; found "
+            f"{next(iter(options))!r}."
+        )
     if not hasattr(teacher, "record"):
         raise ConfigError(f"teacher {reference!r} has no method record(task, toolbox, seed).")
     return teacher  # type: ignore[no-any-return]
@@ -60,10 +67,8 @@ def read_options(reference: str, given: Sequence[str]) -> dict[str, Any]:
         from coa.teachers.llm import LLMSettings
 
         settings = to_json(load_recipe(None, given, LLMSettings, {"model": ""}))
-    elif given:
-        raise ConfigError(f"teacher {reference!r} takes no settings, found {given[0]!r}.")
-    else:
-        return {}
+    else:  # what its class makes of them is its own affair
+        return read_pairs(given)
     named = {text.partition("=")[0].partition(".")[0].strip() for text in given}
     return {name: value for name, value in settings.items() if name in named}
 
@@ -76,6 +81,31 @@ async def opened(teacher: Teacher, out: Path | None) -> AsyncIterator[Teacher]:
         return
     async with teacher.opened(out) as ready:
         yield ready
+
+
+async def recorded(teacher: Teacher, task: Task, toolbox: Toolbox, seed: int) -> Episode:
+    """One episode, checked as a file of them will be: what `coa distill` could not read is found
+    at the first task, and not after all of them."""
+    who = f"the teacher, on task {task.id},"
+    with boundary(UsageError, who, located=True):
+        made: Any = teacher.record(task, toolbox, seed)
+        episode = await made if isawaitable(made) else made
+    if not isinstance(episode, Episode):
+        found = f"a {type(episode).__name__}"
+        raise UsageError(f"{who} returned {found}, expected its Episode.")
+    if episode.task_id != task.id:
+        found = f"the episode of task {episode.task_id!r}"
+        raise UsageError(f"{who} returned {found}, expected its Episode.")
+    try:
+        Episode.from_json(json.loads(json.dumps(episode.to_json())))
+    except (RecordError, TypeError, ValueError) as wrong:
+        raise UsageError(f"{who} returned an Episode that cannot be read back: {wrong}") from None
+    if not task.is_asked_by(episode.question):
+        raise UsageError(
+            f"{who} returned an Episode about {shortened(episode.question)!r}, expected its "
+            f"question, {shortened(task.question)!r}."
+        )
+    return episode
 
 
 async def record_all(
@@ -94,8 +124,7 @@ async def record_all(
         public = task.public()
 
         async def record() -> Episode:
-            with boundary(UsageError, f"the teacher, on task {task.id},"):
-                return await teacher.record(public, toolbox_of(public), seed)
+            return await recorded(teacher, public, toolbox_of(public), seed)
 
         return record
 

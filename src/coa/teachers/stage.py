@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from coa.collect import Line, collect
 from coa.crew import Crew, Work, crew_size
-from coa.errors import RecordError, UsageError, boundary
+from coa.errors import RecordError, UsageError
 from coa.progress import counted
 from coa.protocol import load_grammar
 from coa.rehearsal import Rehearsal, spread_out
-from coa.runs import Appender, Json, check_growing, claim, dumps, read_records
+from coa.runs import Appender, Json, check_growing, claim, dumps, manifest_beside, read_records
 from coa.tasks.task import Task, TaskSet
-from coa.teachers import Teacher, load_teacher, opened
+from coa.teachers import Teacher, load_teacher, opened, recorded
 from coa.teachers.desk import COUNTED, CRITICS, MISTAKES
-from coa.teachers.episode import READABLE, Episode
+from coa.teachers.episode import READABLE
 from coa.teachers.llm_budget import BudgetSpent
 from coa.tools.kits import KitSettings, one_of_each, open_kit
 
@@ -82,25 +82,12 @@ async def recorder(settings: Json) -> AsyncIterator[Work]:
 
         async def record(item: Json) -> Json:
             task, begun = Task.from_json(item), time.monotonic()
-            with boundary(UsageError, f"the teacher, on task {task.id},"):
-                episode = await teacher.record(task, toolbox_of(task), settings["seed"])
-            _check_returned(episode, task)
+            episode = await recorded(teacher, task, toolbox_of(task), settings["seed"])
             episode.meta = {**task.meta, **episode.meta}  # the set decides about tools and grammar
             seconds = {"total": time.monotonic() - begun, **episode.seconds}
             return {"record": episode.to_json(), "seconds": seconds}
 
         yield record
-
-
-def _check_returned(episode: object, task: Task) -> None:
-    """Raise unless a teacher, perhaps a stranger's, has returned the record of its task."""
-    if not isinstance(episode, Episode):
-        found = f"a {type(episode).__name__}"
-    elif episode.task_id != task.id:
-        found = f"the episode of task {episode.task_id!r}"
-    else:
-        return
-    raise UsageError(f"the teacher, on task {task.id}, returned {found}, expected its Episode.")
 
 
 def run_recording(
@@ -150,6 +137,8 @@ def _job(
     if out.resolve() == tasks.resolve():
         raise UsageError(f"{out}: holds the tasks. Name another file for the episodes.")
     check_growing(out)
+    if out.is_file() and not manifest_beside(out).is_file():  # what else it holds is left as it is
+        read_records(out, _stored, growing=True)
     kit, options = kit or KitSettings(), dict(options or {})
     loaded = load_teacher(teacher, **options)  # what is wrong with it is said before any work
     public = [task.public() for task in TaskSet.load(tasks)]
