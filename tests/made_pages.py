@@ -75,7 +75,7 @@ def episode(**fields: Any) -> Episode:
         Say("user", "planner", "Who?"),
         Say("planner", "bob", "1. look", "easy", {"part": "plan", "steps": [1]}),
         Use("bob", "wiki_search", "who", "somebody", branch="1"),
-        Use("bob", "wiki_search", "whom", "", "TIMEOUT", erred=True, branch="2"),
+        Use("bob", "wiki_search", "whom", "", "timeout", erred=True, branch="2"),
         Say("bob", "user", "me", facts={"part": "alarm"}, erred=True),
     ]
     made: dict[str, Any] = {"task_id": "e1", "question": "Who?", "teacher": "t", "answer": "me"}

@@ -122,6 +122,22 @@ def test_a_search_for_pages_shows_each_page_once(folder: Path, target: Path) -> 
     assert corpus.search_pages("button", 0) == []
 
 
+def test_a_document_that_is_there_twice_is_found_once(folder: Path, target: Path) -> None:
+    build(folder, target)
+    queries = ("green lamp", "the button", "reset")
+    alone = Corpus.open(target)
+    before = [(alone.search(query, 3), alone.search_pages(query, 3)) for query in queries]
+    (folder / "zz.md").write_bytes((folder / "notes.md").read_bytes())
+    build(folder, target)
+    corpus = Corpus.open(target)
+    for query, found in zip(queries, before, strict=True):
+        for old, new in zip(
+            found, (corpus.search(query, 3), corpus.search_pages(query, 3)), strict=True
+        ):
+            assert {hit.url for hit in new} == {hit.url for hit in old}
+    assert len(corpus) > len(alone) and corpus.page("zz.md") is not None
+
+
 def test_the_atlas_is_a_corpus_too() -> None:
     corpus = atlas_corpus(7)
     assert len(corpus) == len(atlas_passages(7)) == len(list(corpus.passages()))
@@ -264,10 +280,13 @@ def test_a_file_that_may_not_be_read_is_skipped(folder: Path, target: Path) -> N
 def test_what_cannot_be_built_says_why(folder: Path, target: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"nowhere: no such folder\."):
         build(tmp_path / "nowhere", target)
+    note = folder / "notes.md"
+    with pytest.raises(UsageError, match=r"is a file, expected a folder; give '.*Manual', which"):
+        build(note, target)
     with pytest.raises(UsageError, match="is the source itself"):
         build(folder, folder)
     with pytest.raises(UsageError, match="is a file, expected a directory"):
-        build(folder, folder / "notes.md")
+        build(folder, note)
     with pytest.raises(ConfigError, match="is not empty and not a corpus"):
         build(folder, folder / "guide")
     empty = tmp_path / "empty"
@@ -285,10 +304,29 @@ def test_what_cannot_be_built_says_why(folder: Path, target: Path, tmp_path: Pat
     with pytest.raises(UsageError, match=rf"another process \(pid {os.getpid()}\)"):
         build(folder, target)
     held.close()
-    with pytest.raises(ConfigError, match="passage_chars is 20, expected 200 or more"):
+    with pytest.raises(ConfigError, match=r"passage_chars \(--passage\) is 20, expected 200 or"):
         CorpusSettings(passage_chars=20)
-    with pytest.raises(ConfigError, match="max_megabytes is 0, expected more than 0"):
+    with pytest.raises(ConfigError, match=r"max_megabytes \(--megabytes\) is 0, expected more"):
         CorpusSettings(max_megabytes=0)
+
+
+def test_a_source_that_is_refused_leaves_nothing_behind(folder: Path, tmp_path: Path) -> None:
+    empty, present = tmp_path / "empty", tmp_path / "present"
+    empty.mkdir()
+    present.mkdir()
+    for files in ((), ("a.txt",)):  # the second can be read, and is found to hold nothing
+        for name in files:
+            (empty / name).touch()
+        for target in (tmp_path / "new.corpus", tmp_path / "far" / "off" / "c", present):
+            with pytest.raises(UsageError, match=r"empty: "):
+                build(empty, target)
+        assert sorted(tmp_path.iterdir()) == [folder, empty, present] and not [*present.iterdir()]
+    built = build(folder, present)
+    for file in folder.rglob("*.*"):
+        file.unlink()
+    with pytest.raises(UsageError, match="holds no file of a kind"):
+        build(folder, present)
+    assert len(Corpus.open(present)) == built.passages
 
 
 def test_a_corpus_within_its_folder_is_not_read(folder: Path) -> None:

@@ -279,20 +279,23 @@ async def test_a_page_that_holds_tags_converts_and_replays_safely(name: str) -> 
     ("episode", "reason"),
     [
         (episode_of(answer=None), "the episode has no answer"),
-        (episode_of(answer=" "), "illegal under {name!r}: <answer> is empty."),
-        (episode_of(LOOK, answer="<think>"), "a block would hold a tag of the grammar: <answer>"),
+        (episode_of(answer=" "), "illegal under {name!r}: the answer: <answer> is empty."),
+        (
+            episode_of(LOOK, answer="<think>"),
+            "a block would hold a tag of the grammar: the answer: <answer> holds <think>",
+        ),
         (
             episode_of(LOOK, Say("a", "a", "It says <answer>.", facts={"part": "finding"})),
-            "a block would hold a tag of the grammar: <think>",
+            "a block would hold a tag of the grammar: event 3 (a): <think> holds <answer>",
         ),
-        (episode_of(Use("a", "wiki_search", "", HOSTILE)), "<{tool}> is empty."),
+        (episode_of(Use("a", "wiki_search", "", HOSTILE)), "event 2 (a): <{tool}> is empty."),
         (
             episode_of(Use("a", "wiki_search", "where", "x")),
             "does not replay: call 1 is answered in another way",
         ),
         (
             episode_of(Use("a", "wiki_search", "where", "", "timeout")),
-            "the environment failed: wiki_search timeout",
+            "the environment failed: event 2 (a): wiki_search timeout",
         ),
         (episode_of(LOOK, LOOK), "redundant tool call: {tool}: where"),
         (episode_of(LOOK, answer="Rome"), "wrong answer"),
@@ -315,9 +318,13 @@ async def test_an_episode_without_its_task_cannot_be_judged() -> None:
 
 
 def test_a_tool_that_the_grammar_does_not_have_is_named() -> None:
-    grammar = Toolbox().bind(load_grammar("mhqa"))
-    with pytest.raises(NotConvertible, match="the grammar has no agent for a tool: wiki_search"):
+    grammar = box("google").bind(load_grammar("mhqa"))
+    with pytest.raises(NotConvertible) as caught:
         convert(episode_of(LOOK), grammar)
+    assert str(caught.value) == (
+        "the grammar has no agent for a tool: event 2 (a): 'wiki_search'. Known: google. "
+        "With tools=recorded the record answers for tools that are not here"
+    )
 
 
 async def test_blanks_around_an_answer_do_not_matter() -> None:
@@ -413,7 +420,7 @@ def test_the_score_of_a_check_is_that_of_its_field_whatever_it_counts() -> None:
         assert found["double_check"] == f"{text} Score: 4"
     for check_, reason in (
         (told("He scored 4 goals, but in another year.", 1), "illegal under 'web'"),
-        (told("Score: 4", 5), "a check reads as another score: 4, not 5"),
+        (told("Score: 4", 5), r"another score: event 4 \(a\): 4, not 5"),
     ):
         with pytest.raises(NotConvertible, match=reason):
             convert(episode_of(LOOK, SUGGEST, check_), box().bind(load_grammar("web")))

@@ -18,6 +18,8 @@ from coa.runs import dumps
 from coa.tasks import Task, make_tasks
 from coa.teachers.desk import Desk, Rates
 from coa.teachers.episode import (
+    SYSTEM,
+    USER,
     AgentSpec,
     Episode,
     Message,
@@ -185,10 +187,11 @@ async def test_what_branches_count_is_added_up_in_their_order() -> None:
 # -- files -----------------------------------------------------------------------------------
 
 words = st.text(st.characters(codec="utf-8"), max_size=12)
+somebody = st.sampled_from([*(agent.name for agent in TEAM), USER, SYSTEM])
 says = st.builds(
     Say,
-    agent=words,
-    to=words,
+    agent=somebody,
+    to=somebody,
     text=words,
     thought=words,
     facts=st.dictionaries(words, st.integers() | words, max_size=2),
@@ -204,7 +207,8 @@ says = st.builds(
         given=st.none() | st.lists(st.builds(Message, st.just("user"), words), max_size=2),
     ),
 )
-uses = st.builds(Use, *[words] * 4, failure=st.none() | words, branch=words)
+failures = st.sampled_from([None, "mistake", "failed", "timeout"])
+uses = st.builds(Use, somebody, words.filter(bool), words, words, failures, branch=words)
 
 
 @given(st.lists(says | uses, max_size=4))
@@ -216,14 +220,14 @@ def test_any_episode_comes_back_from_its_line(events: list[Say | Use]) -> None:
 
 
 def test_records_of_the_first_schema_are_read() -> None:
-    event = {"kind": "say", "agent": "a", "to": "b", "text": "x", "thought": "", "facts": {}}
+    event = {"kind": "say", "agent": "a", "to": "user", "text": "x", "thought": "", "facts": {}}
     old = {
         **{"schema": 1, "task_id": "t", "question": "q?", "teacher": "mine", "seed": 0},
         **{"answer": "x", "error": None, "meta": {}},
         "agents": [{"name": "a", "part": "planner", "system": "A."}],
         "events": [{**event, "erred": False}],
     }
-    assert Episode.from_json(old).events == [Say("a", "b", "x")]
+    assert Episode.from_json(old).events == [Say("a", "user", "x")]
     assert Episode.from_json(old).to_json()["schema"] == 2
 
 
@@ -235,6 +239,7 @@ def test_records_of_the_first_schema_are_read() -> None:
             "event 1 is the result of a tool without a call: it names no tool",
         ),
         ({"kind": "use", "agent": "b", "tool": "t", "result": "page"}, "it names no argument"),
+        ({"kind": "use", "agent": "b", "tool": "", "argument": "x", "result": ""}, "names no tool"),
         ({"kind": "sing", "agent": "b"}, "event 1 has the kind 'sing', expected say or use"),
         ({"kind": "say", "agent": "b", "song": 1}, "event 1: 'song' is not a field of a Say"),
     ],
@@ -256,14 +261,14 @@ def test_an_event_that_cannot_be_read_is_one_clear_line_and_the_rest_goes_on(
     ("episode", "reason"),
     [
         (episode_of(Say("user", "b", "another q?")), None),
-        (episode_of(Say("user", "b", "another?")), "the agents disagree on the question: user"),
+        (episode_of(Say("user", "b", "another?")), r"disagree on the question: event 2 \(user\)"),
         (
             episode_of(Say("b", "a", "I work", facts={"question": "where is it?"})),
-            "the agents disagree on the question: b says 'where is it\\?', the episode 'q\\?'",
+            r"event 2 \(b\): says 'where is it\?', the episode 'q\?'",
         ),
         (
             episode_of(Say("c", "a", "hello")),
-            "an agent that the episode does not list took part: c",
+            r"an agent that the episode does not list took part: event 2 \(c\)",
         ),
         (episode_of(answer=None), "the episode has no answer"),
     ],

@@ -68,7 +68,7 @@ def episode() -> Episode:
             Say("planner", "bob", "1. look", HOSTILE, {"part": "plan", "steps": [1]}, call=call),
             Say("bob", "system", "who", "I look.", {"part": "query"}, branch="1"),
             Use("bob", "wiki_search", "who", HOSTILE * 9, branch="1"),
-            Use("bob", "wiki_search", "whom", "", "TIMEOUT", erred=True, branch="2"),
+            Use("bob", "wiki_search", "whom", "", "timeout", erred=True, branch="2"),
             Say("bob", "bob", "a note", erred=True),
             Say("bob", "user", "me"),
         ],
@@ -208,7 +208,7 @@ def test_an_episode_shows_who_spoke_to_whom(browser: Browser, place: Path) -> No
         *("At the same time, in 2 branches", "Branch 1", "Branch 2")
     ]
     assert browser.ask(TEXTS.format(".spent tbody td"))[:3] == ["planner", "big-1", "1"]
-    assert "failed: TIMEOUT" in browser.ask(TEXTS.format(".event .text"))
+    assert "failed: timeout" in browser.ask(TEXTS.format(".event .text"))
     assert browser.ask("window.ran") is None and browser.troubles == []
 
 

@@ -212,6 +212,19 @@ def test_an_evaluation_shows_its_scores_and_its_interval(tmp_path: Path) -> None
     assert ["accuracy, 95% interval", "50.0% [10.0, 90.0]"] in page.content["figures"]
 
 
+def test_what_is_no_episode_is_on_the_page_as_left_out(
+    tmp_path: Path, recorded: list[Episode]
+) -> None:
+    lines = [dumps(each.to_json()) for each in recorded[:2]]
+    lines.insert(1, dumps(recorded[2].to_json() | {"answer": 3600}))
+    (tmp_path / "episodes.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    written = write_page(tmp_path / "episodes.jsonl", tmp_path / "page.html")
+    assert (written.shown, written.dropped) == (2, 1)
+    page = read(tmp_path / "page.html")
+    said = "the episode: answer: found 3600, expected a text."
+    assert page.content["dropped"] == [["line 2", "dropped", "", "not an episode", said]]
+
+
 def test_every_event_of_a_team_is_on_the_page(tmp_path: Path, recorded: list[Episode]) -> None:
     page = page_of(tmp_path, *recorded)
     assert page.content["kind"] == "episodes"

@@ -124,7 +124,7 @@ def test_what_is_no_trajectory_and_no_episode_is_refused_in_one_line(tmp_path: P
     )
     for call, wanted in (
         (ModelCall("m", "raw", cost=float("inf")), "a model call costs inf, expected an amount or"),
-        (ModelCall("m", "raw", 1e999), "event 1: call: prompt_tokens: found 'inf', expected a wh"),  # type: ignore
+        (ModelCall("m", "raw", 1e999), "event 1: call: prompt_tokens: found inf, expected a wh"),  # type: ignore
     ):
         priced = dumps(episode(events=[Say("bob", "user", "b", call=call)]).to_json())
         assert refused(tmp_path, priced).startswith(f"DIR/a.jsonl:1: {wanted}")

@@ -11,9 +11,12 @@ from typing import Any
 
 import pytest
 
+from coa.distill.convert import convert
 from coa.distill.filters import FilterSettings
+from coa.distill.recorded import recorded_tools
 from coa.distill.stage import DistillSettings, run_distillation
 from coa.errors import RecordError
+from coa.protocol import load_grammar
 from coa.runs import Json, dumps
 from coa.teachers.episode import Episode, load_episodes
 from coa.trajectory import load_trajectories
@@ -44,6 +47,18 @@ def with_event(place: int, **changed: Any) -> Json:
     return record
 
 
+def with_agents(*names: str) -> Json:
+    return a_record(agents=[{"name": name, "part": "", "system": ""} for name in names])
+
+
+def with_critic(place: int, **facts: Any) -> Json:
+    """Somebody judges before an event."""
+    record = a_record()
+    said = {"kind": "say", "agent": "lead", "to": "lead", "text": "Hm.", "facts": facts}
+    record["events"].insert(place, said)
+    return record
+
+
 def distilled(tmp_path: Path, *records: Json, **options: Any) -> tuple[list[str], dict[str, str]]:
     """(kept, rejected with their reasons), the same when the same command is given again."""
     path = tmp_path / "e.jsonl"
@@ -63,19 +78,33 @@ GOOD = a_record(task_id="good", question="In which year did Nauru found its capi
     ("record", "said"),
     [
         (with_event(1, result=None), "event 2: has no result"),
-        (with_event(1, argument={"q": "x"}), "event 2: argument: found \"{'q': 'x'}\", expected a"),
+        (with_event(1, argument={"q": "x"}), "event 2: argument: found {'q': 'x'}, expected a"),
         (with_event(0, facts="plan"), "event 1: facts: found 'plan', expected an object"),
-        (with_event(0, call={"model": "m", "text": 3}), "event 1: call: text: found '3'"),
+        (with_event(0, call={"model": "m", "text": 3}), "event 1: call: text: found 3"),
         (
             with_event(0, call={"model": "m", "text": "", "given": ["hi"]}),
             "expected a role and a text",
         ),
         (a_record(events=["hi"]), "event 1 has the kind None, expected say or use"),
         (a_record(agents=["lead"]), "agents: found 'lead', expected an object"),
-        (a_record(answer=42), "the episode: answer: found '42', expected a text"),
+        (a_record(answer=42), "the episode: answer: found 42, expected a text"),
         (a_record(question=" "), "the question is empty"),
         (a_record(teacher=None), "the episode: has no teacher"),
-        (a_record(meta=[1]), "the episode: meta: found '[1]', expected an object"),
+        (a_record(meta=[1]), "the episode: meta: found [1], expected an object"),
+        (with_event(1, failure="oops"), "event 2: failure: found 'oops', expected null or one of "),
+        (with_event(1, failure=True), "event 2: failure: found True, expected a text"),
+        (with_event(0, to="lad"), "event 1: to: found 'lad', expected a name from agents. Did you"),
+        (
+            with_event(1, agent="scout"),
+            "event 2: agent: found 'scout', expected a name from agents",
+        ),
+        (with_event(0, to=""), "found '', expected a name from agents. Known: lead, system, user."),
+        (with_agents("lead", "lead"), "agents: found 'lead' twice, expected each agent once."),
+        (
+            with_agents("lead", "user"),
+            "agents: found 'user', which is no agent; expected another name.",
+        ),
+        (with_agents("lead", "system"), "agents: found 'system', which is no agent"),
     ],
 )
 def test_a_record_of_another_shape_is_no_episode_and_the_rest_goes_on(
@@ -91,9 +120,34 @@ def test_a_record_of_another_shape_is_no_episode_and_the_rest_goes_on(
 @pytest.mark.parametrize(
     ("record", "said"),
     [
-        (with_event(3, facts={"part": "check", "score": "4"}), "score of a check is no number: le"),
+        (
+            with_event(3, facts={"part": "check", "score": "4"}),
+            "of a check is no number: event 4 (lead): ",
+        ),
         (with_event(3, facts={"part": "check", "score": None}), "score of a check is no number"),
         (with_event(3, text="Ok.", facts={"part": "check"}), "illegal under 'web': "),
+        (
+            with_critic(2, part="alarm", ratings={"Speed": "poor"}),
+            "rates by an unknown criterion: event 3 (lead): 'Speed', expected "
+            "Information Conflict, Tool Effectiveness, Trajectory Monitoring",
+        ),
+        (
+            with_critic(2, part="approval", ratings={"Tool Effectiveness": "bad"}),
+            "an unknown rating: event 3 (lead): Tool Effectiveness is 'bad', expected good, aver",
+        ),
+        (
+            with_critic(2, part="alarm", ratings=["poor"]),
+            "the ratings of a critic are no object: event 3 (lead): found \"['poor']\", expected a",
+        ),
+        (
+            with_event(0, facts={"part": "oops"}),
+            "unknown part: event 1 (lead): 'oops'. Known: alarm, approval, check, failure, "
+            "finding, malformed, plan, query, suggestion, verdict.",
+        ),
+        (
+            with_event(2, thought="Not </plan> but <answer>."),
+            "a tag of the grammar: event 3 (lead): <think> holds </plan>",
+        ),
         (a_record(question="Half \ud800 a question?"), "cannot be replayed: UnicodeEncodeError: "),
         (a_record(question="Half \ud800 a question?", task_id=""), "is not text in UTF-8"),
     ],
@@ -143,6 +197,11 @@ def test_an_id_that_is_a_number_is_the_task_of_that_number(judged: bool, tmp_pat
         ("WikipediaSearch", "wikipediasearch"),
         ("visit-webpage", "visit_webpage"),
         ("plan", "call_plan"),
+        ("think", "call_think"),
+        ("answer", "call_answer"),
+        ("reflection", "call_reflection"),
+        ("suggested_answer", "call_suggested_answer"),
+        ("double_check", "call_double_check"),
         ("observation", "call_observation"),
         ("tool", "call_tool"),
         ("Web_Search", "call_web_search"),
@@ -201,3 +260,53 @@ def test_a_task_is_distilled_in_the_grammar_that_it_names(tmp_path: Path) -> Non
         ("code", ["code"]),
         ("mine", ["code"]),
     ]
+
+
+def test_consent_with_ratings_is_rated_and_goes_where_it_may_not_stand(tmp_path: Path) -> None:
+    ratings = {"Tool Effectiveness": "average"}
+    rated = with_critic(2, part="approval", ratings=ratings)
+    unrated = with_critic(2, part="approval") | {"task_id": "plain"}
+    early = with_critic(1, part="approval", ratings=ratings) | {"task_id": "early"}
+    again = FilterSettings(duplicate_similarity=0)
+    settings = DistillSettings(grammar="web", tools="recorded", filter=again)
+    assert distilled(tmp_path, rated, unrated, early, settings=settings)[1] == {}
+    chain, *others = load_trajectories(tmp_path / "d" / "trajectories.jsonl")
+    said = "Information Conflict: good. Tool Effectiveness: average. Trajectory Monitoring: good."
+    assert f"<reflection> {said} Hm.</reflection>" in chain.text
+    assert not any("<reflection>" in other.text for other in others)
+
+
+def test_a_mistake_marks_a_message_with_its_thought_and_of_a_wish_nothing() -> None:
+    wish = {"kind": "say", "agent": "lead", "to": "system", "text": "x", "facts": {"part": "query"}}
+    record = with_event(1, erred=True)
+    record["events"].insert(1, {**wish, "thought": "I look.", "erred": True})
+    record["events"].insert(3, {**wish, "facts": {"part": "finding"}, "erred": True})
+    record["events"][4] |= {"erred": True}
+    episode = Episode.from_json(record)
+    grammar = load_grammar("web")
+    chain = convert(episode, recorded_tools(episode, grammar).bind(grammar))
+    marked = [each.text[start:end] for each in chain.segments for start, end in each.errs]
+    assert marked == [
+        "<visit_page> yaren.nr</visit_page>",
+        "<think> x Hm.</think>",
+        "<suggested_answer> 1968</suggested_answer>",
+    ]
+
+
+def test_a_line_that_is_no_json_object_ends_it_and_nothing_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "e.jsonl"
+    for line, said in (("[1]", "found a list, expected a JSON object"), ("{", "is not JSON")):
+        path.write_text(f"{dumps(GOOD)}\n{line}\n")
+        with pytest.raises(RecordError, match=rf"e\.jsonl:2: .*{said}"):
+            run_distillation(path, tmp_path / "d", settings=RECORDED)
+    assert [each.name for each in tmp_path.iterdir()] == ["e.jsonl"]
+
+
+def test_a_rejection_names_the_event_by_its_place_in_the_record(tmp_path: Path) -> None:
+    record = a_record()
+    for event, branch in zip(record["events"][1:], ("2", "1", "1"), strict=True):
+        event["branch"] = branch
+    _, notes = distilled(tmp_path, GOOD, record)
+    assert notes["odd"] == (
+        "illegal under 'web': event 2 (lead): <visit_page> may not come here; write <answer>."
+    )

@@ -58,11 +58,13 @@ class CorpusSettings:
     def __post_init__(self) -> None:
         if self.passage_chars < MIN_PASSAGE_CHARS:
             raise ConfigError(
-                f"passage_chars is {self.passage_chars!r}, expected {MIN_PASSAGE_CHARS} or more."
+                f"passage_chars (--passage) is {self.passage_chars!r}, "
+                f"expected {MIN_PASSAGE_CHARS} or more."
             )
-        for name in ("max_megabytes", "seconds_per_file"):
+        for name, option in (("max_megabytes", " (--megabytes)"), ("seconds_per_file", "")):
             if not getattr(self, name) > 0:
-                raise ConfigError(f"{name} is {getattr(self, name)!r}, expected more than 0.")
+                found = f"{name}{option} is {getattr(self, name)!r}"
+                raise ConfigError(f"{found}, expected more than 0.")
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,10 @@ def build_corpus(
     """Make the corpus of a folder, or bring it up to date. `name` is the host of its address."""
     started = time.perf_counter()
     settings = settings or CorpusSettings()
+    if source.is_file():
+        raise UsageError(
+            f"{source}: is a file, expected a folder; give {str(source.parent)!r}, which holds it."
+        )
     if not source.is_dir():
         raise UsageError(f"{source}: no such folder.")
     site = f"https://{_host(name or source.resolve().name)}.example"
@@ -136,13 +142,16 @@ def _host(name: str) -> str:
 
 @contextlib.contextmanager
 def _locked(source: Path, target: Path) -> Iterator[None]:
-    """Hold the target alone; refuse one that is something else."""
+    """Hold the target alone; refuse one that is something else. Of a source that is refused
+    nothing is left where nothing was."""
     if target.exists() and not target.is_dir():
         raise UsageError(f"{target}: is a file, expected a directory for the corpus.")
     if target.is_dir() and target.samefile(source):
         raise UsageError(f"{target}: is the source itself; write the corpus somewhere else.")
     if target.is_dir() and not (target / LOCK).exists() and any(target.iterdir()):
         raise ConfigError(f"{target}: is not empty and not a corpus; use a new or an empty one.")
+    fresh = not (target / LOCK).exists()
+    made = [folder for folder in (target, *target.parents) if not folder.exists()]
     target.mkdir(parents=True, exist_ok=True)
 
     def refuse(holder: str) -> None:
@@ -151,8 +160,22 @@ def _locked(source: Path, target: Path) -> Iterator[None]:
     held = lock(target / LOCK, refuse)
     try:
         yield
+    except UsageError:
+        if fresh:
+            _remove(target, made)
+        raise
     finally:
         held.close()
+
+
+def _remove(target: Path, made: Sequence[Path]) -> None:
+    """Take away a corpus that was only begun, and the folders that were made for it."""
+    for begun in target.glob("v*"):
+        shutil.rmtree(begun, ignore_errors=True)
+    with contextlib.suppress(OSError):  # somebody else may have put something there
+        (target / LOCK).unlink()
+        for folder in made:
+            folder.rmdir()
 
 
 class _Build:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Protocol
@@ -81,19 +81,22 @@ class Corpus:
         return len(self.index)
 
     def search(self, query: str, k: int) -> list[Hit]:
-        """The k best passages, best first."""
-        return self.index.search(query, k)
+        """The k best passages, best first; none has the text of a better one."""
+        return self._best(query, k, k, _different)
 
     def search_pages(self, query: str, k: int) -> list[Hit]:
-        """The k best pages, each as its best passage under the title of the page."""
-        limit = 4 * k
+        """The k best pages, each as its best passage that is on no better one."""
+        return self._best(query, k, 4 * k, _one_a_page)
+
+    def _best(
+        self, query: str, k: int, limit: int, choose: Callable[[Sequence[Hit]], list[Hit]]
+    ) -> list[Hit]:
+        """The first k of those hits that are chosen, of as many hits as that takes."""
         while True:
             hits = self.index.search(query, limit)
-            best: dict[str, Hit] = {}
-            for hit in hits:
-                best.setdefault(hit.url.partition("#")[0], hit)
+            best = choose(hits)
             if len(best) >= k or len(hits) < limit or limit >= _MOST_HITS:
-                return list(best.values())[:k]
+                return best[:k]
             limit *= 4
 
     def page(self, address: str) -> Page | None:
@@ -131,6 +134,21 @@ class Corpus:
         elif path.partition("/")[0].lower() == own.hostname:  # an address without its scheme
             path = path.partition("/")[2]
         return key_of(unquote_to_bytes(path)), unquote(parts.fragment)
+
+
+def _different(hits: Sequence[Hit]) -> list[Hit]:
+    """Without what a better one says word for word: a folder may hold a document twice."""
+    by_text: dict[str, Hit] = {}
+    for hit in hits:
+        by_text.setdefault(hit.text, hit)
+    return list(by_text.values())
+
+
+def _one_a_page(hits: Sequence[Hit]) -> list[Hit]:
+    by_page: dict[str, Hit] = {}
+    for hit in _different(hits):
+        by_page.setdefault(hit.url.partition("#")[0], hit)
+    return list(by_page.values())
 
 
 class _AtlasSite:

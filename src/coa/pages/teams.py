@@ -10,6 +10,7 @@ from decimal import Decimal
 from pathlib import Path
 
 from coa.display import colour_of
+from coa.errors import RecordError
 from coa.pages.view import (
     View,
     bars,
@@ -21,8 +22,17 @@ from coa.pages.view import (
     shown,
     unique,
 )
-from coa.runs import Json, read_records
-from coa.teachers.episode import SYSTEM, USER, AgentSpec, Episode, ModelCall, Say, Use
+from coa.runs import Json
+from coa.teachers.episode import (
+    SYSTEM,
+    USER,
+    AgentSpec,
+    Episode,
+    ModelCall,
+    Say,
+    Use,
+    read_episodes,
+)
 
 FLAGS = {
     "mistake": "an agent erred, or a critic did",
@@ -59,14 +69,12 @@ class _Tally:
 
 
 def episodes_view(path: Path) -> View:
-    """Read an episodes file."""
+    """Read an episodes file; what is no episode stands on the page as `coa distill` drops it."""
     noun = ("episode", "episodes")
     view = View("episodes", noun, NUMBERS, ("messages", "calls"), FLAGS)
     tally, taken = _Tally(), set[str]()
 
-    def add(record: Json) -> None:
-        episode = Episode.from_json(record)
-        _check_costs(episode)
+    def add(episode: Episode) -> None:
         entry = _entry(episode, unique(episode.task_id, taken))
         view.entries.append(entry)
         view.records.append(_record(episode))
@@ -74,16 +82,27 @@ def episodes_view(path: Path) -> View:
             view.looks.setdefault(agent.name, {"colour": _colour(agent, view), "kind": "agent"})
         _count(tally, episode, entry)
 
-    read_records(path, add)
+    for number, found in read_episodes(path):
+        if wrong := found if isinstance(found, RecordError) else _odd_cost(found):
+            view.dropped.append((f"line {number}", "dropped", "", "not an episode", str(wrong)))
+        else:
+            assert isinstance(found, Episode)
+            add(found)
+    if view.dropped and not view.entries:
+        line, *_, why = view.dropped[0]
+        raise RecordError(f"{path}:{line.removeprefix('line ')}: {why}")
+    if view.dropped:
+        view.figures.append(("left out", f"{len(view.dropped):,} that are no episodes"))
     _summarise(view, tally)
     return view
 
 
-def _check_costs(episode: Episode) -> None:
+def _odd_cost(episode: Episode) -> RecordError | None:
     for event in episode.events:
         cost = event.call.cost if isinstance(event, Say) and event.call else None
         if cost is not None and not math.isfinite(cost):
-            raise ValueError(f"a model call costs {cost!r}, expected an amount or nothing")
+            return RecordError(f"a model call costs {cost!r}, expected an amount or nothing")
+    return None
 
 
 def _colour(agent: AgentSpec, view: View) -> str:

@@ -20,10 +20,11 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from coa.errors import RecordError, did_you_mean
 from coa.runs import Json, read_jsonl, read_records
+from coa.tools.base import Failure
 
 SCHEMA = 2
 READABLE = (1, 2)
@@ -236,10 +237,10 @@ class Episode:
         given = _checked(cls, given, "the episode")
         if not given["question"].strip():
             raise RecordError("the question is empty.")
-        agents = [_checked(AgentSpec, each, "agents") for each in given["agents"]]
+        given["agents"] = _team(given["agents"])
+        names = [agent.name for agent in given["agents"]]
         events = enumerate(given.get("events", []), 1)
-        given["agents"] = [AgentSpec(**agent) for agent in agents]
-        given["events"] = [_event(number, event) for number, event in events]
+        given["events"] = [_event(number, event, names) for number, event in events]
         return cls(**given)
 
 
@@ -300,27 +301,56 @@ def _checked(kind: type[Any], record: Any, where: str) -> Json:
 def _check(value: Any, declared: str, where: str) -> None:
     fitting, expected = _EXPECTED[re.split(r"\W", declared)[0]]
     if not isinstance(value, fitting):
-        raise RecordError(f"{where}: found {str(value)[:60]!r}, expected {expected}.")
+        raise RecordError(f"{where}: found {repr(value)[:60]}, expected {expected}.")
 
 
-def _event(number: int, record: Any) -> Happening:
-    """One event; `number` counts from 1."""
+def _team(records: list[Any]) -> list[AgentSpec]:
+    """The agents, whose names tell them apart, also from those who are none."""
+    agents = [AgentSpec(**_checked(AgentSpec, each, "agents")) for each in records]
+    names = [agent.name for agent in agents]
+    for name in names:
+        if name in (USER, SYSTEM):
+            raise RecordError(f"agents: found {name!r}, which is no agent; expected another name.")
+        if names.count(name) > 1:
+            raise RecordError(f"agents: found {name!r} twice, expected each agent once.")
+    return agents
+
+
+def _event(number: int, record: Any, names: Sequence[str]) -> Happening:
+    """One event of a team with these names; `number` counts from 1."""
     where = f"event {number}"
     kind = record.get("kind") if isinstance(record, dict) else None
     if kind not in ("say", "use"):
         raise RecordError(f"{where} has the kind {kind!r}, expected say or use.")
     given = {name: value for name, value in record.items() if name != "kind"}
     if kind == "use":
-        missing = next((name for name in ("tool", "argument") if given.get(name) is None), None)
+        nothing = {"tool": (None, ""), "argument": (None,)}
+        missing = next((name for name in nothing if given.get(name) in nothing[name]), None)
         if missing:
             raise RecordError(
                 f"{where} is the result of a tool without a call: it names no {missing}."
             )
-        return Use(**_checked(Use, given, where))
+        use = Use(**_checked(Use, given, where))
+        _check_name(use.agent, names, f"{where}: agent")
+        if use.failure is not None and use.failure not in get_args(Failure):
+            expected = ", ".join(get_args(Failure))
+            raise RecordError(
+                f"{where}: failure: found {use.failure!r}, expected null or one of {expected}."
+            )
+        return use
     given = _checked(Say, given, where)
+    for end in ("agent", "to"):
+        _check_name(given[end], names, f"{where}: {end}")
     if "call" in given:
         given["call"] = _model_call(given["call"], f"{where}: call")
     return Say(**given)
+
+
+def _check_name(name: str, names: Sequence[str], where: str) -> None:
+    known = [*names, USER, SYSTEM]
+    if name not in known:
+        hint = did_you_mean(name, known)
+        raise RecordError(f"{where}: found {name!r}, expected a name from agents.{hint}")
 
 
 def _model_call(record: Json, where: str) -> ModelCall:
