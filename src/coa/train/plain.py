@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -83,7 +84,9 @@ def load_low_rank(folder: Path, rank: int, alpha: float, dtype: torch.dtype, see
         target_modules=TARGETS,
         task_type="CAUSAL_LM",
     )
-    return get_peft_model(base, config, adapter_name=ADAPTER).eval()
+    with warnings.catch_warnings():  # peft asks by a name that transformers 5.23 has deprecated
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
+        return get_peft_model(base, config, adapter_name=ADAPTER).eval()
 
 
 def load_whole(folder: Path, adapter: Path | None, base_sha256: str) -> Any:
@@ -189,6 +192,8 @@ def _enable_checkpointing(causal: Any) -> None:
         raise ModelError(
             f"checkpointing: {type(causal).__name__} does not support it; expected false."
         )
-    causal.gradient_checkpointing_enable({"use_reentrant": False})
+    older = "gradient_checkpointing_enable"  # before transformers 5.23
+    enable = getattr(causal, "activation_checkpointing_enable", None) or getattr(causal, older)
+    enable({"use_reentrant": False})
     # With frozen embeddings nothing that enters the first layer needs a gradient; that is fine
     # without reentrance.
