@@ -145,7 +145,10 @@ def test_the_same_with_the_real_model_and_the_atlas(tmp_path: Path) -> None:
     policy = Policy(f"smollm2-135m+{adapter}", max_length=1024)
     engine = Recording("smollm2-135m", dtype="float32", slots=64, context=1024)
     tasks = list(make_tasks("atlas-mhqa", "train", 50, 2, families=FAMILIES))
-    parts = {"grammar": mhqa, "budget": Budget(turns=4, turn_tokens=96, tokens=224, context=1024)}
+    parts = {
+        "grammars": Grammars((mhqa,)),
+        "budget": Budget(turns=4, turn_tokens=96, tokens=224, context=1024),
+    }
 
     async def go() -> Drawn:
         async with open_kit(tasks, None, mhqa) as toolbox_of:
