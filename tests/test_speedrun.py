@@ -8,8 +8,10 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -305,9 +307,13 @@ def test_the_three_sets_of_the_full_recipe_go_the_whole_way(
     tiny_model: Path, tmp_path: Path
 ) -> None:
     pytest.importorskip("reasoning_gym")
-    sizes = [f"{table}.{i}.n=6" for table in ("tasks", "rl_tasks") for i in range(3)]
-    sizes += [f"check_tasks.{i}.n=2" for i in range(3)] + [f"measure.{i}.n=2" for i in range(9)]
-    sizes += [f"{table}.{i}.worlds=[0]" for table in ("tasks", "rl_tasks") for i in range(2)]
+    held = tomllib.loads(resources.files("coa").joinpath("recipes/full.toml").read_text("utf-8"))
+    few = {"tasks": 6, "rl_tasks": 6, "check_tasks": 2, "measure": 2}
+    parts = [(name, i, part) for name in few for i, part in enumerate(held[name])]
+    sizes = [f"{name}.{i}.n={few[name]}" for name, i, _ in parts]
+    several = [(name, i) for name, i, part in parts if len(part.get("worlds", ())) > 1]
+    sizes += [f"{name}.{i}.worlds=[0]" for name, i in several]
+    sizes.append("select.samples=0")  # a random model solves no task that could be chosen
     overrides = [f"sft.model=hf:{tiny_model}", *SMALL, *sizes, "sft.skip_too_long=true"]
     result = run_speedrun(tmp_path / "run", None, overrides, lambda note: None, full=True)
     manifest = json.loads((tmp_path / "run" / "rl" / "adapter" / "manifest.json").read_text())
