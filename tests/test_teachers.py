@@ -388,12 +388,16 @@ parrot = Parrot()
 '''
 
 
-async def test_a_teacher_of_ones_own_plugs_in_by_module(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def teacher_of_mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module of one's own in the current directory."""
     (tmp_path / "teacher_of_mine.py").write_text(OWN)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
+
+
+@pytest.mark.usefixtures("teacher_of_mine")
+async def test_a_teacher_of_ones_own_plugs_in_by_module(tmp_path: Path) -> None:
     task = Task("What is the capital of Peru?", ("Lima",))
     for reference in ("teacher_of_mine:Parrot", "teacher_of_mine:parrot"):
         path = tmp_path / f"{reference}.jsonl"
@@ -409,12 +413,10 @@ async def test_a_teacher_of_ones_own_plugs_in_by_module(
             load_teacher(reference)
 
 
+@pytest.mark.usefixtures("teacher_of_mine")
 async def test_a_class_of_ones_own_takes_settings_and_its_faults_are_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    (tmp_path / "teacher_of_mine.py").write_text(OWN)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
     told, task = "teacher_of_mine:Told", Task("What is the capital of Peru?", ("Lima",))
 
     async def said(reference: str, **options: object) -> str:

@@ -97,9 +97,14 @@ def boundary(error: type[CoaError], what: str, *, located: bool = False) -> Iter
     except (CoaError, asyncio.CancelledError):
         raise
     except Exception as exc:
-        place = traceback.extract_tb(exc.__traceback__)[-1]
-        at = f" ({Path(place.filename).name}:{place.lineno})" if located else ""
+        at = f" ({_place(exc)})" if located else ""
         raise error(f"{what} failed: {type(exc).__name__}: {exc}{at}") from exc
+
+
+def _place(exc: Exception) -> str:
+    """The file and the line that raised it."""
+    frame = traceback.extract_tb(exc.__traceback__)[-1]
+    return f"{Path(frame.filename).name}:{frame.lineno}"
 
 
 def did_you_mean(found: str, known: Iterable[str]) -> str:

@@ -29,7 +29,7 @@ from typing import IO, Any, TypeVar
 
 from coa.errors import ConfigError, RecordError, UsageError
 from coa.locks import LOCK, lock_output
-from coa.whole_files import PART, naming, sweep, whole_file
+from coa.whole_files import PART, naming, refuse_directory, sweep, whole_file
 
 Json = dict[str, Any]
 T = TypeVar("T")
@@ -268,8 +268,7 @@ def manifest_beside(path: Path) -> Path:
 
 def check_growing(path: Path) -> None:
     """Refuse what is not a file of JSON lines and cannot become one; nothing is written."""
-    if path.is_dir():
-        raise UsageError(f"{path}: is a directory, expected a file. Name one in it.")
+    refuse_directory(path)
     if path.is_file():
         with path.open("rb") as file:
             _unfinished_line(path, file)

@@ -51,8 +51,7 @@ def check_replaceable(
     Ours are JSON lines of which `again` makes the first as it stands; one that a person wrote has
     other fields. An empty file holds nothing that could be lost.
     """
-    if path.is_dir():
-        raise UsageError(f"{path}: is a directory, expected a file. Name one in it.")
+    refuse_directory(path)
     if not path.is_file() or not path.stat().st_size:
         return
     record = first_record(path)
@@ -62,6 +61,12 @@ def check_replaceable(
         ours = False
     if not ours:
         raise foreign(path, f"a new file or {kind} that coa wrote")
+
+
+def refuse_directory(path: Path) -> None:
+    """Say what to do where a file is to be written and a directory is."""
+    if path.is_dir():
+        raise UsageError(f"{path}: is a directory, expected a file. Name one in it.")
 
 
 def foreign(path: Path, expected: str) -> UsageError:

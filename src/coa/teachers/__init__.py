@@ -91,11 +91,10 @@ async def recorded(teacher: Teacher, task: Task, toolbox: Toolbox, seed: int) ->
         made: Any = teacher.record(task, toolbox, seed)
         episode = await made if isawaitable(made) else made
     if not isinstance(episode, Episode):
-        found = f"a {type(episode).__name__}"
-        raise UsageError(f"{who} returned {found}, expected its Episode.")
+        raise UsageError(f"{who} returned a {type(episode).__name__}, expected its Episode.")
     if episode.task_id != task.id:
-        found = f"the episode of task {episode.task_id!r}"
-        raise UsageError(f"{who} returned {found}, expected its Episode.")
+        other = f"the episode of task {episode.task_id!r}"
+        raise UsageError(f"{who} returned {other}, expected its Episode.")
     try:
         Episode.from_json(json.loads(json.dumps(episode.to_json())))
     except (RecordError, TypeError, ValueError) as wrong:
