@@ -4,9 +4,8 @@ import asyncio
 import tempfile
 from pathlib import Path
 
-from coa import ScriptedEngine, Task, load_grammar, run
+from coa import ScriptedEngine, Task, load_environment
 from coa.corpus.build import build_corpus
-from coa.tools.kits import KitSettings, open_kit
 
 TURNS = [
     "<think>One look-up.</think><plan>1. how to reset it</plan><think>I search.</think>"
@@ -19,10 +18,10 @@ async def answer(folder: Path) -> None:
     (folder / "manual").mkdir()
     (folder / "manual" / "pump.md").write_text("# Pump\n\nHold the blue button to reset the pump.")
     build_corpus(folder / "manual", folder / "corpus", progress="silent")
-    task, mhqa = Task("How do I reset the pump?"), load_grammar("mhqa")
-    settings = KitSettings(corpus=str(folder / "corpus"))
-    async with open_kit([task], settings, mhqa) as toolbox_of:
-        print((await run(task, ScriptedEngine(TURNS), mhqa, toolbox_of(task))).text)
+    env = load_environment("search", corpus=str(folder / "corpus"))
+    task = Task("How do I reset the pump?")
+    async with env.open([task]) as opened:
+        print((await opened.play(task, ScriptedEngine(TURNS))).text)
 
 
 with tempfile.TemporaryDirectory() as name:

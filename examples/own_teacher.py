@@ -7,7 +7,7 @@ from pathlib import Path
 from coa import Task, Toolbox, ToolCall, load_trajectories
 from coa.distill.stage import run_distillation
 from coa.teachers.episode import AgentSpec, Episode, Say, Use
-from coa.teachers.stage import run_recording
+from coa.teachers.stage import Recording, run_recording
 
 
 class Team:
@@ -28,6 +28,6 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as name:
         tasks, episodes = Path(name, "questions.csv"), Path(name, "episodes.jsonl")
         tasks.write_text("question,answer,level\nWhat is the capital of Peru?,Lima,1\n")
-        run_recording(tasks, episodes, "own_teacher:Team")
+        run_recording(Recording(tasks=tasks, teacher="own_teacher:Team"), episodes)
         run_distillation(episodes, Path(name, "dataset"), tasks)
         print(load_trajectories(Path(name, "dataset", "trajectories.jsonl"))[0].text)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 from chat_server import ChatServer, approval, contents, step, who
+from coa.collect import collect
 from coa.runs import Json
 from coa.tasks import Task, TaskSet
-from coa.teachers import record_all
+from coa.teachers import recorded
 from coa.teachers.episode import Episode
 from coa.teachers.llm import LLMSettings, LLMTeacher
 from scripts import TOOLBOX_OF
@@ -43,8 +45,18 @@ async def record(
     server: ChatServer, out: Path, tasks: TaskSet = TASKS, concurrency: int = 4, **options: Any
 ) -> list[Episode]:
     teacher = LLMTeacher(settings(server, **options))
+
+    def work(task: Task) -> Callable[[], Awaitable[Episode]]:
+        return lambda: recorded(teacher, task.public(), TOOLBOX_OF(task), 0)
+
     async with teacher.opened(out):
-        return await record_all(tasks, teacher, TOOLBOX_OF, out, concurrency=concurrency)
+        return await collect(
+            out,
+            {task.id: work(task) for task in tasks},
+            parse=Episode.from_json,
+            key=lambda episode: episode.task_id,
+            concurrency=concurrency,
+        )
 
 
 def one_line(error: BaseException) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from coa.distill.chain import bound_grammar
 from coa.distill.filters import Candidate, Filtered, FilterSettings, apply_filters
 from coa.protocol import Block
 from coa.trajectory import Author, Segment, StopReason, Trajectory
@@ -29,7 +28,7 @@ def chain(
 ) -> Trajectory:
     """A trajectory of these blocks; after each call the environment says 'Found.'."""
     made = Trajectory(task_id, question, grammar, [Segment(Author.PROMPT, "Work.")])
-    protocol = bound_grammar(made)
+    protocol = made.protocol
     turn = Segment(Author.MODEL, "")
     for role, body, *marked in said:
         if protocol.interleave and role != protocol.interleave:

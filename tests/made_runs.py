@@ -62,10 +62,15 @@ def evaluated(
     save_trajectories(directory / "trajectories.jsonl", made)
     by_id = {task.id: task for task in given}
     scored = [Scored(exact(by_id[each.task_id], each)) for each in made]
-    summary, records = summarise(given, made, scored)
+    summary, records = summarise(given, made, scored, groups_of=_groups_of)
     named = {"model": model, "tasks": str(directory.parent / "tasks.jsonl"), "reward": "exact"}
     save_summary(directory, named | summary | more, records)
     return directory
+
+
+def _groups_of(task: Task) -> dict[str, str]:
+    """By what the tasks say of themselves, as environments declare it."""
+    return {key: str(value) for key, value in task.meta.items()}
 
 
 def run_of(directory: Path, *likes: Trajectory, **more: Any) -> Path:

@@ -39,7 +39,7 @@ async def hang(_: str) -> str:
 
 def box(grammar_name: str, answer: Run = found, **limits: float) -> Toolbox:
     names = load_grammar(grammar_name).tool_roles
-    return Toolbox(Tool(name, answer, **limits) for name in names)
+    return Toolbox(Tool(name, answer, pure=True, **limits) for name in names)
 
 
 async def play(

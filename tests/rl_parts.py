@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Barrier
 from typing import Any, TypeVar
 
-from coa.attempts import Grammars
 from coa.engines.base import Completion, OnText, Sampling, sampling_key
 from coa.engines.scripted import ScriptedEngine
+from coa.environment import Environment, OpenEnvironment, ToolSettings
 from coa.errors import EngineError
 from coa.protocol import load_grammar
 from coa.rewards import Part, Scored
@@ -25,7 +26,6 @@ from playing import box
 
 T = TypeVar("T")
 GRAMMAR = load_grammar("search_r1")
-GRAMMARS = Grammars((GRAMMAR,))
 WHOLE = "<think>t</think><answer>{}</answer>"
 CALL = "<think>t</think><search>it</search>"
 
@@ -78,13 +78,29 @@ def questions(count: int) -> list[Task]:
     return [Task(f"Question {i}?", ("1",), id=f"t{i}") for i in range(count)]
 
 
+class Opened(OpenEnvironment):
+    """An environment whose tool finds something whatever it is asked, judged `ByAnswer`."""
+
+    def __init__(self, reward: Any = None, tools: Any = None) -> None:
+        given = [*box("search_r1").values()] if tools is None else tools
+        env = Environment("told", tools=given, grammar=GRAMMAR)
+        super().__init__((env,), ToolSettings(), AsyncExitStack(), 1)
+        self.reward = reward or ByAnswer()
+
+    async def score_all(self, pairs: Iterable[tuple[Task, Trajectory]]) -> list[Scored]:
+        found: list[Scored] = await self.reward.score_all(pairs)
+        return found
+
+
+def opened(reward: Any = None, tools: Any = None) -> Opened:
+    return Opened(reward, tools)
+
+
 def make_sampler(tasks: Sequence[Task], engine: Told, directory: Path, **changes: Any) -> Sampler:
     settings: dict[str, Any] = {
         "stream": TaskStream(tasks, seed=3),
         "engine": engine,
-        "grammars": GRAMMARS,
-        "toolbox_of": lambda task: box("search_r1"),
-        "reward": ByAnswer(),
+        "opened": opened(),
         "budget": Budget(turns=3),
         "decoding": Decoding(temperature=1.0, seed=3),
         "directory": directory,
@@ -95,11 +111,11 @@ def make_sampler(tasks: Sequence[Task], engine: Told, directory: Path, **changes
 
 def key_of(task: Task, sample: int, engine: Told) -> int:
     """The sampling key of the first turn of a rollout."""
-    from coa.runtime import open_trajectory
+    from coa.runtime import Rollout
 
-    bound = box("search_r1").bind(GRAMMAR)
-    begun = open_trajectory(task.public(), bound, engine, Decoding(temperature=1.0, seed=3))
-    return sampling_key(3, task.id, sample, len(begun.ids))
+    decoding = Decoding(temperature=1.0, seed=3)
+    begun = Rollout(task, engine, GRAMMAR, box("search_r1"), decoding=decoding)
+    return sampling_key(3, task.id, sample, len(begun.trajectory.ids))
 
 
 def made(

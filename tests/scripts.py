@@ -6,15 +6,31 @@ import asyncio
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
+from coa.corpus.site import load_corpus
 from coa.distill.convert import convert
+from coa.distill.pipeline import Distilled
+from coa.distill.stage import run_distillation
+from coa.errors import UsageError
 from coa.protocol import load_grammar
-from coa.tasks.task import Task
-from coa.teachers.episode import Episode
+from coa.runs import dumps, read_jsonl
+from coa.tasks.task import Task, TaskSet
+from coa.teachers.episode import Episode, load_episodes
 from coa.teachers.experts import Experts
-from coa.tools.kits import toolbox_for
+from coa.teachers.stage import Recording, run_recording
+from coa.tools.base import Toolbox
+from coa.tools.search import wiki_search
+from coa.tools.web import CorpusSource, crawl_page, web_search
 
-TOOLBOX_OF = toolbox_for()
+
+def TOOLBOX_OF(task: Task) -> Toolbox:
+    """What the set of a task searches the Atlas of its world with: pages, or passages."""
+    held = load_corpus(f"atlas:{task.meta.get('world', 0)}")
+    if task.meta.get("set") == "atlas-web":
+        source = CorpusSource(held)
+        return Toolbox([web_search(source), crawl_page(source, focus=task.question)])
+    return Toolbox([wiki_search(held)])
 
 
 def episodes_of(tasks: Iterable[Task], teacher: Experts | None = None) -> list[Episode]:
@@ -25,6 +41,35 @@ def episodes_of(tasks: Iterable[Task], teacher: Experts | None = None) -> list[E
         return [await team.record(task.public(), TOOLBOX_OF(task)) for task in tasks]
 
     return asyncio.run(record())
+
+
+def record_into(path: Path, tasks: Iterable[Task], **how: Any) -> list[Episode]:
+    """What `coa record` writes of tasks, by way of a file of them beside it."""
+    file = path.with_name(f"{path.name}.tasks")
+    TaskSet(tuple(tasks)).save(file)
+    run_recording(Recording(tasks=file, workers=1, **how), path)
+    return load_episodes(path)
+
+
+def distil(
+    folder: Path, episodes: Iterable[Episode], tasks: Iterable[Task] | None = None, **how: Any
+) -> Distilled:
+    """What `coa distill` makes of episodes, by way of files in a new folder; without tasks nothing
+    is judged. That nothing is kept is a result here, too."""
+    folder.mkdir(parents=True)
+    given, out = folder / "episodes.jsonl", folder / "dataset"
+    given.write_text("".join(dumps(episode.to_json()) + "\n" for episode in episodes))
+    gold = None
+    if tasks is not None:
+        gold = folder / "tasks.jsonl"
+        TaskSet(tuple(tasks)).save(gold)
+    try:
+        return run_distillation(given, out, gold, workers=1, **how)
+    except UsageError as error:
+        if not str(error).startswith("no episode was kept"):
+            raise
+    rejected = [record for _, record in read_jsonl(out / "rejected.jsonl")]
+    return Distilled([], rejected, json.loads((out / "funnel.json").read_text()))
 
 
 def texts_of(episode: Episode, place: int) -> list[str]:

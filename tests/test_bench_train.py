@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 import os
@@ -27,10 +28,8 @@ from coa.evaluate.train_work import (
     rl_work,
     sft_work,
 )
-from coa.protocol import load_grammar
 from coa.tasks.task import Task
-from coa.tools.kits import toolbox_for
-from coa.trajectory import Author
+from coa.trajectory import Author, Segment
 
 ROOT = Path(__file__).resolve().parent.parent
 PEERS = Path(os.environ.get("COA_TEST_PEERS") or ROOT / ".cache" / "peers")
@@ -93,14 +92,21 @@ def test_the_rows_are_distilled_chains_with_a_label_for_every_trained_token(
 
 def test_the_rl_work_holds_the_prompt_that_our_rollouts_begin_with(rl_setup: RlSetup) -> None:
     from coa.engines.scripted import ScriptedEngine
-    from coa.runtime import open_trajectory
+    from coa.environment import load_environment
 
     work = rl_work(rl_setup)
     task = Task.from_json(work.asked["tasks"][0])
-    grammar = toolbox_for()(task).bind(load_grammar("mhqa"))
-    opened = open_trajectory(task, grammar, ScriptedEngine([]))
-    assert opened.segments[0].author is Author.PROMPT
-    assert opened.segments[0].text == work.asked["system"]
+
+    async def opening() -> Segment:
+        async with (
+            load_environment("atlas-mhqa", grammar="mhqa").open() as opened,
+            opened.rollout(task, ScriptedEngine([])) as rollout,
+        ):
+            return rollout.trajectory.segments[0]
+
+    begun = asyncio.run(opening())
+    assert begun.author is Author.PROMPT
+    assert begun.text == work.asked["system"]
     assert rl_setup.sampled == 2 * 3 * 12 < work.tokens[0] == work.tokens[1]
 
 

@@ -10,18 +10,18 @@ import pytest
 
 from benchmark_rows import ROWS, write
 from coa.engines.scripted import ScriptedEngine
+from coa.environment import load_environment, open_environments
 from coa.errors import ConfigError, RecordError, UsageError
 from coa.evaluate.stage import EvalSettings, run_eval
-from coa.protocol import load_grammar, system_prompt
+from coa.protocol import system_prompt
 from coa.protocol.constrain import turn_grammar
 from coa.protocol.grammar import State
 from coa.rewards import REWARDS
+from coa.rollouts import choose_environments
 from coa.tasks import Task, TaskSet
 from coa.tasks.benchmarks import BENCHMARKS, load_benchmark
-from coa.tasks.sets import grammar_of
 from coa.tools.base import ToolCall
 from coa.tools.declared import NOTED, declared_tools
-from coa.tools.kits import open_kit
 from coa.trajectory import load_trajectories
 from test_benchmark_calls import bfcl
 from test_benchmark_scores import wheel_file
@@ -38,7 +38,7 @@ def saved(name: str, rows: Path, out: Path) -> str:
 def test_a_call_is_noted_judged_and_never_run(tmp_path: Path) -> None:
     tasks = saved("bfcl", bfcl(tmp_path / "files"), tmp_path / "tasks.jsonl")
     engine = ScriptedEngine([AREA, ANSWER])
-    summary = run_eval(EvalSettings("m", tasks), tmp_path / "run", engine=engine, quiet=True)
+    summary = run_eval(EvalSettings("m", tasks=tasks), tmp_path / "run", engine=engine, quiet=True)
     assert (summary["reward"], summary["accuracy"]) == ("calls", 1.0)
     (chain,) = load_trajectories(tmp_path / "run")
     assert chain.grammar == "react" and chain.tools == ["geo_area", "call_answer"]
@@ -48,7 +48,7 @@ def test_a_call_is_noted_judged_and_never_run(tmp_path: Path) -> None:
 def test_a_call_that_the_schema_refuses_is_explained_and_wrong(tmp_path: Path) -> None:
     tasks = saved("bfcl", bfcl(tmp_path / "files"), tmp_path / "tasks.jsonl")
     engine = ScriptedEngine([AREA.replace("2.0", '"two"'), AREA, ANSWER])
-    summary = run_eval(EvalSettings("m", tasks), tmp_path / "run", engine=engine, quiet=True)
+    summary = run_eval(EvalSettings("m", tasks=tasks), tmp_path / "run", engine=engine, quiet=True)
     assert summary["accuracy"] == 0.0
     (chain,) = load_trajectories(tmp_path / "run")
     assert 'base is "two", expected a number' in chain.text
@@ -60,31 +60,34 @@ def test_a_function_of_humaneval_is_written_in_the_code_grammar(tmp_path: Path) 
     program = "```py\ndef twice(n):\n    return 2 * n\n```"
     turn = f"<plan>p</plan><think>t</think><answer>{program}</answer>"
     summary = run_eval(
-        EvalSettings("m", tasks), tmp_path / "run", engine=ScriptedEngine([turn]), quiet=True
+        EvalSettings("m", tasks=tasks), tmp_path / "run", engine=ScriptedEngine([turn]), quiet=True
     )
     assert (summary["reward"], summary["accuracy"]) == ("tests", 1.0)
     assert load_trajectories(tmp_path / "run")[0].grammar == "code"
 
 
 def test_every_benchmark_is_answered_in_its_own_grammar(tmp_path: Path) -> None:
-    found = {
-        name: grammar_of(load_benchmark(name, write(tmp_path / "r.jsonl", ROWS[name])).tasks[0])
-        for name in ("nq", "gaia", "math500")
-    }
-    assert found == {"nq": "mhqa", "gaia": "web", "math500": "code"}
+    found = {}
+    for name in ("nq", "gaia", "math500"):
+        tasks = load_benchmark(name, write(tmp_path / "r.jsonl", ROWS[name])).tasks
+        environments, _ = choose_environments((), tasks)
+        found[name] = [env.value().name for env in environments]
+    assert found == {"nq": ["mhqa"], "gaia": ["web"], "math500": ["code"]}
 
 
 def test_a_benchmark_with_a_judge_says_so_before_any_work(tmp_path: Path) -> None:
     tasks = saved("gaia", write(tmp_path / "g.jsonl", ROWS["gaia"]), tmp_path / "tasks.jsonl")
     with pytest.raises(ConfigError, match=r"reward 'judge' needs a model.* or --judge"):
-        run_eval(EvalSettings("m", tasks), tmp_path / "run", engine=ScriptedEngine([]), quiet=True)
+        run_eval(
+            EvalSettings("m", tasks=tasks), tmp_path / "run", engine=ScriptedEngine([]), quiet=True
+        )
 
 
 def test_a_task_without_wanted_calls_is_refused_before_any_work(tmp_path: Path) -> None:
     TaskSet((Task("Draw it.", meta={"reward": "calls", "tools": []}),)).save(tmp_path / "t.jsonl")
     with pytest.raises(UsageError, match="has no calls, so 'calls' cannot judge it"):
         run_eval(
-            EvalSettings("m", str(tmp_path / "t.jsonl")),
+            EvalSettings("m", tasks=str(tmp_path / "t.jsonl")),
             tmp_path / "run",
             engine=ScriptedEngine([]),
             quiet=True,
@@ -101,8 +104,9 @@ def test_declarations_that_are_none_are_one_line(tools: object) -> None:
 
 def test_a_task_without_declarations_has_the_tools_of_its_set() -> None:
     async def tools_of(task: Task) -> list[str]:
-        async with open_kit([task], None, load_grammar("react")) as toolbox_of:
-            return list(toolbox_of(task))
+        environments, tasks = choose_environments((), TaskSet((task,)), grammar="react")
+        async with open_environments(environments, tasks) as opened:
+            return list(await opened.toolbox(task))
 
     assert asyncio.run(tools_of(Task("Which town?"))) == ["wiki_search"]
     assert asyncio.run(tools_of(Task("Which town?", meta={"tools": []}))) == []
@@ -113,13 +117,14 @@ def test_every_declaration_of_the_real_bfcl_binds_and_constrains() -> None:
     llguidance = pytest.importorskip("llguidance")
     tasks = load_benchmark("bfcl", wheel_file("bfcl")).tasks
     assert len(tasks) == 3491
-    react = load_grammar("react")
+    environments, tasks = choose_environments((), tasks)
+    assert [env.value().name for env in environments] == ["react"]
 
     async def check() -> None:
-        async with open_kit(tasks, None, react) as toolbox_of:
+        async with open_environments(environments, tasks) as opened:
             for place, task in enumerate(tasks):
-                toolbox = toolbox_of(task)
-                bound = toolbox.bind(react)
+                toolbox = await opened.toolbox(task.public())
+                bound = await opened.bound(task.public())
                 assert all(
                     f"<{each['name']}>" in system_prompt(bound) for each in task.meta["tools"]
                 )
@@ -136,8 +141,8 @@ def test_a_noted_call_is_checked_like_any_other() -> None:
     task = Task("Draw it.", meta={"tools": [{"name": "area", "parameters": schema}]})
 
     async def observe(argument: str) -> str:
-        async with open_kit([task]) as toolbox_of:
-            return (await toolbox_of(task).call(ToolCall("area", argument))).text
+        async with load_environment("search").open([task]) as opened:
+            return (await (await opened.toolbox(task)).call(ToolCall("area", argument))).text
 
     assert asyncio.run(observe(json.dumps({"n": 1}))) == NOTED
     assert "n is missing" in asyncio.run(observe("{}"))

@@ -111,7 +111,6 @@ ASK = ("ask", QUESTION, "--model", "scripted:model.jsonl")
         (("grammar", "show", "mine.toml"), "Did you mean 'answer'?"),
         (("grammar", "show", "mhqa", "--prompt", "long"), "--prompt 'long': expected full or"),
         (("grammar", "show", "mhqa", "--prompt", "full", "--json"), "print different things: ch"),
-        (("inspect", "whole.jsonl", "--grammar", "web"), "--grammar is for a page"),
         (("tasks", "make", "--out", "t", "--split", "tran"), "unknown split 'tran'. Did you mean"),
         (("tasks", "make", "--out", "t", "--families", "capitals"), "unknown family 'capitals'."),
         (("tasks", "make", "--out", "t", "--set", "atlas"), "'atlas' is not a task set."),
@@ -136,6 +135,8 @@ ASK = ("ask", QUESTION, "--model", "scripted:model.jsonl")
             "--prompt 'auto': expected full or compact.",
         ),
         (("eval", "--tasks", "none", "--out", "r"), "none: no such file."),
+        (("eval", "--out", "r", *ASK[2:]), "give --env, or --tasks with a task file."),
+        (("record", "--out", "e"), "give --env, or --tasks with a task file."),
         (("eval", "--tasks", "empty.jsonl", "--out", "r"), "empty.jsonl: holds no task."),
         (("eval", "--tasks", "tasks.jsonl", "--out", "r", "--k", "0"), "k is 0, expected at least"),
         (
@@ -207,7 +208,9 @@ def test_an_unknown_command_or_option_is_explained(coa: Coa) -> None:
     for arguments, says in (
         (("asks", "x"), "No such command 'asks'"),
         (("ask", QUESTION, "--modle", "x"), "--modle"),
-        (("eval",), "--tasks"),
+        (("eval",), "--out"),
+        (("inspect", "t.jsonl", "--grammar", "web"), "--grammar"),
+        (("show", "t.jsonl", "--grammar", "web"), "--grammar"),
     ):
         done = coa(*arguments)
         assert done.code == 2 and says in done.err and "Traceback" not in done.err
@@ -322,7 +325,7 @@ async def test_a_cancelled_question_leaves_a_valid_partial_trajectory(
     asking = asyncio.create_task(
         ask_once(
             QUESTION,
-            Asking(f"scripted:{tmp_path / 'model.jsonl'}", "mhqa"),
+            Asking(model=f"scripted:{tmp_path / 'model.jsonl'}", grammar="mhqa"),
             out_path=tmp_path / "t.jsonl",
             quiet=False,
         )
@@ -412,8 +415,11 @@ def test_a_chain_under_a_grammar_of_ones_own_can_be_shown(coa: Coa, tmp_path: Pa
     turns = ["<plan>p</plan><answer>Lima</answer>"]
     (tmp_path / "model.jsonl").write_text(json.dumps({"turns": turns}) + "\n")
     assert "answer: Lima" in coa(*ASK, "--grammar", "mine.toml", "--out", "t.jsonl").out
-    assert coa("show", "t.jsonl").code == 2
-    assert "answer: Lima" in coa("show", "t.jsonl", "--grammar", "mine.toml").out
+    (tmp_path / "mine.toml").unlink()
+    assert "answer: Lima" in coa("show", "t.jsonl").out
+    (tmp_path / "grammars.json").unlink()
+    alone = coa("show", "t.jsonl")
+    assert alone.code == 2 and "is not stored beside the file (grammars.json)" in alone.err
 
 
 def test_a_chain_with_a_tool_of_ones_own_is_shown_as_it_was(coa: Coa, tmp_path: Path) -> None:

@@ -9,16 +9,15 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coa.distill.pipeline import distill
 from coa.errors import ConfigError
 from coa.estimates import wilson
-from coa.protocol import load_grammar
 from coa.runs import dumps
 from coa.tasks.gym import generators_of, make_tasks, score
 from coa.tasks.gym_generators import GENERATORS
@@ -31,7 +30,7 @@ from coa.teachers.experts import Experts
 from coa.tools.base import Tool, Toolbox
 from coa.tools.code import code_tool
 from coa.tools.sandbox import Sandbox, SandboxError
-from scripts import texts_of
+from scripts import distil, texts_of
 
 pytest.importorskip("reasoning_gym")
 
@@ -320,11 +319,12 @@ def test_the_critic_names_the_token_or_the_line_that_is_wrong() -> None:
     assert difference("n = 12", right) == "Line 2 should be: print(n + 1)"
 
 
-def test_episodes_become_chains_of_the_code_grammar(tasks: TaskSet, workshop: Workshop) -> None:
+def test_episodes_become_chains_of_the_code_grammar(
+    tasks: TaskSet, workshop: Workshop, tmp_path: Path
+) -> None:
     episodes = workshop.record(tasks, Experts(0.5, 0, 0.1))
-    by_id = {task.id: task for task in tasks}
-    grammar, toolbox_of = load_grammar("code"), lambda _: workshop.toolbox
-    made = workshop.runner.run(distill(episodes, grammar, toolbox_of, by_id))
+    made = distil(tmp_path / "d", episodes, tasks)
+    assert {trajectory.grammar for trajectory in made.kept} == {"code"}
     assert len(made.kept) >= 0.98 * len(tasks), made.funnel
     assert made.funnel["kept_with_corrected_error"] > 0.3 * len(tasks)
 

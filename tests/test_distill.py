@@ -5,15 +5,21 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
+from coa.collect import OnDone
+from coa.distill import stage
 from coa.distill.convert import NotConvertible, convert
 from coa.distill.filters import FilterSettings
-from coa.distill.pipeline import Distilled, distill, keys_of, save_distilled
+from coa.distill.pipeline import Distilled, keys_of
+from coa.distill.stage import DistillSettings
 from coa.engines.scripted import ByteCodec, ScriptedEngine, TextCodec
+from coa.environment import Environment
 from coa.protocol import Grammar, check, load_grammar, parse, system_prompt
 from coa.rewards import exact
 from coa.runtime import Budget, Decoding, run
@@ -22,7 +28,7 @@ from coa.teachers.episode import AgentSpec, Episode, Say, Use
 from coa.teachers.experts import Experts
 from coa.tools import Tool, Toolbox
 from coa.trajectory import Author, Segment, StopReason, Trajectory, load_trajectories
-from scripts import TOOLBOX_OF, episodes_of
+from scripts import TOOLBOX_OF, distil, episodes_of
 
 rows = pytest.importorskip("coa.train.rows")
 
@@ -37,6 +43,7 @@ class Made(NamedTuple):
     tasks: dict[str, Task]
     episodes: dict[str, Episode]
     distilled: Distilled
+    dataset: Path
 
 
 @pytest.fixture(scope="module")
@@ -50,11 +57,17 @@ def recorded() -> tuple[dict[str, Task], list[Episode]]:
 
 
 @pytest.fixture(scope="module", params=GRAMMARS)
-def made(request: pytest.FixtureRequest, recorded: tuple[dict[str, Task], list[Episode]]) -> Made:
+def made(
+    request: pytest.FixtureRequest,
+    recorded: tuple[dict[str, Task], list[Episode]],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Made:
     tasks, episodes = recorded
-    grammar = load_grammar(request.param)
-    distilled = asyncio.run(distill(episodes, grammar, TOOLBOX_OF, tasks))
-    return Made(grammar, tasks, {e.task_id: e for e in episodes}, distilled)
+    folder = tmp_path_factory.mktemp("made") / request.param
+    settings = DistillSettings(grammar=request.param)
+    distilled = distil(folder, episodes, tasks.values(), settings=settings)
+    grammar, by_task = load_grammar(request.param), {e.task_id: e for e in episodes}
+    return Made(grammar, tasks, by_task, distilled, folder / "dataset")
 
 
 def turns_of(trajectory: Trajectory) -> list[str]:
@@ -109,10 +122,12 @@ def test_every_episode_has_a_name_of_its_own() -> None:
     assert keys_of(["a", "a#2", "a", "a#2"]) == ["a", "a#2", "a#3", "a#2#2"]
 
 
-def test_wrong_answers_are_dropped_only_when_the_tasks_are_given(made: Made) -> None:
-    episodes = list(made.episodes.values())
+def test_wrong_answers_are_dropped_only_when_the_tasks_are_given(
+    made: Made, tmp_path: Path
+) -> None:
     wrong = {r["task_id"] for r in made.distilled.rejected if r["reason"] == "wrong answer"}
-    lenient = asyncio.run(distill(episodes, made.grammar, TOOLBOX_OF))
+    settings = DistillSettings(grammar=made.grammar.name)
+    lenient = distil(tmp_path / "unjudged", made.episodes.values(), settings=settings)
     kept = {t.task_id for t in made.distilled.kept}
     assert wrong and {t.task_id for t in lenient.kept} == kept | wrong
 
@@ -217,11 +232,11 @@ def test_sampled_ids_train_as_they_were_sampled(made: Made) -> None:
 # -- prompts and files -----------------------------------------------------------------------
 
 
-def test_the_prompt_that_is_asked_for_opens_the_chain(made: Made) -> None:
+def test_the_prompt_that_is_asked_for_opens_the_chain(made: Made, tmp_path: Path) -> None:
     episode = made.episodes[made.distilled.kept[0].task_id]
     for kind in ("full", "compact"):
-        done = asyncio.run(distill([episode], made.grammar, TOOLBOX_OF, prompt=kind))
-        (trajectory,) = done.kept
+        settings = DistillSettings(grammar=made.grammar.name, prompt=kind)
+        (trajectory,) = distil(tmp_path / kind, [episode], settings=settings).kept
         assert trajectory.prompt == kind
         assert trajectory.segments[0].text == system_prompt(made.grammar, kind)
         task = made.tasks[episode.task_id]
@@ -230,14 +245,16 @@ def test_the_prompt_that_is_asked_for_opens_the_chain(made: Made) -> None:
         assert asyncio.run(again).segments[0].text == trajectory.segments[0].text
 
 
-def test_what_is_distilled_is_saved_with_its_funnel_and_card(made: Made, tmp_path: Path) -> None:
-    save_distilled(tmp_path, made.distilled)
-    assert load_trajectories(tmp_path / "trajectories.jsonl") == made.distilled.kept
-    lines = (tmp_path / "rejected.jsonl").read_text().splitlines()
+def test_what_is_distilled_is_saved_with_its_funnel_and_card(made: Made) -> None:
+    saved = load_trajectories(made.dataset / "trajectories.jsonl")
+    assert saved == made.distilled.kept
+    bound = TOOLBOX_OF(Task("any")).bind(made.grammar)
+    assert all(trajectory.protocol == bound for trajectory in saved)
+    lines = (made.dataset / "rejected.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in lines] == made.distilled.rejected
-    assert json.loads((tmp_path / "funnel.json").read_text()) == made.distilled.funnel
-    assert (tmp_path / "funnel.svg").read_text().startswith("<svg")
-    assert "(funnel.svg)" in (tmp_path / "README.md").read_text()
+    assert json.loads((made.dataset / "funnel.json").read_text()) == made.distilled.funnel
+    assert (made.dataset / "funnel.svg").read_text().startswith("<svg")
+    assert "(funnel.svg)" in (made.dataset / "README.md").read_text()
 
 
 # -- odd episodes ----------------------------------------------------------------------------
@@ -254,6 +271,10 @@ def box(name: str = "wiki_search") -> Toolbox:
     return Toolbox([Tool(name, hostile)])
 
 
+def place(grammar: str) -> Environment:
+    return Environment("hostile", tools=[*box().values()], grammar=grammar)
+
+
 def episode_of(*events: Say | Use, answer: str | None = "Lima") -> Episode:
     agents = [AgentSpec("a", "planner", "Plan.")]
     plan = Say("a", "a", "1. look", facts={"part": "plan"})
@@ -264,9 +285,9 @@ LOOK = Use("a", "wiki_search", "where", HOSTILE)
 
 
 @pytest.mark.parametrize("name", GRAMMARS)
-async def test_a_page_that_holds_tags_converts_and_replays_safely(name: str) -> None:
+def test_a_page_that_holds_tags_converts_and_replays_safely(name: str, tmp_path: Path) -> None:
     grammar = load_grammar(name)
-    distilled = await distill([episode_of(LOOK)], grammar, lambda _: box(), {TASK.id: TASK})
+    distilled = distil(tmp_path / "d", [episode_of(LOOK)], [TASK], env=place(name))
     (trajectory,) = distilled.kept
     parsed = parse(grammar, trajectory.text, env=True)
     assert check(grammar, parsed) is None
@@ -301,18 +322,17 @@ async def test_a_page_that_holds_tags_converts_and_replays_safely(name: str) -> 
         (episode_of(LOOK, answer="Rome"), "wrong answer"),
     ],
 )
-async def test_what_cannot_be_a_chain_is_rejected_with_its_reason(
-    name: str, episode: Episode, reason: str
+def test_what_cannot_be_a_chain_is_rejected_with_its_reason(
+    name: str, episode: Episode, reason: str, tmp_path: Path
 ) -> None:
-    grammar = load_grammar(name)
-    done = await distill([episode], grammar, lambda _: box(), {TASK.id: TASK})
-    wanted = reason.format(name=name, tool=grammar.tool_roles[0])
+    done = distil(tmp_path / "d", [episode], [TASK], env=place(name))
+    wanted = reason.format(name=name, tool=load_grammar(name).tool_roles[0])
     (record,) = done.rejected
     assert not done.kept and wanted in f"{record['reason']}: {record['detail']}"
 
 
-async def test_an_episode_without_its_task_cannot_be_judged() -> None:
-    done = await distill([episode_of(LOOK)], load_grammar("mhqa"), lambda _: box(), {})
+def test_an_episode_without_its_task_cannot_be_judged(tmp_path: Path) -> None:
+    done = distil(tmp_path / "d", [episode_of(LOOK)], [Task("Why?", ("?",))], env=place("mhqa"))
     (record,) = done.rejected
     assert (record["stage"], record["reason"]) == ("convert", "its task is not in the task file")
 
@@ -327,21 +347,22 @@ def test_a_tool_that_the_grammar_does_not_have_is_named() -> None:
     )
 
 
-async def test_blanks_around_an_answer_do_not_matter() -> None:
-    done = await distill(
-        [episode_of(LOOK, answer=" Lima\n")], load_grammar("mhqa"), lambda _: box()
-    )
+def test_blanks_around_an_answer_do_not_matter(tmp_path: Path) -> None:
+    done = distil(tmp_path / "d", [episode_of(LOOK, answer=" Lima\n")], env=place("mhqa"))
     assert [trajectory.answer for trajectory in done.kept] == ["Lima"]
 
 
-async def test_progress_is_told_after_every_episode() -> None:
+def test_progress_is_told_after_every_episode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     told: list[tuple[int, int]] = []
-    await distill(
-        [episode_of(LOOK)] * 2,
-        load_grammar("mhqa"),
-        lambda _: box(),
-        on_done=lambda done, total: told.append((done, total)),
-    )
+
+    @contextmanager
+    def listening(what: str, total: int) -> Iterator[OnDone]:
+        yield lambda done, of: told.append((done, of))
+
+    monkeypatch.setattr(stage, "counted", listening)
+    distil(tmp_path / "d", [episode_of(LOOK)] * 2, env=place("mhqa"))
     assert told == [(1, 2), (2, 2)]
 
 
@@ -435,18 +456,14 @@ def test_a_score_that_contradicts_what_follows_cannot_be_a_chain() -> None:
         convert(episode_of(LOOK, poor, SUGGEST, scored(4)), box().bind(load_grammar("web")))
 
 
-async def test_a_task_with_a_verifier_of_its_own_is_judged_by_it() -> None:
+def test_a_task_with_a_verifier_of_its_own_is_judged_by_it(tmp_path: Path) -> None:
     pytest.importorskip("reasoning_gym")
     (task,) = make_tasks("gym-code", "train", 1, 0)
     for answer, kept in ((task.answers[0], 1), ("no idea", 0)):
         plan = Say("a", "a", "1. look", facts={"part": "plan"})
         agents = [AgentSpec("a", "coder", "Code.")]
         episode = Episode(task.id, task.question, "mine", agents, [plan], answer, meta=task.meta)
-        done = await distill(
-            [episode],
-            load_grammar("code"),
-            lambda _: box(),
-            {task.id: task},
-            filters=FilterSettings(min_tool_calls=0),
-        )
+        filters = FilterSettings(min_tool_calls=0)
+        settings = DistillSettings(tools="recorded", filter=filters)
+        done = distil(tmp_path / str(kept), [episode], [task], settings=settings)
         assert len(done.kept) == kept, done.rejected

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -19,11 +20,15 @@ from coa.runs import dumps
 from coa.tasks import Task, TaskSet, make_tasks
 from coa.teachers import read_options
 from coa.teachers.episode import AgentSpec, Episode, Say, Use, load_episodes
-from coa.teachers.stage import Recorded, rehearse_recording, run_recording
+from coa.teachers.stage import Recorded, Recording, rehearse_recording, run_recording
 from coa.tools import Toolbox
 from coa.trajectory import load_trajectories
 
 ERRING = {"error_rate": 0.4}
+
+
+def of(tasks: Path, teacher: str = "experts", **how: Any) -> Recording:
+    return Recording(tasks=tasks, teacher=teacher, **how)
 
 
 def mixed(n: int = 12) -> list[Task]:
@@ -37,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Tasks of two sets, and what the experts recorded of them."""
     path = tmp_path_factory.mktemp("recorded")
     TaskSet(tuple(mixed())).save(path / "tasks.jsonl")
-    run_recording(path / "tasks.jsonl", path / "e.jsonl", options=ERRING, workers=1)
+    run_recording(of(path / "tasks.jsonl", options=ERRING, workers=1), path / "e.jsonl")
     return path
 
 
@@ -55,7 +60,7 @@ def distil(folder: Path, out: Path, **options: object) -> dict[str, bytes]:
 
 
 def test_one_process_or_two_record_and_distil_the_same_bytes(folder: Path, tmp_path: Path) -> None:
-    run_recording(folder / "tasks.jsonl", tmp_path / "e.jsonl", options=ERRING, workers=2)
+    run_recording(of(folder / "tasks.jsonl", options=ERRING, workers=2), tmp_path / "e.jsonl")
     assert (tmp_path / "e.jsonl").read_bytes() == (folder / "e.jsonl").read_bytes()
     assert distil(folder, tmp_path / "1", workers=1) == distil(folder, tmp_path / "2", workers=2)
 
@@ -67,7 +72,7 @@ def test_timings_stand_apart_one_for_each_task(folder: Path) -> None:
 
 
 def test_a_recording_says_how_experts_and_critics_did(folder: Path) -> None:
-    done = run_recording(folder / "tasks.jsonl", folder / "e.jsonl", options=ERRING)
+    done = run_recording(of(folder / "tasks.jsonl", options=ERRING), folder / "e.jsonl")
     assert isinstance(done, Recorded) and done.episodes == 24
     answered = sum(e.answer is not None for e in load_episodes(folder / "e.jsonl"))
     first, mistakes, critics = done.lines()
@@ -81,9 +86,9 @@ def test_a_file_is_not_recorded_by_two_at_once(folder: Path, tmp_path: Path) -> 
     out = tmp_path / "e.jsonl"
     held = lock(tmp_path / ".e.jsonl.lock", lambda holder: None)
     with pytest.raises(UsageError, match=r"e\.jsonl: in use by another process \(pid \d+\)"):
-        run_recording(folder / "tasks.jsonl", out)
+        run_recording(of(folder / "tasks.jsonl"), out)
     held.close()
-    assert run_recording(folder / "tasks.jsonl", out).episodes == 24
+    assert run_recording(of(folder / "tasks.jsonl"), out).episodes == 24
 
 
 @pytest.mark.parametrize("name", ["q.csv", "q.jsonl"])
@@ -95,7 +100,7 @@ def test_episodes_are_not_recorded_into_the_task_file(tmp_path: Path, name: str)
     for record in (run_recording, rehearse_recording):
         for out in (tasks, link, tmp_path / "nowhere" / ".." / name):
             with pytest.raises(UsageError, match=r"holds the tasks\. Name another file for the ep"):
-                record(tasks, out)
+                record(of(tasks), out)
     assert tasks.read_text() == text and set(tmp_path.iterdir()) == {tasks, link}
 
 
@@ -106,14 +111,14 @@ def test_a_file_of_somebody_else_gets_no_episodes(folder: Path, tmp_path: Path) 
         with pytest.raises(
             UsageError, match=r"notes\.csv: is not a file of JSON lines; name anoth"
         ):
-            record(folder / "tasks.jsonl", mine)
+            record(of(folder / "tasks.jsonl"), mine)
     assert mine.read_text() == "a,b\n1,2" and list(tmp_path.iterdir()) == [mine]
 
 
 def test_episodes_are_not_recorded_into_a_directory(folder: Path, tmp_path: Path) -> None:
     for record in (run_recording, rehearse_recording):
         with pytest.raises(UsageError, match="is a directory, expected a file"):
-            record(folder / "tasks.jsonl", tmp_path)
+            record(of(folder / "tasks.jsonl"), tmp_path)
     assert not list(tmp_path.iterdir()) and not list(tmp_path.parent.glob(f"*{tmp_path.name}.*"))
 
 
@@ -273,7 +278,7 @@ def test_a_misspelt_part_of_a_message_is_named(part: str, said: str, tmp_path: P
 
 def test_the_meta_of_a_task_is_in_its_episode_whatever_a_teacher_returns(tmp_path: Path) -> None:
     TaskSet((Task("Where?", meta={"set": "atlas-web", "level": 2}),)).save(tmp_path / "t.jsonl")
-    run_recording(tmp_path / "t.jsonl", tmp_path / "e.jsonl", f"{__name__}:Forgetful")
+    run_recording(of(tmp_path / "t.jsonl", f"{__name__}:Forgetful"), tmp_path / "e.jsonl")
     (episode,) = load_episodes(tmp_path / "e.jsonl")
     assert episode.meta == {"set": "atlas-web", "level": 2, "mood": "good"}
 
@@ -291,7 +296,7 @@ def test_a_dry_run_writes_nothing_and_says_what_is_left(folder: Path, tmp_path: 
     whole = (folder / "e.jsonl").read_text().splitlines(keepends=True)
     part = tmp_path / "part.jsonl"
     part.write_text("".join(whole[:10]))
-    recording = rehearse_recording(folder / "tasks.jsonl", part, options=ERRING)
+    recording = rehearse_recording(of(folder / "tasks.jsonl", options=ERRING), part)
     said = recording.to_json()
     assert (said["items"], said["done"], said["tried"]) == (24, 10, 14)
     assert "24 tasks, 10 of them done, 14 to do" in recording.lines()
@@ -304,7 +309,7 @@ def test_a_dry_run_of_what_was_killed_says_what_is_left(folder: Path, tmp_path: 
     tasks, whole = folder / "tasks.jsonl", (folder / "e.jsonl").read_bytes()
     torn, out = tmp_path / "e.jsonl", tmp_path / "d"
     torn.write_bytes(whole[:-9])
-    assert rehearse_recording(tasks, torn, options=ERRING).done == 23
+    assert rehearse_recording(of(tasks, options=ERRING), torn).done == 23
     distil(folder, out)
     journal = out / "converted.jsonl"
     journal.write_bytes(journal.read_bytes()[:-9])
@@ -335,6 +340,24 @@ def test_a_grammar_of_ones_own_that_has_changed_is_another_run(
         distil(folder, tmp_path / "d", settings=settings)
 
 
+@pytest.mark.parametrize(
+    ("count", "said"),
+    [
+        (1, "'atlas-mhqa' has no setting 'pasages'. Did you mean 'passages'"),
+        (3, "'atlas-mhqa' has no setting 'pasages'. Did you mean 'passages'"),
+        (24, "none of atlas-mhqa, atlas-web has a setting 'pasages'"),
+    ],
+)
+def test_a_setting_that_no_environment_has_is_refused(
+    count: int, said: str, folder: Path, tmp_path: Path
+) -> None:
+    lines = (folder / "e.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "e.jsonl").write_text("".join(lines[:count]))
+    with pytest.raises(ConfigError, match=said):
+        run_distillation(tmp_path / "e.jsonl", tmp_path / "d", env_settings={"pasages": 3})
+    assert not (tmp_path / "d").exists()
+
+
 # -- what others wrote -----------------------------------------------------------------------
 
 
@@ -361,7 +384,7 @@ def test_a_file_of_something_else_is_not_continued_as_episodes(
         held.write_bytes(other.read_bytes())
         for record in (run_recording, rehearse_recording):
             with pytest.raises(RecordError, match=r"other\.jsonl:1: this is no episode"):
-                record(folder / "tasks.jsonl", held)
+                record(of(folder / "tasks.jsonl"), held)
         assert held.read_bytes() == other.read_bytes()
     with pytest.raises(UsageError, match=r"holds no episode\. Line 1: the episode has no field"):
         run_distillation(chains, tmp_path / "d2")
@@ -390,7 +413,7 @@ def test_what_a_teacher_returns_is_checked(
     monkeypatch.setattr(Stranger, "returned", returned)
     out = tmp_path / "e.jsonl"
     with pytest.raises(UsageError, match=rf"on task \w+, returned {found}, expected its Episode"):
-        run_recording(folder / "tasks.jsonl", out, f"{__name__}:Stranger")
+        run_recording(of(folder / "tasks.jsonl", f"{__name__}:Stranger"), out)
     assert out.read_bytes() == b""
 
 
@@ -401,7 +424,7 @@ def test_halves_of_characters_are_recorded_and_come_back(
     odd = Episode(task.id, task.question, "s", [], [Say("user", "system", "half \ud83d, \u00e9")])
     monkeypatch.setattr(Stranger, "returned", odd)
     TaskSet((task,)).save(tmp_path / "tasks.jsonl")
-    run_recording(tmp_path / "tasks.jsonl", tmp_path / "e.jsonl", f"{__name__}:Stranger")
+    run_recording(of(tmp_path / "tasks.jsonl", f"{__name__}:Stranger"), tmp_path / "e.jsonl")
     assert load_episodes(tmp_path / "e.jsonl") == [odd]
 
 

@@ -26,6 +26,7 @@ from coa.teachers.episode import (
     ModelCall,
     Say,
     Tokens,
+    ToolSpec,
     Use,
     load_episodes,
     read_episodes,
@@ -211,24 +212,29 @@ failures = st.sampled_from([None, "mistake", "failed", "timeout"])
 uses = st.builds(Use, somebody, words.filter(bool), words, words, failures, branch=words)
 
 
-@given(st.lists(says | uses, max_size=4))
-def test_any_episode_comes_back_from_its_line(events: list[Say | Use]) -> None:
-    episode = Episode("t", "q?", "mine", TEAM, events)
+tools = st.builds(ToolSpec, words, words, st.sampled_from(["text", "json"]), words)
+
+
+@given(st.lists(says | uses, max_size=4), st.lists(tools, max_size=2))
+def test_any_episode_comes_back_from_its_line(events: list[Say | Use], had: list[ToolSpec]) -> None:
+    episode = Episode("t", "q?", "mine", TEAM, events, tools=had)
     line = dumps(episode.to_json())
     again = Episode.from_json(json.loads(line))
     assert again == episode and dumps(again.to_json()) == line
 
 
-def test_records_of_the_first_schema_are_read() -> None:
+@pytest.mark.parametrize("schema", [1, 2])
+def test_records_of_earlier_schemas_are_read(schema: int) -> None:
     event = {"kind": "say", "agent": "a", "to": "user", "text": "x", "thought": "", "facts": {}}
     old = {
-        **{"schema": 1, "task_id": "t", "question": "q?", "teacher": "mine", "seed": 0},
+        **{"schema": schema, "task_id": "t", "question": "q?", "teacher": "mine", "seed": 0},
         **{"answer": "x", "error": None, "meta": {}},
         "agents": [{"name": "a", "part": "planner", "system": "A."}],
         "events": [{**event, "erred": False}],
     }
-    assert Episode.from_json(old).events == [Say("a", "user", "x")]
-    assert Episode.from_json(old).to_json()["schema"] == 2
+    read = Episode.from_json(old)
+    assert read.events == [Say("a", "user", "x")] and read.tools == []
+    assert read.to_json()["schema"] == 3
 
 
 @pytest.mark.parametrize(

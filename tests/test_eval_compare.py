@@ -176,7 +176,13 @@ def test_a_summary_of_several_samples_has_a_line_for_each_figure() -> None:
     tasks = [Task(f"{n}?", ("a",), id=f"t{n}", meta={"hops": n}) for n in range(2)]
     made = [chain(task.id, sample, "a", 95) for task in tasks for sample in range(2)]
     scored = [Scored(score) for score in (1.0, 0.0, 0.0, 0.0)]
-    summary, _ = summarise(tasks, made, scored, tariff=Tariff(Price(1.0, 2.0), "EUR"))
+    summary, _ = summarise(
+        tasks,
+        made,
+        scored,
+        tariff=Tariff(Price(1.0, 2.0), "EUR"),
+        groups_of=lambda task: {"hops": str(task.meta["hops"])},
+    )
     seconds = {"n": 4, "mean": 1.5, "p50": 1.0, "p95": 3.0, "concurrency": 8}
     text = "\n".join(shown(120, lambda out: print_summary(out, summary, "runs/x", seconds)))
     for part in (

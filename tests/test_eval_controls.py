@@ -122,7 +122,7 @@ def computing(prompt: str, turn: int) -> str:
 
 
 def test_who_runs_programs_fails_the_controls(tmp_path: Path) -> None:
-    meta = {"set": "gym-code", "reward": "exact"}
+    meta = {"set": "gym-code"}
     asked = [(n, n + 7) for n in (1234, 2345, 3456)]
     tasks = [Task(f"What is {a} * {b}?", (str(a * b),), meta=meta) for a, b in asked]
     TaskSet(tuple(tasks)).save(tmp_path / "tasks.jsonl")
@@ -131,6 +131,7 @@ def test_who_runs_programs_fails_the_controls(tmp_path: Path) -> None:
         settings = EvalSettings(
             model="scripted:unused",
             tasks=str(tmp_path / "tasks.jsonl"),
+            reward="exact",
             observations=observations,
             context=99_999,
             turn_tokens=9999,

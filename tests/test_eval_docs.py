@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from coa.cli import main
-from coa.evaluate.run import GROUPS
+from coa.environment import load_environment
+from coa.environments import NAMES
 from coa.tasks import TaskSet
 from scripts import turns_of
 
@@ -50,7 +51,8 @@ def test_the_commands_run_and_the_tables_name_their_figures(
     summary = json.loads(Path("runs/afm/summary.json").read_text())
     for key in summary.keys() - {"model", "tasks", "reward", "n", "k"}:
         assert f"`{key}`" in PAGE, key
-    for field in GROUPS:
+    groups = [field for name in NAMES for field in load_environment(name).groups]
+    for field in [*groups, "environment"]:
         assert f"`by_{field}`" in PAGE
     for path in Path("runs/afm").iterdir():
         assert f"`{path.name}`" in PAGE or path.name == ".lock"

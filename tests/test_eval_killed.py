@@ -71,7 +71,8 @@ def check_kills(folder: Path, settings: Sequence[str], rollouts: int, kills: int
     assert not (folder / "killed" / "summary.json").exists()
     evaluate("killed")
     whole = files_of(folder / "whole")
-    assert {"manifest.json", "scores.jsonl", "summary.json", "trajectories.jsonl"} == whole.keys()
+    results = {"grammars.json", "manifest.json", "scores.jsonl", "summary.json"}
+    assert whole.keys() == {*results, "trajectories.jsonl"}
     assert whole["trajectories.jsonl"].count(b"\n") == rollouts
     assert files_of(folder / "killed") == whole
     events = (folder / "killed" / "timings.jsonl").read_text()

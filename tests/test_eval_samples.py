@@ -18,6 +18,7 @@ from chat_server import ChatServer
 from coa.distill.chain import Chain
 from coa.engines.base import Completion, OnText, Sampling
 from coa.engines.scripted import ScriptedEngine
+from coa.environment import open_environments
 from coa.errors import ConfigError
 from coa.estimates import bootstrap, estimate, wilson
 from coa.evaluate.run import summarise
@@ -32,6 +33,7 @@ from coa.evaluate.samples import (
 )
 from coa.evaluate.stage import EvalSettings, run_eval
 from coa.rewards import Scored
+from coa.rollouts import choose_environments
 from coa.runs import Json, read_jsonl
 from coa.tasks import Task, TaskSet
 from coa.trajectory import StopReason, Trajectory
@@ -295,17 +297,19 @@ def test_a_choice_that_cannot_be_made_is_refused_before_any_work(
     assert not (tmp_path / "a" / "run").exists()
 
 
-def test_tasks_are_grouped_by_what_they_say_of_themselves() -> None:
+async def test_tasks_are_grouped_by_what_they_say_of_themselves() -> None:
     metas: list[Json] = [
         {"world": 0, "family": "f", "phrasing_heldout": True},
         {"world": 7, "set": "atlas-web", "hops": 2},
         {"set": "gaia", "level": 3},
         {},
     ]
-    tasks = [Task(f"{n}?", ("a",), id=f"t{n}", meta=meta) for n, meta in enumerate(metas)]
-    made = [Trajectory(task.id, task.question, "mhqa", answer="a") for task in tasks]
+    named = [Task(f"{n}?", ("a",), id=f"t{n}", meta=meta) for n, meta in enumerate(metas)]
+    made = [Trajectory(task.id, task.question, "mhqa", answer="a") for task in named]
     scored = [Scored(score) for score in (1.0, 0.0, 1.0, 0.0)]
-    summary, records = summarise(tasks, made, scored)
+    environments, tasks = choose_environments((), TaskSet(tuple(named)))
+    async with open_environments(environments, tasks) as opened:
+        summary, records = summarise(tasks, made, scored, groups_of=opened.groups_of)
     found = {
         field: {name: (group["n"], group["accuracy"]) for name, group in summary[field].items()}
         for field in summary
@@ -317,6 +321,11 @@ def test_tasks_are_grouped_by_what_they_say_of_themselves() -> None:
         "by_phrasing_heldout": {"True": (1, 1.0)},
         "by_world": {"0": (1, 1.0), "7": (1, 0.0)},
         "by_level": {"3": (1, 1.0)},
-        "by_set": {"atlas-mhqa": (1, 1.0), "atlas-web": (1, 0.0), "gaia": (1, 1.0)},
+        "by_set": {"gaia": (1, 1.0)},
+        "by_environment": {"atlas-mhqa": (1, 1.0), "atlas-web": (1, 0.0), "search": (2, 0.5)},
     }
-    assert records[2]["groups"] == {"level": "3", "set": "gaia"} and "groups" not in records[3]
+    assert records[2]["groups"] == {"level": "3", "set": "gaia", "environment": "search"}
+    environments, alone = choose_environments((), TaskSet((named[3],)))
+    async with open_environments(environments, alone) as opened:
+        summary, records = summarise(alone, made[3:], scored[3:], groups_of=opened.groups_of)
+    assert "groups" not in records[0] and not any(key.startswith("by_") for key in summary)

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coa.distill.chain import bound_grammar
 from coa.errors import ConfigError
 from coa.evaluate.spending import calls_by_agent, calls_of, find_tariff, latency, money
 from coa.trajectory import StopReason, Trajectory, Usage
@@ -36,7 +35,7 @@ def test_the_calls_that_are_read_are_those_that_were_made(
 ) -> None:
     turns = [TURNS[grammar][place % len(TURNS[grammar])] for place in places]
     played = asyncio.run(play(turns, grammar=grammar, turns=6, turn_tokens=turn_tokens))
-    called = calls_of(played, bound_grammar(played))
+    called = calls_of(played)
     assert len(called) == played.usage.tool_calls
     assert {call.role for call in called} <= set(played.tools)
 
@@ -45,14 +44,14 @@ async def test_calls_are_counted_by_agent() -> None:
     two = await play([REPLAN, CRAWL, CRAWL], grammar="web", turns=3)
     none = await play([""], grammar="web", turns=1)
     assert two.usage.tool_calls == 3
-    assert calls_by_agent([two, none], bound_grammar) == {"crawl_page": 1.0, "web_search": 0.5}
+    assert calls_by_agent([two, none]) == {"crawl_page": 1.0, "web_search": 0.5}
 
 
 async def test_a_call_that_a_budget_cut_is_not_counted() -> None:
     whole = SEARCH.format("x")
     cut = await play([whole], turn_tokens=len(whole) - 3)
     assert (cut.stop, cut.usage.tool_calls) == (StopReason.TOKENS, 0)
-    assert calls_of(cut, bound_grammar(cut)) == []
+    assert calls_of(cut) == []
 
 
 # -- money -----------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import signal
@@ -13,20 +14,23 @@ from pathlib import Path
 
 import pytest
 
-from coa.attempts import Grammars, attempt_all, choose_grammar, choose_grammars, choose_prompt
 from coa.corpus.reading import read
 from coa.engines.scripted import ScriptedEngine
+from coa.environment import Environment, load_environment, open_environments
 from coa.errors import ConfigError, RecordError, UsageError
 from coa.estimates import wilson
 from coa.evaluate.run import compare, save_summary, summarise
 from coa.evaluate.stage import EvalSettings, run_eval
 from coa.rewards import Scored, exact
+from coa.rollouts import choose_environments, choose_prompt, default_environments, roll_out_all
 from coa.runtime import Budget, Decoding
 from coa.tasks import Task, TaskSet, make_tasks
+from coa.tools.base import Tool
 from coa.trajectory import StopReason, Trajectory, Usage, load_trajectories
 from playing import AGAIN, ANSWER, MHQA, SEARCH, FailingEngine, box
-from scripts import TOOLBOX_OF, write_script
+from scripts import write_script
 
+OURS = Environment("ours", tools=[*box("mhqa").values()], grammar=MHQA, groups=("family", "hops"))
 CLOSED = "<think>t</think><plan>p</plan><think>u</think><answer>{}</answer>"
 
 
@@ -46,15 +50,17 @@ async def test_every_task_counts_whatever_became_of_it(tmp_path: Path) -> None:
         "hanging?": ["hang"],
     }
     tasks = [Task(question, ("Paris",), meta={"family": "f"}) for question in scripts]
-    trajectories = await attempt_all(
-        tasks,
-        FailingEngine(scripts),
-        Grammars((MHQA,)),
-        lambda task: box("mhqa"),
-        tmp_path,
-        budget=Budget(seconds=1.0, turns=4),
-    )
-    summary, records = summarise(tasks, trajectories, by_exact(tasks, trajectories))
+    async with OURS.open() as opened:
+        trajectories = await roll_out_all(
+            tasks,
+            FailingEngine(scripts),
+            opened,
+            tmp_path,
+            budget=Budget(seconds=1.0, turns=4),
+        )
+        summary, records = summarise(
+            tasks, trajectories, by_exact(tasks, trajectories), groups_of=opened.groups_of
+        )
     assert [record["score"] for record in records] == [1.0] + [0.0] * 8
     assert summary["n"] == summary["by_family"]["f"]["n"] == 9
     assert summary["accuracy"] == round(1 / 9, 4)
@@ -86,6 +92,10 @@ def attempt(task: Task, sample: int, answer: str | None, tokens: int) -> Traject
     )
 
 
+def hops_of(task: Task) -> dict[str, str]:
+    return {"hops": str(task.meta["hops"])}
+
+
 def test_with_several_samples_a_task_counts_its_mean() -> None:
     one, two, none = (Task(f"{n}?", ("a",), meta={"hops": n}) for n in (1, 2, 3))
     made = [
@@ -94,7 +104,7 @@ def test_with_several_samples_a_task_counts_its_mean() -> None:
         attempt(two, 0, "a", 30),
         attempt(two, 1, None, 40),
     ]
-    summary, records = summarise([one, two], made, by_exact([one, two], made))
+    summary, records = summarise([one, two], made, by_exact([one, two], made), groups_of=hops_of)
     assert (summary["n"], summary["k"], summary["accuracy"]) == (2, 2, 0.75)
     assert summary["tokens_per_task"] == 2 * (10 + 20 + 30 + 40) / 4
     assert summary["tokens_per_solved"] == round(200 / 3, 1)
@@ -133,15 +143,10 @@ def test_a_rollout_may_write_as_much_as_its_context_holds() -> None:
 async def test_samples_differ_in_their_key_and_stand_in_order(tmp_path: Path) -> None:
     tasks = [Task(f"{n}?", ("Paris",)) for n in range(4)]
     engine = ScriptedEngine([SEARCH.format("x"), ANSWER])
-    trajectories = await attempt_all(
-        tasks,
-        engine,
-        Grammars((MHQA,)),
-        lambda _: box("mhqa"),
-        tmp_path,
-        k=3,
-        decoding=Decoding(seed=5),
-    )
+    async with OURS.open() as opened:
+        trajectories = await roll_out_all(
+            tasks, engine, opened, tmp_path, k=3, decoding=Decoding(seed=5)
+        )
     order = [(task.id, sample) for task in tasks for sample in range(3)]
     assert [(t.task_id, t.sample) for t in trajectories] == order
     assert load_trajectories(tmp_path / "trajectories.jsonl") == trajectories
@@ -161,20 +166,26 @@ async def test_a_rollout_that_was_interrupted_is_done_again_and_a_failed_one_is_
     failed.stop = StopReason.ENGINE_FAILED
     path.write_text("".join(json.dumps(t.to_json()) + "\n" for t in (cut, failed)))
     engine = ScriptedEngine([SEARCH.format("x"), ANSWER])
-    done = await attempt_all(tasks, engine, Grammars((MHQA,)), lambda _: box("mhqa"), tmp_path)
+    async with OURS.open() as opened:
+        done = await roll_out_all(tasks, engine, opened, tmp_path)
     assert [t.stop for t in done] == [StopReason.ANSWERED, StopReason.ENGINE_FAILED]
 
 
 async def test_tools_are_chosen_without_gold(tmp_path: Path) -> None:
     seen: list[Task] = []
 
-    def toolbox_of(task: Task) -> object:
+    def tools(task: Task) -> list[Tool]:
         seen.append(task)
-        return box("mhqa")
+        return [*box("mhqa").values()]
+
+    def setup(task: Task) -> None:
+        seen.append(task)
 
     task = Task("q?", ("Paris",), gold={"hops": ["France"]})
-    await attempt_all([task], ScriptedEngine([ANSWER]), Grammars((MHQA,)), toolbox_of, tmp_path)  # type: ignore[arg-type]
-    assert seen == [task.public()]
+    env = Environment("ours", tools=tools, grammar=MHQA, setup=setup)
+    async with env.open([task]) as opened:
+        await roll_out_all([task], ScriptedEngine([ANSWER]), opened, tmp_path)
+    assert len(seen) >= 2 and all(each == task.public() for each in seen)
 
 
 # -- the stage -------------------------------------------------------------------------------
@@ -315,8 +326,9 @@ def test_the_grammar_and_the_prompt_fit_the_model(tmp_path: Path) -> None:
         ("hf:a/b", "mhqa", "full"),
     ):
         assert choose_prompt("auto", model) == kind
-        assert choose_grammar("auto", model).name == grammar
-        assert choose_grammar("code", model).name == "code"
+        assert [env.value().name for env in default_environments((), model=model)] == [grammar]
+        chosen = default_environments((), model=model, grammar="code")
+        assert [env.value().name for env in chosen] == ["code"]
         assert (choose_prompt("full", model), choose_prompt("compact", model)) == (
             "full",
             "compact",
@@ -328,28 +340,70 @@ def test_an_adapter_of_several_grammars_answers_each_task_in_that_of_its_set(
 ) -> None:
     both = adapter_trained_on(tmp_path / "a", grammar=["code", "mhqa"], prompt="compact")
     gym, plain = Task("2 + 2?", meta={"set": "gym-code"}), Task("Where?")
-    chosen = choose_grammars("auto", both, [plain, gym, plain])
-    assert (chosen.of(gym).name, chosen.of(plain).name) == ("code", "mhqa")
-    assert chosen.names == ["code", "mhqa"]
-    assert chosen.single is None
-    assert choose_grammars("auto", both, [gym]).names == "code"
-    assert choose_grammars("react", both, [gym, plain]).names == "react"
-    assert choose_grammar("auto", both).name == "mhqa"
+
+    def names(*tasks: Task, grammar: str = "auto") -> dict[str, str]:
+        """Question -> the grammar that it is answered in."""
+        environments, found = choose_environments((), TaskSet(tasks), grammar=grammar, model=both)
+        return grammars_of(environments, found)
+
+    assert names(plain, gym) == {plain.question: "mhqa", gym.question: "code"}
+    assert names(gym) == {gym.question: "code"}
+    assert set(names(gym, plain, grammar="react").values()) == {"react"}
+    assert [env.value().name for env in default_environments((), model=both)] == ["mhqa"]
     with pytest.raises(ConfigError, match=r"the grammars code, mhqa, and the tasks are made for w"):
-        choose_grammars("auto", both, [Task("Who?", meta={"set": "atlas-web"})])
+        names(Task("Who?", meta={"set": "atlas-web"}))
 
 
-def test_tasks_may_be_made_for_a_preset_and_for_a_grammar_of_a_file(tmp_path: Path) -> None:
+def test_the_tasks_of_a_run_are_those_of_their_file(tmp_path: Path) -> None:
+    """So that whoever reads the run later finds them, also where they are of several sets."""
+    asked, path = "What is the capital of Peru?", tmp_path / "tasks.jsonl"
+    sets = ({"world": 0}, {"set": "atlas-web"}, {})
+    made = [Task(asked, ("Lima",), id=f"t{n}", meta=meta) for n, meta in enumerate(sets)]
+    TaskSet(tuple(made)).save(path)
+    chosen = EvalSettings(model="scripted:unused", tasks=str(path), context=9999)
+    engine = ScriptedEngine([CLOSED.format("Lima")] * 3)
+    summary = run_eval(chosen, tmp_path / "run", engine=engine, quiet=True)
+    assert set(summary["by_environment"]) == {"atlas-mhqa", "atlas-web", "search"}
+    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    assert manifest["inputs"]["tasks"] == TaskSet.load(path).fingerprint()
+
+
+def grammars_of(environments: Sequence[Environment], tasks: TaskSet) -> dict[str, str]:
+    """Question -> the grammar that it is answered in."""
+
+    async def found() -> dict[str, str]:
+        async with open_environments(environments, tasks, dry=True) as opened:
+            return {each.question: opened.of(each).value().name for each in tasks}
+
+    return asyncio.run(found())
+
+
+async def test_tasks_may_be_made_for_a_preset_and_for_a_grammar_of_a_file(tmp_path: Path) -> None:
     own = tmp_path / "own.toml"
     text = resources.files("coa.protocol").joinpath("presets/mhqa.toml").read_text("utf-8")
     own.write_text(text.replace('"mhqa"', '"mine"', 1), encoding="utf-8")
-    plain, mine = Task("Where?"), Task("Where?", id="m", meta={"grammar": str(own)})
-    chosen = choose_grammars("auto", "untrained", [plain, mine])
-    assert (chosen.of(plain).name, chosen.of(mine).name) == ("mhqa", "mine")
-    assert chosen.named("mine") is chosen.of(mine)
-    own.write_text(text, encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"2 grammars that are called mhqa\. Rename one"):
-        choose_grammars("auto", "untrained", [plain, mine])
+    tasks = TaskSet((Task("Where?"), Task("Where?", id="m", meta={"grammar": str(own)})))
+    environments, (plain, mine) = choose_environments((), tasks, model="untrained")
+    async with open_environments(environments, [plain, mine]) as opened:
+        assert (opened.of(plain).value().name, opened.of(mine).value().name) == ("mhqa", "mine")
+        assert opened.grammar_names == ["mhqa", "mine"]
+
+
+async def test_grammars_that_are_called_the_same_are_told_apart(tmp_path: Path) -> None:
+    own = tmp_path / "own.toml"
+    text = resources.files("coa.protocol").joinpath("presets/mhqa.toml").read_text("utf-8")
+    own.write_text(text.replace('start = ["plan"]', 'start = ["plan", "answer"]'), encoding="utf-8")
+    tasks = TaskSet((Task("Where?"), Task("Where?", id="m", meta={"grammar": str(own)})))
+    environments, chosen = choose_environments((), tasks, model="untrained")
+    engine = ScriptedEngine([ANSWER] * 3)
+    async with open_environments(environments, chosen) as opened:
+        made = await roll_out_all(chosen, engine, opened, tmp_path)
+    assert [each.stop for each in made] == [StopReason.MALFORMED, StopReason.ANSWERED]
+    read = load_trajectories(tmp_path)
+    assert [(each.grammar, each.protocol.start) for each in read] == [
+        ("mhqa", ("plan",)),
+        ("mhqa", ("plan", "answer")),
+    ]
 
 
 # -- controls --------------------------------------------------------------------------------
@@ -444,7 +498,8 @@ def test_a_comparison_of_two_real_runs(folder: Path, tmp_path: Path) -> None:
     assert row["difference"] == -0.5 and row["p_value"] == round(2 / 2**12, 5)
 
 
-def test_the_tools_of_a_task_are_those_of_its_world() -> None:
-    search = TOOLBOX_OF(Task("q?"))["wiki_search"]
-    assert TOOLBOX_OF(Task("q?", meta={"world": 0}))["wiki_search"] is search
-    assert TOOLBOX_OF(Task("q?", meta={"world": 7}))["wiki_search"] is not search
+async def test_the_tools_of_a_task_are_those_of_its_world() -> None:
+    async with load_environment("search").open() as opened:
+        search = (await opened.toolbox(Task("q?")))["wiki_search"]
+        assert (await opened.toolbox(Task("q?", meta={"world": 0})))["wiki_search"] is search
+        assert (await opened.toolbox(Task("q?", meta={"world": 7})))["wiki_search"] is not search

@@ -12,16 +12,15 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from coa.attempts import Grammars  # noqa: E402
 from coa.distill.convert import convert  # noqa: E402
 from coa.engines.base import Completion, OnText, Sampling  # noqa: E402
 from coa.engines.local import LocalEngine  # noqa: E402
+from coa.environment import Environment, load_environment, open_environments  # noqa: E402
 from coa.protocol import load_grammar  # noqa: E402
-from coa.rewards import open_reward  # noqa: E402
+from coa.rewards import RewardSettings  # noqa: E402
 from coa.runtime import Budget, Decoding  # noqa: E402
 from coa.tasks import make_tasks  # noqa: E402
 from coa.tasks.task import Task  # noqa: E402
-from coa.tools.kits import open_kit  # noqa: E402
 from coa.train.experience import experience_of, look_before, sampled_logprobs  # noqa: E402
 from coa.train.groups import Drawn, Sampler, TaskStream  # noqa: E402
 from coa.train.improver import Improver  # noqa: E402
@@ -88,18 +87,23 @@ def check_rows(drawn: Drawn, engine: Recording, policy: Policy) -> dict[str, flo
 
 
 async def draw(
-    engine: Recording, policy: Policy, tasks: list[Task], root: Path, **parts: object
+    engine: Recording,
+    policy: Policy,
+    tasks: list[Task],
+    root: Path,
+    env: Environment,
+    budget: Budget,
 ) -> Drawn:
     await engine.load(policy.adapter(), "update-0")
-    async with open_reward("exact") as reward:
+    async with open_environments((env,), tasks, reward=RewardSettings("exact")) as opened:
         sampler = Sampler(
             TaskStream(tasks, 0),
             engine,
-            reward=reward,
-            decoding=Decoding(temperature=TEMPERATURE, seed=1),
+            opened,
+            budget,
+            Decoding(temperature=TEMPERATURE, seed=1),
             directory=root,
             group_size=4,
-            **parts,  # type: ignore[arg-type]
         )
         drawn = await sampler.draw(1, 0, 50, refills=0)
     await engine.close()
@@ -115,47 +119,28 @@ def test_every_row_of_an_update_of_200_rollouts_is_what_the_engine_sampled(
     policy = Policy(f"hf:{model}+{adapter}", max_length=256)
     engine = Recording(f"hf:{model}", dtype="float32", slots=64, context=192, threads=1)
     budget = Budget(turns=4, turn_tokens=24, tokens=64, context=192)
-    drawn = asyncio.run(
-        draw(
-            engine,
-            policy,
-            toy_tasks(50),
-            tmp_path / "rollouts",
-            grammars=Grammars((GRAMMAR,)),
-            toolbox_of=toy_toolbox,
-            budget=budget,
-        )
-    )
+    env = Environment("toy", tools=lambda task: [*toy_toolbox(task).values()], grammar=GRAMMAR)
+    drawn = asyncio.run(draw(engine, policy, toy_tasks(50), tmp_path / "rollouts", env, budget))
     found = check_rows(drawn, engine, policy)
     assert found["rows"] == 200 and found["widest"] < 1e-4
     assert found["observed"] > 200, "most rollouts have observations, some several"
     lively = any(not group.flat for group in drawn.all)
     experience = experience_of(drawn.all, row_maker(policy.codec), SETTINGS, 64)
-    steps, metrics = Improver(policy, SETTINGS, TEMPERATURE).improve(
-        experience, Grammars((GRAMMAR,)), 0
-    )
+    steps, metrics = Improver(policy, SETTINGS, TEMPERATURE).improve(experience, 0)
     assert lively and len(steps) == 2
     assert metrics[0].sampler_gap_max < 1e-4 and metrics[0].ratio_max < 1 + 1e-3
 
 
 @pytest.mark.slow
 def test_the_same_with_the_real_model_and_the_atlas(tmp_path: Path) -> None:
-    mhqa = load_grammar("mhqa")
     adapter = taught(tmp_path / "sft")
     policy = Policy(f"smollm2-135m+{adapter}", max_length=1024)
     engine = Recording("smollm2-135m", dtype="float32", slots=64, context=1024)
     tasks = list(make_tasks("atlas-mhqa", "train", 50, 2, families=FAMILIES))
-    parts = {
-        "grammars": Grammars((mhqa,)),
-        "budget": Budget(turns=4, turn_tokens=96, tokens=224, context=1024),
-    }
-
-    async def go() -> Drawn:
-        async with open_kit(tasks, None, mhqa) as toolbox_of:
-            where = tmp_path / "rollouts"
-            return await draw(engine, policy, tasks, where, toolbox_of=toolbox_of, **parts)
-
-    found = check_rows(asyncio.run(go()), engine, policy)
+    budget = Budget(turns=4, turn_tokens=96, tokens=224, context=1024)
+    env = load_environment("atlas-mhqa")
+    drawn = asyncio.run(draw(engine, policy, tasks, tmp_path / "rollouts", env, budget))
+    found = check_rows(drawn, engine, policy)
     assert found["rows"] == 200 and found["observed"] > 100, found
     assert found["widest"] < 1e-4, found
 

@@ -17,10 +17,11 @@ import pytest
 
 import coa
 from coa.distill.stage import run_distillation
+from coa.errors import RecordError
 from coa.protocol import PRESETS, grammar_from_toml, load_grammar
-from coa.runs import dumps
+from coa.runs import Json, dumps
 from coa.tasks import Task, TaskSet
-from coa.teachers.episode import AgentSpec, Episode, ModelCall, Say, Use
+from coa.teachers.episode import AgentSpec, Episode, ModelCall, Say, ToolSpec, Use
 
 ROOT = Path(__file__).resolve().parent.parent
 LONGER = {"rl_loop": "tests/test_rl_example.py"}
@@ -111,6 +112,15 @@ def test_the_episode_in_the_documentation_becomes_the_chain_beside_it(tmp_path: 
     assert chain.text == shown("distillation.md", "chain").rstrip()
 
 
+def is_needed(name: str, record: Json) -> bool:
+    """Whether an episode without this field cannot be read."""
+    try:
+        Episode.from_json({key: value for key, value in record.items() if key != name})
+    except (KeyError, RecordError):
+        return True
+    return False
+
+
 def test_the_table_of_the_fields_of_an_episode_is_the_truth() -> None:
     page = (ROOT / "docs" / "distillation.md").read_text(encoding="utf-8")
     table = page[page.index("| of | field | |") : page.index("Without `given`")]
@@ -120,8 +130,9 @@ def test_the_table_of_the_fields_of_an_episode_is_the_truth() -> None:
         of = stated.strip() or of
         told.setdefault(of, []).extend(re.findall(r"\[?`\w+`\]?", names))
     episode = Episode("t", "q", "t", []).to_json()
-    assert sorted(told.pop("episode")) == sorted(f"`{name}`" for name in episode)
-    kinds = {"agent": AgentSpec, "say": Say, "use": Use, "call": ModelCall}
+    wanted = [f"`{name}`" if is_needed(name, episode) else f"[`{name}`]" for name in episode]
+    assert sorted(told.pop("episode")) == sorted(wanted)
+    kinds = {"agent": AgentSpec, "tool": ToolSpec, "say": Say, "use": Use, "call": ModelCall}
     assert set(told) == set(kinds)
     for of, kind in kinds.items():
         wanted = ["`kind`"] if of in ("say", "use") else []
@@ -138,7 +149,8 @@ def test_every_public_name_resolves_to_where_it_is_defined() -> None:
     assert sorted(coa.__all__) == list(coa.__all__)
     assert set(dir(coa)) == {*coa.__all__, "__version__"}
     for name in coa.__all__:
-        assert getattr(coa, name) is not None
+        found = getattr(coa, name)
+        assert found is not None and not inspect.ismodule(found), "a module took its name"
     with pytest.raises(AttributeError, match="module 'coa' has no attribute 'Grammer'"):
         coa.Grammer  # noqa: B018
 

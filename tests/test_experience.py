@@ -33,7 +33,7 @@ from coa.train.rl_settings import RlSettings  # noqa: E402
 from coa.train.rows import row_maker  # noqa: E402
 from coa.train.value_head import ValueHead  # noqa: E402
 from coa.trajectory import StopReason  # noqa: E402
-from rl_parts import CALL, GRAMMARS, WHOLE, group_of, made, side_by_side  # noqa: E402
+from rl_parts import CALL, WHOLE, group_of, made, side_by_side  # noqa: E402
 
 ROW = row_maker(ByteCodec())
 GOOD, BAD = WHOLE.format("good"), WHOLE.format("bad")
@@ -46,7 +46,7 @@ def taken(*groups: Group, limit: int = 1000, loss: Any = None, **settings: Any) 
 
 def assigned(*groups: Group, loss: Any = None, limit: int = 1000, **settings: Any) -> Experience:
     found = taken(*groups, loss=loss, limit=limit, **settings)
-    assign_advantages(found, GRAMMARS, RlSettings(loss=loss or RlLossSettings(), **settings))
+    assign_advantages(found, RlSettings(loss=loss or RlLossSettings(), **settings))
     return found
 
 
@@ -193,7 +193,7 @@ def test_a_divergence_in_the_reward_is_taken_off_before_rewards_are_compared(
 ) -> None:
     loss = RlLossSettings(kl=0.1, kl_place="reward", kl_estimator=estimator)
     found = with_reference(taken(group_of((made(GOOD), 1.0), (made(BAD), 0.0)), loss=loss))
-    assign_advantages(found, GRAMMARS, RlSettings(loss=loss))
+    assign_advantages(found, RlSettings(loss=loss))
     taken_off = [
         0.1 * float(kl_estimate(sampled_logprobs(s), s.reference, estimator).sum())
         for s in found.samples
@@ -209,7 +209,7 @@ def test_with_a_value_head_rewards_and_divergence_go_through_gae_over_the_models
     found = with_reference(taken(group, loss=loss, group_size=2))
     for sample in found.samples:
         sample.values = torch.linspace(0, 0.5, len(sample.trained))
-    assign_advantages(found, GRAMMARS, RlSettings(loss=loss, group_size=2))
+    assign_advantages(found, RlSettings(loss=loss, group_size=2))
     pieces = []
     for place, sample in enumerate(found.samples):
         count = len(sample.trained)
@@ -229,7 +229,7 @@ def test_with_a_value_head_one_rollout_of_a_task_is_enough() -> None:
     loss = preset("ppo")
     found = taken(group_of((made(GOOD), 1.0)), loss=loss, group_size=1)
     found.samples[0].values = torch.zeros(len(found.samples[0].trained))
-    assign_advantages(found, GRAMMARS, RlSettings(loss=loss, group_size=1))
+    assign_advantages(found, RlSettings(loss=loss, group_size=1))
     assert not left_out(found) and found.samples[0].advantages is not None
 
 

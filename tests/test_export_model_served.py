@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from coa.attempts import choose_prompt
 from coa.engines import Completion, Engine, Sampling, load_engine, store
+from coa.environment import load_environment
 from coa.protocol import load_grammar, system_prompt
-from coa.runtime import Budget, Decoding, run
+from coa.rollouts import choose_prompt
+from coa.runtime import Budget, Decoding
 from coa.tasks import make_tasks
-from coa.tools.kits import KitSettings, open_kit
 from coa.trajectory import Trajectory
 from test_llama_server import ref  # noqa: F401  # a server, for the file of the fixture below
 
@@ -115,17 +115,10 @@ def test_rollouts_through_the_server_end_in_the_same_answers(
     decoding = Decoding(prompt=choose_prompt("auto", MODEL))
 
     async def answers(engine: Engine) -> list[Trajectory]:
-        async with open_kit(tasks, KitSettings(), GRAMMAR) as toolbox_of:
+        env = load_environment("atlas-mhqa", grammar=GRAMMAR.name)
+        async with env.open(tasks) as opened:
             return [
-                await run(
-                    task.public(),
-                    engine,
-                    GRAMMAR,
-                    toolbox_of(task),
-                    budget=budget,
-                    decoding=decoding,
-                )
-                for task in tasks
+                await opened.play(task, engine, budget=budget, decoding=decoding) for task in tasks
             ]
 
     ours, theirs = (asyncio.run(answers(engine)) for engine in engines)

@@ -13,6 +13,9 @@ import pytest
 from coa.distill.exports import FORMATS, Format, check_markers, export
 from coa.engines.codec import Codec
 from coa.errors import ModelError, RecordError, UsageError
+from coa.protocol import load_grammar
+from coa.protocol.book import GrammarBook
+from coa.runs import Json
 from coa.tasks import Task, TaskSet
 from coa.train.export import row_maker, run_export
 from coa.trajectory import Author, Segment, StopReason, Trajectory, save_trajectories
@@ -179,17 +182,25 @@ def test_a_tokenizer_without_a_chat_template_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_grammar_of_ones_own_needs_its_file_where_its_tags_matter(tmp_path: Path) -> None:
-    own = replace(short_chain(), grammar="mine")
-    with pytest.raises(UsageError, match=r"'mine' is not a grammar.*--grammar FILE\.toml"):
-        export([own], "alpaca", tmp_path)
-    assert export([own], "trl", tmp_path, note=lambda line: None)["rows"] == 1
     file = tmp_path / "mine.toml"
     file.write_text(
-        'name = "mine"\nstart = ["look"]\n[roles.look]\nkind = "tool"\nnext = ["answer"]\n'
+        'name = "mine"\nstart = ["tool"]\n[roles.wiki_search]\nkind = "tool"\nnext = ["answer"]\n'
         '[roles.answer]\nkind = "answer"\n'
     )
-    done = export([own], "alpaca", tmp_path, grammar=str(file), note=lambda line: None)
-    assert done["rows"] == 1 and done["grammar"] == "mine"
+    mine = load_grammar(str(file))
+    own = replace(short_chain(), grammar="mine", grammar_id=mine.fingerprint())
+    save_trajectories(tmp_path / "trajectories.jsonl", [own])
+
+    def exported(to: Format, **how: str) -> Json:
+        return run_export(tmp_path, to, tmp_path / to, note=lambda line: None, **how)
+
+    with pytest.raises(RecordError, match=r"the grammar 'mine' \(\w+\) is not stored beside the"):
+        exported("alpaca")
+    assert exported("trl")["rows"] == 1
+    GrammarBook([mine]).save(tmp_path)
+    for asked in ("", "mine", str(file)):
+        done = exported("alpaca", grammar=asked)
+        assert done["rows"] == 1 and done["grammar"] == "mine"
 
 
 # -- files and the command -------------------------------------------------------------------

@@ -16,18 +16,18 @@ from hypothesis import strategies as st
 pytest.importorskip("torch")
 
 from coa.errors import ConfigError
-from coa.rewards import open_reward
+from coa.rewards import RewardSettings
 from coa.train.groups import Drawn, TaskStream, has_void_turn
 from coa.train.processes import Processes
 from coa.trajectory import StopReason, load_trajectories
 from rl_parts import (
     CALL,
-    GRAMMARS,
     WHOLE,
     Told,
     group_of,
     made,
     make_sampler,
+    opened,
     questions,
     side_by_side,
 )
@@ -230,11 +230,12 @@ async def test_a_reward_that_is_no_number_names_task_and_reward_and_loses_no_rol
 ) -> None:
     tasks = questions(2)
     engine = Told([t.question for t in tasks], mixed)
-    async with open_reward("test_groups:no_number") as reward:
+    (env,), reward = opened().environments, RewardSettings("test_groups:no_number")
+    async with env.open(reward=reward) as judged:
         with pytest.raises(
             ConfigError, match=r"reward 'test_groups:no_number', on task t\d: found nan"
         ):
-            await make_sampler(tasks, engine, tmp_path, reward=reward).draw(1, 0, 2, refills=0)
+            await make_sampler(tasks, engine, tmp_path, opened=judged).draw(1, 0, 2, refills=0)
     assert len(load_trajectories(tmp_path / "0000001-0.jsonl")) == 8
     again = Told([t.question for t in tasks], mixed)
     await make_sampler(tasks, again, tmp_path).draw(1, 0, 2, refills=0)
@@ -282,7 +283,7 @@ async def test_processes_share_the_tasks_and_all_get_all_groups_in_order(
 def test_a_void_turn_neither_calls_nor_answers_and_was_not_cut(
     turns: tuple[str, ...], stop: StopReason, void: bool
 ) -> None:
-    assert has_void_turn(GRAMMARS, made(*turns, stop=stop)) == void
+    assert has_void_turn(made(*turns, stop=stop)) == void
 
 
 async def test_what_is_drawn_is_what_the_files_say(tmp_path: Path) -> None:

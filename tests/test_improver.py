@@ -23,7 +23,7 @@ from coa.train.policy import Policy  # noqa: E402
 from coa.train.processes import Processes  # noqa: E402
 from coa.train.rl_settings import RlSettings  # noqa: E402
 from coa.train.rows import row_maker  # noqa: E402
-from rl_parts import CALL, GRAMMARS, WHOLE, group_of, made, side_by_side  # noqa: E402
+from rl_parts import CALL, WHOLE, group_of, made, side_by_side  # noqa: E402
 
 ROW = row_maker(ByteCodec())
 A, B, C = (WHOLE.format(text) for text in ("a", "bb bb", "ccc ccc ccc"))
@@ -88,7 +88,7 @@ def gradients(
     if force:
         improver._says_something = lambda sample: True  # type: ignore[method-assign]
     found = experience_of(groups, ROW, settings, 200)
-    improver.improve(found, GRAMMARS, 0)
+    improver.improve(found, 0)
     return optimizer.seen
 
 
@@ -163,7 +163,7 @@ def test_the_loss_is_policy_loss_over_all_samples(start: Policy) -> None:
     found = experience_of(LIVELY, ROW, settings_of(loss), 200)
     improver = Improver(start, settings_of(loss), 0.9)
     Gradients(improver)
-    steps, metrics = improver.improve(found, GRAMMARS, 0)
+    steps, metrics = improver.improve(found, 0)
     logprobs, weights, sequence, advantages, sampled = [], [], [], [], []
     for sample in found.samples:
         with torch.no_grad():
@@ -188,7 +188,7 @@ def test_the_loss_is_policy_loss_over_all_samples(start: Policy) -> None:
 
 def improved(policy: Policy, settings: RlSettings, update: int = 0) -> tuple[Any, Any, Experience]:
     found = experience_of(LIVELY, ROW, settings, 200)
-    steps, metrics = Improver(policy, settings, 1.0).improve(found, GRAMMARS, update)
+    steps, metrics = Improver(policy, settings, 1.0).improve(found, update)
     return steps, metrics, found
 
 
@@ -239,7 +239,7 @@ def test_a_batch_that_says_nothing_takes_no_step(fresh: Callable[[], Policy]) ->
     settings = settings_of(passes=2)
     for groups in ([FLAT], []):
         found = experience_of(groups, ROW, settings, 200)
-        assert Improver(policy, settings, 1.0).improve(found, GRAMMARS, 0) == ([], [])
+        assert Improver(policy, settings, 1.0).improve(found, 0) == ([], [])
     pairs = zip(before, policy.parameters, strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)
 
@@ -254,7 +254,7 @@ def test_a_divergence_from_the_start_pulls_back(fresh: Callable[[], Policy]) -> 
     improver = Improver(policy, settings, 1.0)
     found = []
     for update in range(20):
-        _, metrics = improver.improve(experience_of([FLAT], ROW, settings, 200), GRAMMARS, update)
+        _, metrics = improver.improve(experience_of([FLAT], ROW, settings, 200), update)
         found.append(metrics[0].kl_reference)
     assert found[0] > 0.01 and found[-1] < 0.5 * found[0]
 
@@ -265,7 +265,7 @@ def test_ppo_trains_its_value_head_towards_the_returns(fresh: Callable[[], Polic
     errors = []
     for update in range(40):
         found = experience_of(LIVELY, ROW, settings, 200)
-        improver.improve(found, GRAMMARS, update)
+        improver.improve(found, update)
         gaps = [float((s.values[-1] - s.reward) ** 2) for s in found.samples]
         errors.append(sum(gaps) / len(gaps))
         if update == 0:
@@ -292,12 +292,12 @@ def test_numbers_that_are_none_change_neither_policy_nor_optimiser(
     policy = Poisoned(f"hf:{tiny_model}", rank=4, max_length=256)
     settings = settings_of(micro_tokens=100, updates=3)
     improver = Improver(policy, settings, 1.0)
-    improver.improve(experience_of(LIVELY, ROW, settings, 200), GRAMMARS, 0)
+    improver.improve(experience_of(LIVELY, ROW, settings, 200), 0)
     before = copy.deepcopy([p.detach() for p in policy.parameters])
     state = copy.deepcopy(improver.learner.optimizer.state_dict())
     policy.left = 0 if poison == "first" else 1
     with pytest.raises(TrainingError, match=r"the logprob of token 0 \(sequence \d\) is nan"):
-        improver.improve(experience_of(LIVELY, ROW, settings, 200), GRAMMARS, 1)
+        improver.improve(experience_of(LIVELY, ROW, settings, 200), 1)
     assert all(torch.equal(a, b) for a, b in zip(before, policy.parameters, strict=True))
     assert all(parameter.grad is None for parameter in policy.parameters)
     after = improver.learner.optimizer.state_dict()
@@ -313,7 +313,7 @@ def test_all_processes_hear_of_all_metrics(start: Policy) -> None:
         Gradients(improver)
         improver.learner.step = _ignore  # type: ignore[method-assign]
         found = experience_of(LIVELY, ROW, settings, 200)
-        return len(improver.improve(found, GRAMMARS, 0)[1])
+        return len(improver.improve(found, 0)[1])
 
     assert side_by_side(3, work) == [6, 6, 6]
 

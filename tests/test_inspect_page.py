@@ -7,7 +7,7 @@ That nothing of it can run is for `test_inspect_safety.py`, how it looks in a re
 from __future__ import annotations
 
 import json
-from importlib import resources
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from coa.errors import RecordError
 from coa.pages.inspect import Written, write_page
 from coa.pages.view import BINS, histogram
 from coa.protocol import load_grammar
+from coa.protocol.book import GrammarBook
 from coa.runs import dumps
 from coa.tasks import make_tasks
 from coa.tasks.task import Task
@@ -145,12 +146,15 @@ def test_samples_of_one_task_are_not_copies_and_have_links_of_their_own(tmp_path
 
 
 def test_an_own_grammar_finds_the_blocks(tmp_path: Path) -> None:
-    grammar = tmp_path / "own.toml"
-    preset = resources.files("coa.protocol").joinpath("presets/mhqa.toml")
-    grammar.write_text(preset.read_text("utf-8"), encoding="utf-8")
-    with pytest.raises(RecordError, match=r"made.jsonl:1: 'own' is not a grammar"):
-        page_of(tmp_path, chain(grammar="own"))
-    page = page_of(tmp_path, chain(grammar="own"), grammar=str(grammar))
+    own = replace(load_grammar("mhqa"), name="own")
+    made = chain(grammar="own", grammar_id=own.fingerprint())
+    with pytest.raises(RecordError, match=r"made.jsonl:1: the grammar 'own' \(\w+\) is not stored"):
+        page_of(tmp_path, made)
+    GrammarBook([replace(own, start=("plan", "answer"))]).save(tmp_path)
+    with pytest.raises(RecordError, match=r"made.jsonl:1: the grammar 'own' \(\w+\) is not stored"):
+        page_of(tmp_path, made)
+    GrammarBook([own]).save(tmp_path)
+    page = page_of(tmp_path, made)
     assert [block[0] for block in page.records[0]["segments"][1]["blocks"]] == ["think", "plan"]
 
 

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import json
 import random
 import re
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from coa.attempts import Grammars, attempt_all
-from coa.distill.pipeline import distill
+from coa.distill.stage import run_distillation
 from coa.engines.base import Completion, OnText, Sampling
 from coa.engines.scripted import ByteCodec, ScriptedEngine
-from coa.errors import TrainingError
+from coa.environment import Environment, open_environments
+from coa.errors import TrainingError, UsageError
 from coa.evaluate.run import save_summary, summarise
 from coa.protocol import (
     PRESETS,
@@ -29,14 +31,16 @@ from coa.protocol import (
     parse,
     system_prompt,
 )
-from coa.rewards import Scored, exact
-from coa.runtime import run
-from coa.tasks import Task, make_tasks
+from coa.rewards import RewardSettings
+from coa.rollouts import choose_environments, roll_out_all
+from coa.runs import write_jsonl
+from coa.tasks import Task, TaskSet, make_tasks
 from coa.teachers.episode import AgentSpec, Episode, Say, Use
-from coa.tools import Tool, Toolbox
+from coa.teachers.stage import Recording, run_recording
+from coa.tools import Tool, Toolbox, ToolCall
 from coa.trajectory import Author, Segment, Trajectory
 from playing import observed
-from scripts import TOOLBOX_OF, turns_of
+from scripts import turns_of
 from walker import legal_blocks
 
 PACKAGE = Path(__file__).resolve().parent.parent / "src" / "coa"
@@ -74,15 +78,20 @@ def test_a_role_that_is_added_to_the_value_is_known_to_everybody(name: str) -> N
     assert "oracle --> " in new.mermaid()
 
 
-async def test_the_loop_and_the_converter_follow_the_value() -> None:
+def test_the_loop_and_the_converter_follow_the_value(tmp_path: Path) -> None:
     async def oracle(question: str) -> str:
         return f"</oracle> <answer>{question}</answer>"
 
-    box = Toolbox([Tool("oracle", oracle, about="Ask the oracle")])
+    env = Environment("delphi", tools=[Tool("oracle", oracle, about="Ask the oracle")])
     task = Task("Where?", ("Delphi",))
     turns = ["<think>t</think><oracle>where</oracle>", "<think>u</think><answer>Delphi</answer>"]
     engine = ScriptedEngine([f"{turn} and more" for turn in turns])
-    trajectory = await run(task, engine, load_grammar("react"), box)
+
+    async def played() -> Trajectory:
+        async with env.open([task]) as opened:
+            return await opened.play(task, engine)
+
+    trajectory = asyncio.run(played())
     assert [step.model.text for step in trajectory.steps] == turns
     assert "<oracle>" in trajectory.segments[0].text
     assert observed(trajectory) == [
@@ -94,7 +103,8 @@ async def test_the_loop_and_the_converter_follow_the_value() -> None:
     end = Say("a", "a", "Delphi", thought="u", facts={"part": "verdict"})
     episode.events = [said, Use("a", "oracle", "where", result), end]
     episode.answer = "Delphi"
-    (kept,) = (await distill([episode], load_grammar("react"), lambda _: box)).kept
+    write_jsonl(tmp_path / "episodes.jsonl", [episode.to_json()])
+    (kept,) = run_distillation(tmp_path / "episodes.jsonl", tmp_path / "out", env=env).kept
     opened = re.sub(r"<(think|oracle|answer)>", r"<\1> ", trajectory.text)
     assert kept.text == opened.replace("</think><", "</think>\n<")
 
@@ -171,6 +181,12 @@ def test_masks_come_from_authorship_also_when_the_texts_are_the_same() -> None:
 # -- 8 and 9: gold, and the order of arrival -------------------------------------------------
 
 
+def spoilt(tasks: TaskSet) -> TaskSet:
+    """The same tasks with garbage for gold."""
+    made = (replace(task, answers=("garbage",), gold={"garbage": 1}) for task in tasks)
+    return TaskSet(tuple(made), tasks.name)
+
+
 class Unpunctual(ScriptedEngine):
     """Answers the same, in an order that changes from run to run."""
 
@@ -189,30 +205,101 @@ class Unpunctual(ScriptedEngine):
 
 
 def test_rollouts_do_not_depend_on_arrival_or_on_gold(tmp_path: Path) -> None:
-    tasks = list(make_tasks("atlas-mhqa", "train", 20, seed=4))
+    tasks = make_tasks("atlas-mhqa", "train", 20, seed=4)
     script = turns_of(tasks)
-    spoilt = [replace(task, answers=("garbage",), gold={}) for task in tasks]
+    environments, _ = choose_environments((), tasks)
+    by_id = {task.id: task for task in tasks}
     arrivals, written = [], []
-    for seed, concurrency, these in ((1, 1, tasks), (2, 7, tasks), (3, 64, spoilt)):
+
+    async def evaluate(folder: Path, engine: ScriptedEngine, at_once: int, these: TaskSet) -> None:
+        async with open_environments(environments, these, reward=RewardSettings()) as opened:
+            made = await roll_out_all(these, engine, opened, folder, k=2, concurrency=at_once)
+            scored = await opened.score_all((by_id[each.task_id], each) for each in made)
+            save_summary(folder, *summarise(tasks, made, scored, groups_of=opened.groups_of))
+
+    for seed, at_once, these in ((1, 1, tasks), (2, 7, tasks), (3, 64, spoilt(tasks))):
         folder = tmp_path / str(seed)
-        trajectories = asyncio.run(
-            attempt_all(
-                these,
-                Unpunctual(script, seed),
-                Grammars((load_grammar("mhqa"),)),
-                TOOLBOX_OF,
-                folder,
-                k=2,
-                concurrency=concurrency,
-            )
-        )
-        by_id = {task.id: task for task in tasks}
-        scored = [Scored(exact(by_id[t.task_id], t)) for t in trajectories]
-        save_summary(folder, *summarise(tasks, trajectories, scored))
+        asyncio.run(evaluate(folder, Unpunctual(script, seed), at_once, these))
         timings = (folder / "timings.jsonl").read_text().splitlines()
         arrivals.append([line.partition('"total"')[0] for line in timings])
-        names = ("trajectories.jsonl", "scores.jsonl", "summary.json")
+        names = ("trajectories.jsonl", "scores.jsonl", "summary.json", "grammars.json")
         written.append([(folder / name).read_bytes() for name in names])
     assert arrivals[0] != arrivals[1] != arrivals[2]
     assert written[0] == written[1] == written[2]
     assert b'"accuracy": 1.0' in written[0][2]
+
+
+class Porter:
+    """A team of one, that asks the oracle and says what it heard."""
+
+    name = "porter"
+
+    def __init__(self, seen: list[Task]) -> None:
+        self.seen = seen
+
+    async def record(self, task: Task, toolbox: Toolbox, seed: int = 0) -> Episode:
+        self.seen.append(task)
+        heard = (await toolbox.call(ToolCall("oracle", task.question))).text
+        episode = Episode(task.id, task.question, self.name, [AgentSpec("a", "", "A.")], seed=seed)
+        said = Say("a", "a", task.question, thought="t", facts={"part": "query"})
+        used = Use("a", "oracle", task.question, heard)
+        end = Say("a", "user", heard, thought="u", facts={"part": "verdict"})
+        episode.events, episode.answer = [said, used, end], heard
+        return episode
+
+
+def test_an_environment_shows_gold_to_its_reward_only(tmp_path: Path) -> None:
+    """Tools, setup and teacher are given public tasks, and what they make of them is the same."""
+    seen: list[Task] = []
+    judged: list[Task] = []
+
+    async def oracle(question: str) -> str:
+        return question.upper()
+
+    def tools(task: Task) -> list[Tool]:
+        seen.append(task)
+        return [Tool("oracle", oracle, about=f"Ask about {task.id}")]
+
+    def reward(task: Task, trajectory: Trajectory, state: Task) -> float:
+        judged.append(task)
+        return float(trajectory.answer == task.answers[0] and state.id == task.id)
+
+    def setup(task: Task) -> Task:
+        seen.append(task)
+        return task
+
+    tasks = TaskSet(tuple(Task(f"Where is {n}?", (f"WHERE IS {n}?",)) for n in range(6)))
+    env = Environment("delphi", tools, reward=reward, teacher=Porter(seen), setup=setup)
+    turns = {
+        task.question: [
+            f"<think>t</think><oracle>{task.question}</oracle>",
+            f"<think>u</think><answer>{task.question.upper()}</answer>",
+        ]
+        for task in tasks
+    }
+
+    async def rolled_out(these: TaskSet, folder: Path) -> list[float | None]:
+        async with env.open(these, reward=RewardSettings()) as opened:
+            made = await roll_out_all(these, ScriptedEngine(turns), opened, folder)
+            pairs = zip(these, made, strict=True)
+            return [each.score for each in await opened.score_all(pairs)]
+
+    written = []
+    for name, these in (("a", tasks), ("b", spoilt(tasks))):
+        folder, seen[:], judged[:] = tmp_path / name, [], []
+        episodes = folder / "episodes.jsonl"
+        these.save(folder / "tasks.jsonl")
+        run_recording(Recording(env=env, tasks=folder / "tasks.jsonl"), episodes)
+        scores = asyncio.run(rolled_out(these, folder))
+        assert scores == [float(name == "a")] * len(tasks)
+        assert len(seen) >= 4 * len(tasks) and all(task == task.public() for task in seen)
+        assert {task.id: task for task in judged} == {task.id: task for task in these}
+        wrong = pytest.raises(UsageError, match="no episode was kept: wrong answer")
+        with nullcontext() if name == "a" else wrong:
+            run_distillation(episodes, folder / "set", folder / "tasks.jsonl", env=env)
+        chains = [json.loads(line) for line in (folder / "trajectories.jsonl").open()]
+        converted = [json.loads(line) for line in (folder / "set" / "converted.jsonl").open()]
+        assert [each["score"] for each in converted] == scores
+        chains += [each["trajectory"] for each in converted]
+        written.append((episodes.read_bytes(), [{**each, "scored": None} for each in chains]))
+    assert written[0] == written[1]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,13 +13,14 @@ from chat_server import ChatServer, contents, who
 from chat_team import CALLS, PRICES, TASKS, lines, one_line, record, two_steps
 from coa.errors import ConfigError
 from coa.runs import Json, read_jsonl
-from coa.tasks import Task, make_tasks
+from coa.tasks import Task, TaskSet, make_tasks
 from coa.teachers import load_teacher
 from coa.teachers.episode import Say
 from coa.teachers.llm import LLMSettings, LLMTeacher
 from coa.teachers.llm_budget import Amount, BudgetSpent, Limit, Price, Purse, find_price
+from coa.teachers.llm_estimate import Estimate
 from coa.teachers.minds import journal_of
-from coa.teachers.stage import rehearse_recording, run_recording
+from coa.teachers.stage import Recording, rehearse_recording, run_recording
 
 
 def test_a_price_table_is_checked(tmp_path: Path) -> None:
@@ -100,31 +103,37 @@ async def test_a_task_over_its_own_budget_is_an_episode_with_an_error(tmp_path: 
         assert isinstance(said, Say) and said.call is not None
 
 
-async def test_an_estimate_makes_no_call_and_comes_near_what_a_smooth_run_takes(
-    tmp_path: Path,
-) -> None:
+def estimated(tasks: Sequence[Task], out: Path, **options: str) -> Estimate:
+    """What `coa record --dry-run` says; there is no server."""
+    given = {"model": "openai:tester@http://127.0.0.1:1", **options}
+    recording = Recording(tasks=TaskSet(tuple(tasks)), teacher="llm", options=given)
+    found = rehearse_recording(recording, out)
+    assert isinstance(found, Estimate)
+    return found
+
+
+def test_an_estimate_makes_no_call_and_comes_near_what_a_smooth_run_takes(tmp_path: Path) -> None:
     table = tmp_path / "prices.toml"
     table.write_text(PRICES)
     tasks = list(make_tasks("atlas-mhqa", "train", 150, seed=1))
     tasks += [Task(f"Compute {n}.", meta={"set": "gym-code"}) for n in range(50)]
-    teacher = LLMTeacher(LLMSettings("openai:tester@http://127.0.0.1:1", prices=str(table)))
-    found = await teacher.estimate(tasks)
+    found = estimated(tasks, tmp_path / "episodes.jsonl", prices=str(table))
     assert found.tasks == 200 and found.money is not None
     assert found.money == pytest.approx((found.prompt_tokens * 2 + found.sampled_tokens * 8) / 1e6)
     assert found.calls == 150 * (1 + 3 * 3 + 2) + 50 * (1 + 2 + 2)
     said = found.lines()
     assert said[0].startswith(f"200 tasks: about {found.calls} model calls and ")
     assert "in money" in said[0] and "3 look-ups a task" in said[2]
-    assert await teacher.estimate([]) == type(found)(0, 0, 0, 0, 0.0)
+    nothing = estimated([], tmp_path / "episodes.jsonl", prices=str(table))
+    assert nothing == Estimate(0, 0, 0, 0, 0.0)
 
 
-async def test_an_estimate_knows_the_tools_that_a_task_declares() -> None:
+def test_an_estimate_knows_the_tools_that_a_task_declares(tmp_path: Path) -> None:
     schema = {"type": "object", "properties": {"sides": {"type": "integer"}}, "required": ["sides"]}
     declared = {"name": "area", "description": "The area of a shape.", "parameters": schema}
     longer = {**declared, "description": "The area of a shape. " * 20}
-    teacher = LLMTeacher(LLMSettings("openai:tester@http://127.0.0.1:1"))
     found, more = [
-        await teacher.estimate([Task("Draw it.", meta={"tools": [each]})])
+        estimated([Task("Draw it.", meta={"tools": [each]})], tmp_path / "episodes.jsonl")
         for each in (declared, longer)
     ]
     assert found.calls == 1 + 3 * 3 + 2
@@ -151,19 +160,23 @@ def test_a_recording_goes_on_where_its_budget_ended(tmp_path: Path) -> None:
     tasks, out = tmp_path / "tasks.jsonl", tmp_path / "episodes.jsonl"
     TASKS.save(tasks)
     with ChatServer(two_steps) as server:
-        options = {"model": server.ref, "max_tokens": 50}
-        expected = rehearse_recording(tasks, out, "llm", options)
+
+        def recording(**options: int) -> Recording:
+            given = {"model": server.ref, "max_tokens": 50, **options}
+            return Recording(tasks=tasks, teacher="llm", options=given)
+
+        expected = rehearse_recording(recording(), out)
         assert expected.to_json()["calls"] == 12 * len(TASKS) and server.bodies == []
         with pytest.raises(BudgetSpent, match=r"episodes.jsonl: \d tasks are done; the budget of"):
-            run_recording(tasks, out, "llm", {**options, "budget_tokens": 9000})
+            run_recording(recording(budget_tokens=9000), out)
         paid = len(server.bodies)
         assert paid == lines(journal_of(out)) > 0
-        recorded = run_recording(tasks, out, "llm", options, workers=2)
+        recorded = run_recording(replace(recording(), workers=2), out)
         assert (recorded.answered, recorded.calls) == (len(TASKS), CALLS * len(TASKS))
         assert recorded.lines()[-1] == f"model calls {recorded.calls}, {recorded.tokens} tokens"
         assert len(server.bodies) == CALLS * len(TASKS) == lines(journal_of(out))
         with pytest.raises(ConfigError, match="started with max_tokens 50, and it is 60 here"):
-            run_recording(tasks, out, "llm", {**options, "max_tokens": 60})
+            run_recording(recording(max_tokens=60), out)
 
 
 def test_the_settings_of_a_team_are_checked() -> None:

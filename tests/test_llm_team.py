@@ -6,6 +6,7 @@ are right, convert and replay for real; malformed and wrong replies are put amon
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -16,40 +17,46 @@ from typing import Any
 import pytest
 
 from chat_server import Answer, ChatServer, Oracle, approval, contents, objection, step, who
-from coa.distill.convert import convert
-from coa.engines.scripted import ScriptedEngine
+from coa.distill.pipeline import convert_one
+from coa.environment import OpenEnvironment, open_environments
+from coa.environments import SETS
 from coa.errors import UsageError
-from coa.protocol import check, load_grammar, parse
-from coa.rewards import auto
-from coa.runs import Json, dumps
-from coa.runtime import Budget, run
+from coa.protocol import check, parse
+from coa.rewards import RewardSettings
+from coa.rollouts import choose_environments
+from coa.runs import Json, dumps, read_jsonl
 from coa.tasks import Task, TaskSet, make_tasks
-from coa.tasks.sets import KINDS, kind_of
-from coa.teachers import record_all
 from coa.teachers.episode import SYSTEM, Episode, Say, Use, load_episodes
 from coa.teachers.experts import Experts
 from coa.teachers.llm import LLMSettings, LLMTeacher
 from coa.teachers.minds import in_turns
+from coa.teachers.stage import Recording, run_recording
 from coa.tools import Toolbox, tool
-from coa.tools.kits import ToolboxOf, open_kit
 from coa.trajectory import Trajectory
 from scripts import TOOLBOX_OF
 
-SETS = list(KINDS)
 SPARING = [
     pytest.param(name, marks=pytest.mark.slow) if name == "atlas-code" else name for name in SETS
 ]
 """The set with the longest episodes only in the slow tests."""
-ROOMY = Budget(turns=64, tokens=1 << 20, turn_tokens=1 << 20, context=1 << 22)
 CAREFUL = Experts(0.0, 0.0, 0.0)
 
 
-async def expert_episodes(tasks: TaskSet, toolbox_of: ToolboxOf) -> list[Episode]:
-    return [await CAREFUL.record(task.public(), toolbox_of(task)) for task in tasks]
+async def expert_episodes(tasks: TaskSet, opened: OpenEnvironment) -> list[Episode]:
+    public = [task.public() for task in tasks]
+    return [await CAREFUL.record(task, await opened.toolbox(task)) for task in public]
 
 
 def settings(server: ChatServer, **options: Any) -> LLMSettings:
     return LLMSettings(server.ref, **{"backoff_s": 0.01, "temperature": 0.0, **options})
+
+
+async def record(server: ChatServer, tasks: TaskSet, out: Path, **options: Any) -> list[Episode]:
+    """What `coa record --teacher llm` writes."""
+    given = {"model": server.ref, "backoff_s": 0.01, "temperature": 0.0, **options}
+    recording = Recording(tasks=tasks, teacher="llm", options=given)
+    await asyncio.to_thread(run_recording, recording, out)
+    return load_episodes(out)
 
 
 Spoil = Callable[[Json, str, int], str | Answer]
@@ -78,10 +85,9 @@ async def play(
 ) -> Played:
     """Record tasks of a set and convert what is right; `spoil` may change what the oracle says."""
     tasks = make_tasks(name, "train", 2 * count, seed=5)
-    async with open_kit(tasks) as toolbox_of:
-        known = [e for e in await expert_episodes(tasks, toolbox_of) if e.answer is not None][
-            :count
-        ]
+    environments, _ = choose_environments((), tasks)
+    async with open_environments(environments, tasks, reward=RewardSettings()) as opened:
+        known = [e for e in await expert_episodes(tasks, opened) if e.answer is not None][:count]
         oracle, ids = Oracle(known), {episode.task_id for episode in known}
         tasks = TaskSet(tuple(task for task in tasks if task.id in ids))
 
@@ -93,26 +99,23 @@ async def play(
             return spoil(body, oracle(body), asked[key]) if spoil else oracle(body)
 
         with ChatServer(reply) as server:
-            teacher = LLMTeacher(settings(server, **options))
-            async with teacher.opened(out):
-                episodes = await record_all(tasks, teacher, toolbox_of, out)
+            episodes = await record(server, tasks, out, **options)
             played = Played(tasks, episodes, server)
         for task, episode in zip(tasks, episodes, strict=True):
             if episode.answer is not None:
-                played.chains.append(await chain(task, episode, toolbox_of(task)))
+                played.chains.append(await chain(task, episode, opened))
     return played
 
 
-async def chain(task: Task, episode: Episode, toolbox: Toolbox) -> Trajectory:
+async def chain(task: Task, episode: Episode, opened: OpenEnvironment) -> Trajectory:
     """The episode as one chain, which is legal, right, and replays to the same text."""
-    grammar = toolbox.bind(load_grammar(kind_of(task).grammar))
-    made = convert(episode, grammar)
-    assert check(grammar, parse(grammar, made.text, env=True)) is None
-    assert auto(task, made) == 1.0, (task.question, made.answer)
-    turns = [step.model.text for step in made.steps]
-    again = await run(task.public(), ScriptedEngine(turns), grammar, toolbox, budget=ROOMY)
-    assert (again.text, again.answer) == (made.text, made.answer)
-    return made
+    made = await convert_one(task.id, episode, opened, task)
+    assert made.trajectory is not None and made.replay == "", made
+    assert made.score == 1.0, (task.question, made.trajectory.answer)
+    grammar = made.trajectory.protocol
+    assert grammar == await opened.bound(task.public())
+    assert check(grammar, parse(grammar, made.trajectory.text, env=True)) is None
+    return made.trajectory
 
 
 @pytest.mark.parametrize("name", SETS)
@@ -125,9 +128,12 @@ async def test_a_team_that_knows_what_experts_know_is_right_and_records_what_it_
     assert len(played.chains) == 8
     sent = sorted(dumps({"m": body["messages"]}) for body in played.server.bodies)
     assert sent == sorted(derived(load_episodes(out)))
+    timings = [line for _, line in read_jsonl(out.with_name(f"{out.name}.timings.jsonl"))]
+    assert {line.pop("task_id") for line in timings} == {e.task_id for e in played.episodes}
+    for seconds in timings:
+        assert seconds.keys() == {"total", "model", "tools"} and min(seconds.values()) > 0
     for episode in played.episodes:
-        assert episode.seconds.keys() == {"total", "model", "tools"}
-        assert min(episode.seconds.values()) > 0 and episode.cost is None
+        assert episode.cost is None
         for place in episode.calls:
             said = episode.events[place]
             assert isinstance(said, Say) and said.call is not None
@@ -277,7 +283,7 @@ async def test_a_search_that_missed_is_made_again_in_other_words(name: str, tmp_
     played = await play(name, tmp_path / "episodes.jsonl", 6, spoil, slots=1)
     assert len(played.chains) == 6
     assert len(played.said("alarm")) == 6
-    assert len(played.said("plan")) == (6 if KINDS[name].grammar == "mhqa" else 12)
+    assert len(played.said("plan")) == (6 if played.chains[0].grammar == "mhqa" else 12)
     for made in played.chains:
         assert made.text.count("The search missed.</reflection>") == 1
         assert "something else entirely" in made.text
@@ -384,10 +390,9 @@ async def test_gold_is_in_no_request_and_in_no_file(tmp_path: Path) -> None:
 
     out = tmp_path / "episodes.jsonl"
     with ChatServer(reply) as server:
-        teacher = LLMTeacher(settings(server))
-        async with teacher.opened(out):
-            (episode,) = await record_all([task], teacher, TOOLBOX_OF, out)
-            assert (await teacher.record(task, TOOLBOX_OF(task))).answer == "Lima"
+        (episode,) = await record(server, TaskSet((task,)), out)
+        alone = await LLMTeacher(settings(server)).record(task, TOOLBOX_OF(task))
+        assert alone.answer == "Lima"
     assert episode.answer == "Lima"
     written = "".join(path.read_text() for path in tmp_path.iterdir())
     assert "capital of Peru" in written and "0451" not in written + dumps({"b": server.bodies})

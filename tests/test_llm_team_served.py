@@ -7,39 +7,33 @@ is that nothing crashes, that everything is recorded, counted and paid once, and
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from coa.runs import read_jsonl
+from coa.runs import manifest_beside, read_jsonl
 from coa.tasks import TaskSet, make_tasks
-from coa.teachers import record_all
 from coa.teachers.episode import Episode, Say, load_episodes
-from coa.teachers.llm import LLMSettings, LLMTeacher
 from coa.teachers.minds import journal_of
-from coa.tools.kits import open_kit
+from coa.teachers.stage import Recording, run_recording
 from test_llama_server import gguf, ref
 
 pytestmark = pytest.mark.slow
 __all__ = ["gguf", "ref"]  # fixtures
 
 
-def record(tasks: TaskSet, out: Path, settings: LLMSettings) -> list[Episode]:
-    async def work() -> list[Episode]:
-        teacher = LLMTeacher(settings)
-        async with open_kit(tasks) as toolbox_of, teacher.opened(out):
-            return await record_all(tasks, teacher, toolbox_of, out, concurrency=2)
-
-    return asyncio.run(work())
+def record(tasks: TaskSet, out: Path, **options: Any) -> list[Episode]:
+    run_recording(Recording(tasks=tasks, teacher="llm", options=options), out)
+    return load_episodes(out)
 
 
 def test_a_served_model_is_recorded_counted_and_paid_once(ref: str, tmp_path: Path) -> None:
     out = tmp_path / "episodes.jsonl"
     chosen = [make_tasks(name, "train", 2, seed=2) for name in ("atlas-mhqa", "gym-code")]
     tasks = TaskSet(tuple(task for some in chosen for task in some))
-    settings = LLMSettings(ref, temperature=0.8, max_tokens=96, slots=2, attempts=3, rounds=2)
-    episodes = record(tasks, out, settings)
+    how = {"temperature": 0.8, "max_tokens": 96, "slots": 2, "attempts": 3, "rounds": 2}
+    episodes = record(tasks, out, model=ref, **how)
     assert [episode.task_id for episode in episodes] == [task.id for task in tasks]
     assert all(episode.answer is not None or episode.error for episode in episodes)
     said = [e.events[place] for e in load_episodes(out) for place in e.calls]
@@ -52,16 +46,12 @@ def test_a_served_model_is_recorded_counted_and_paid_once(ref: str, tmp_path: Pa
     assert sum(c.prompt_tokens for c in calls) == sum(line["prompt_tokens"] for line in paid)
     whole = out.read_bytes()
     out.unlink()
-    stopped = LLMSettings("openai:smollm2@http://127.0.0.1:1", **options_of(settings))
-    record(tasks, out, stopped)  # no server is needed for what was paid
+    manifest_beside(out).unlink()
+    stopped = "openai:smollm2@http://127.0.0.1:1"
+    record(tasks, out, model=stopped, **how)  # no server is needed for what was paid
     assert out.read_bytes() == whole
     for episode in episodes:
         malformed = episode.meta.get("malformed_replies", 0)
         print(
             f"{episode.error or episode.answer!r}: {len(episode.calls)} calls, {malformed} not read"
         )
-
-
-def options_of(settings: LLMSettings) -> dict[str, object]:
-    names = ("temperature", "max_tokens", "slots", "attempts", "rounds")
-    return {name: getattr(settings, name) for name in names}

@@ -350,29 +350,12 @@ async def test_a_request_in_flight_is_kept_when_its_work_is_given_up(tmp_path: P
     assert sorted(kept) == sorted(task.id for task in TASKS[1:])
 
 
-RECORD = """
-import asyncio, sys
-from pathlib import Path
-from coa.tasks import TaskSet
-from coa.teachers import record_all
-from coa.teachers.llm import LLMSettings, LLMTeacher
-from coa.tools.kits import toolbox_for
-
-async def main(ref, tasks, out):
-    teacher = LLMTeacher(LLMSettings(ref, temperature=0.0, backoff_s=0.01))
-    async with teacher.opened(out):
-        await record_all(TaskSet.load(tasks), teacher, toolbox_for(), out, concurrency=3)
-
-asyncio.run(main(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])))
-"""
-
-
 def test_a_killed_run_pays_for_nothing_twice_and_ends_with_the_same_file(tmp_path: Path) -> None:
     """kill -9 in the middle of episodes, three times, by what the server has answered."""
     tasks, out = tmp_path / "tasks.jsonl", tmp_path / "episodes.jsonl"
     TASKS.save(tasks)
     answered: Counter[str] = Counter()
-    kill_at = [5, 20, 33]
+    kill_at = [5, 20, (CALLS - 1) * len(TASKS) + 1]  # at the last, one task at least is done
     reached = threading.Event()
 
     def reply(body: Json) -> str | Answer:
@@ -383,13 +366,15 @@ def test_a_killed_run_pays_for_nothing_twice_and_ends_with_the_same_file(tmp_pat
         return two_steps(body)
 
     with ChatServer(reply) as server:
-        command = [sys.executable, "-c", RECORD, server.ref, str(tasks)]
+        command = [sys.executable, "-m", "coa", "record", "--tasks", str(tasks), "--teacher", "llm"]
+        command += [f"model={server.ref}", "temperature=0.0", "backoff_s=0.01", "--out"]
         while kill_at:
             reached.clear()
             with subprocess.Popen([*command, str(out)]) as process:
                 assert reached.wait(60)
                 # What was answered must have arrived: the journal tells, not the clock.
                 wait_until(lambda: lines(journal_of(out)) == answered.total())
+                wait_until(lambda: len(kill_at) > 1 or lines(out))
                 process.send_signal(signal.SIGKILL)
             kill_at.pop(0)
         assert 0 < lines(out) < len(TASKS)

@@ -17,7 +17,6 @@ from trained_runs import make_base, make_run
 torch = pytest.importorskip("torch")
 
 from coa.asking import Asking, ask_once  # noqa: E402
-from coa.attempts import choose_grammar, choose_prompt  # noqa: E402
 from coa.cli import app  # noqa: E402
 from coa.doctor import examine  # noqa: E402
 from coa.engines import Sampling, load_engine, store  # noqa: E402
@@ -25,6 +24,7 @@ from coa.engines.lora import adapter_hash  # noqa: E402
 from coa.errors import ConfigError, MissingExtra, ModelError, Unavailable  # noqa: E402
 from coa.models.listing import describe_models  # noqa: E402
 from coa.models.pack import pack  # noqa: E402
+from coa.rollouts import choose_prompt, default_environments  # noqa: E402
 from coa.train.policy import Policy  # noqa: E402
 
 
@@ -73,7 +73,7 @@ def test_the_name_stands_for_the_base_and_the_adapter(shipped: Path) -> None:
     assert store.identity("afm-135m")["adapter"] == adapter_hash(shipped / "afm-135m")
     assert store.trained_on("afm-135m") == {"grammar": ["mhqa", "web"], "prompt": "compact"}
     assert choose_prompt("auto", "afm-135m") == "compact"
-    assert choose_grammar("auto", "afm-135m").name == "mhqa"
+    assert [env.value().name for env in default_environments("", model="afm-135m")] == ["mhqa"]
     with pytest.raises(ModelError, match=r"has its adapter already\. Use 'smollm2-135m\+ADAPTER"):
         store.resolve(f"afm-135m+{source.adapter}")
 
@@ -83,8 +83,9 @@ def test_a_question_to_a_model_of_several_grammars_is_told_to_choose_one(tmp_pat
     (tmp_path / "manifest.json").write_text('{"grammar": ["code", "web"]}', encoding="utf-8")
     ref = f"smollm2-135m+{tmp_path}"
     with pytest.raises(ConfigError, match=r"on several: code, web\. Choose one with --grammar\."):
-        choose_grammar("auto", ref)
-    assert choose_grammar("web", ref).name == "web"
+        default_environments("", model=ref)
+    (chosen,) = default_environments("", model=ref, grammar="web")
+    assert chosen.value().name == "web"
 
 
 def test_it_answers_as_the_adapter_that_was_trained(shipped: Path) -> None:

@@ -19,6 +19,7 @@ from coa.errors import RecordError
 from coa.protocol import load_grammar
 from coa.runs import Json, dumps
 from coa.teachers.episode import Episode, load_episodes
+from coa.tools.declared import NOTED
 from coa.trajectory import load_trajectories
 
 RECORDED = DistillSettings(grammar="web", tools="recorded")
@@ -87,6 +88,8 @@ GOOD = a_record(task_id="good", question="In which year did Nauru found its capi
         ),
         (a_record(events=["hi"]), "event 1 has the kind None, expected say or use"),
         (a_record(agents=["lead"]), "agents: found 'lead', expected an object"),
+        (a_record(tools=["look"]), "tools: found 'look', expected an object"),
+        (a_record(tools=[{"about": "Finds."}]), "tools: has no name"),
         (a_record(answer=42), "the episode: answer: found 42, expected a text"),
         (a_record(question=" "), "the question is empty"),
         (a_record(teacher=None), "the episode: has no teacher"),
@@ -222,14 +225,33 @@ def test_a_recorded_tool_may_have_any_name(tool: str, block: str, tmp_path: Path
 def test_declared_tools_that_no_block_can_be_called_are_the_trouble_of_one_episode(
     tmp_path: Path,
 ) -> None:
-    declared = {"name": "tool", "description": "", "parameters": {"type": "object"}}
+    declared = {"name": "plan", "description": "", "parameters": {"type": "object"}}
     called = DistillSettings(grammar="mhqa", filter=FilterSettings(min_tool_calls=0))
     good = {**GOOD, "events": GOOD["events"][:1]}
     kept, notes = distilled(tmp_path, good, a_record(meta={"tools": [declared]}), settings=called)
-    assert (
-        kept == ["good"]
-        and "do not fit into the grammar: grammar 'mhqa': role 'tool' is" in (notes["odd"])
-    )
+    assert kept == ["good"] and notes["odd"].startswith("its tools do not fit into the grammar: ")
+    assert "grammar 'mhqa': role 'plan' is" in notes["odd"] and "rename the tool" in notes["odd"]
+
+
+def test_a_record_offers_all_tools_that_the_team_had(tmp_path: Path) -> None:
+    had = [{"name": "ask_map", "about": "where a place is"}]
+    settings = DistillSettings(grammar="web", tools="recorded", prompt="full")
+    records = [GOOD, a_record(tools=had)]
+    assert distilled(tmp_path, *records, settings=settings) == (["good", "odd"], {})
+    for chain in load_trajectories(tmp_path / "d" / "trajectories.jsonl"):
+        assert sorted(chain.tools) == ["ask_map", "visit_page"]
+        assert "where a place is" in chain.segments[0].text
+
+
+def test_a_declared_tool_that_no_block_can_be_called_gets_a_block_of_another_name(
+    tmp_path: Path,
+) -> None:
+    declared = {"name": "tool", "description": "", "parameters": {"type": "object"}}
+    used = {"tool": "tool", "argument": "{}", "result": NOTED}
+    record = with_event(1, **used) | {"meta": {"tools": [declared]}}
+    assert distilled(tmp_path, record, settings=DistillSettings(grammar="web")) == (["odd"], {})
+    (chain,) = load_trajectories(tmp_path / "d" / "trajectories.jsonl")
+    assert chain.tools == ["call_tool"] and "<call_tool> {}</call_tool>" in chain.text
 
 
 def test_a_task_is_distilled_in_the_grammar_that_it_names(tmp_path: Path) -> None:
@@ -260,6 +282,33 @@ def test_a_task_is_distilled_in_the_grammar_that_it_names(tmp_path: Path) -> Non
         ("code", ["code"]),
         ("mine", ["code"]),
     ]
+
+
+def test_a_task_of_a_set_is_distilled_in_the_grammar_that_it_names(tmp_path: Path) -> None:
+    named = {"set": "atlas-web", "grammar": "react"}
+    settings = DistillSettings(tools="recorded")
+    assert distilled(tmp_path, a_record(meta=named), settings=settings) == (["odd"], {})
+    (chain,) = load_trajectories(tmp_path / "d" / "trajectories.jsonl")
+    assert (chain.grammar, chain.protocol.name) == ("react", "react")
+
+
+def test_a_grammar_that_is_chosen_stands_in_for_what_a_task_names(tmp_path: Path) -> None:
+    named = a_record(meta={"set": "math500", "grammar": "cod"})
+    kept, notes = distilled(tmp_path, GOOD, named)
+    assert (kept, notes) == (["good", "odd"], {})
+    chains = load_trajectories(tmp_path / "d" / "trajectories.jsonl")
+    assert [chain.grammar for chain in chains] == ["web", "web"]
+
+
+def test_what_each_of_two_episodes_of_a_task_says_of_itself_is_kept_apart(tmp_path: Path) -> None:
+    settings = DistillSettings(tools="recorded", filter=FilterSettings(duplicate_similarity=0))
+    records = [
+        a_record(meta={"set": "math500", "grammar": name, "alarms": number})
+        for number, name in enumerate(("web", "mhqa"), 1)
+    ]
+    assert distilled(tmp_path, *records, settings=settings)[1] == {}
+    chains = load_trajectories(tmp_path / "d" / "trajectories.jsonl")
+    assert [(chain.grammar, chain.meta["alarms"]) for chain in chains] == [("web", 1), ("mhqa", 2)]
 
 
 def test_consent_with_ratings_is_rated_and_goes_where_it_may_not_stand(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@ said."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from coa.cli import app
 from coa.errors import ConfigError, GrammarError, UsageError
 from coa.tasks import Task, TaskSet
 from coa.teachers.episode import AgentSpec, Episode, load_episodes
-from coa.teachers.stage import rehearse_recording, run_recording
+from coa.teachers.stage import Recording, rehearse_recording, run_recording
 from coa.tools import Toolbox
 
 
@@ -35,7 +36,7 @@ def test_a_task_that_names_its_grammar_is_recorded_with_its_tools(tmp_path: Path
     made_for = [{"set": "math500", "grammar": "code"}, {"set": "nq", "grammar": "mhqa"}, {}]
     tasks = [Task(f"{place}?", meta=meta) for place, meta in enumerate(made_for)]
     TaskSet(tuple(tasks)).save(tmp_path / "t.jsonl")
-    run_recording(tmp_path / "t.jsonl", tmp_path / "e.jsonl", LISTER)
+    run_recording(Recording(tasks=tmp_path / "t.jsonl", teacher=LISTER), tmp_path / "e.jsonl")
     assert given(tmp_path / "e.jsonl") == [["code"], ["wiki_search"], ["wiki_search"]]
 
 
@@ -53,10 +54,11 @@ def test_a_csv_of_ones_own_is_recorded_over_the_web(tmp_path: Path) -> None:
     assert given(tmp_path / "b.jsonl") == [["web_search", "crawl_page"]]
     (episode,) = load_episodes(tmp_path / "b.jsonl")
     assert episode.meta["grammar"] == "web"  # and so it is distilled in it
+    recording = Recording(tasks=tasks, teacher=LISTER)
     with pytest.raises(GrammarError, match="'wep' is not a grammar"):
-        run_recording(tasks, tmp_path / "c.jsonl", LISTER, grammar="wep")
+        run_recording(replace(recording, grammar="wep"), tmp_path / "c.jsonl")
     with pytest.raises(ConfigError, match=r"was started with grammar 'web', and it is 'mhqa' here"):
-        run_recording(tasks, tmp_path / "b.jsonl", LISTER, grammar="mhqa")
+        run_recording(replace(recording, grammar="mhqa"), tmp_path / "b.jsonl")
 
 
 @pytest.mark.parametrize("workers", [None, 1, 4])
@@ -65,7 +67,8 @@ def test_workers_that_a_teacher_cannot_have_are_said_to_be_ignored(
 ) -> None:
     TaskSet((Task("Where is Lima?"),)).save(tmp_path / "t.jsonl")
     options = {"model": "openai:tester@http://127.0.0.1:1"}
-    rehearse_recording(tmp_path / "t.jsonl", tmp_path / "e.jsonl", "llm", options, workers=workers)
+    recording = Recording(tasks=tmp_path / "t.jsonl", teacher="llm", options=options)
+    rehearse_recording(replace(recording, workers=workers), tmp_path / "e.jsonl")
     said = "coa: workers 4 is ignored: the teacher llm works in one process\n"
     assert capsys.readouterr().err == (said if workers == 4 else "")
 
@@ -73,7 +76,7 @@ def test_workers_that_a_teacher_cannot_have_are_said_to_be_ignored(
 def test_a_filter_that_needs_gold_is_said_to_be_ignored_without(tmp_path: Path) -> None:
     tasks, episodes = tmp_path / "t.jsonl", tmp_path / "e.jsonl"
     TaskSet((Task("What is the capital of Peru?", ("Lima",)),)).save(tasks)
-    run_recording(tasks, episodes, options={"error_rate": 0.0})
+    run_recording(Recording(tasks=tasks, options={"error_rate": 0.0}), episodes)
     words = ["distill", "--episodes", str(episodes), "filter.keep_unjudged=false", "--out"]
     said = "filter.keep_unjudged=false is ignored: it needs --tasks"
     judged = ["--tasks", str(tasks)]

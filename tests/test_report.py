@@ -110,6 +110,16 @@ def test_cost_and_breakdown_put_together_what_is_on_the_same_tasks(tmp_path: Pat
     assert len({name for name, _ in families}) == 3, "files of one name are told apart"
 
 
+def test_a_breakdown_is_by_what_the_environment_of_ones_own_groups_by(tmp_path: Path) -> None:
+    given = TaskSet(
+        tuple(Task(f"{n}?", ("Lima",), id=f"t{n}", meta={"by_day <b>": n % 2}) for n in range(4))
+    )
+    made = [attempt(task, AT_ONCE) for task in given]
+    page = report(tmp_path / "page.html", evaluated(tmp_path / "run", given, made))
+    assert "breakdown" in headings(page) and "<b>0</b>" not in page.html
+    assert re.search(r"By day <b> run 0 100\.0% n 2 1 100\.0% n 2", text(page))
+
+
 def test_what_is_left_out_of_the_agents_is_said(tmp_path: Path) -> None:
     runs = [run_of(tmp_path / f"run{at}", AT_ONCE) for at in range(11)]
     said = text(report(tmp_path / "page.html", *runs)).partition("Agents at work")[2]

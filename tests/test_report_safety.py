@@ -25,6 +25,8 @@ from coa.pages.report import render_report, write_report
 from coa.pages.report_chains import select
 from coa.pages.report_evaluation import Evaluation
 from coa.pages.report_parts import Distillation, Parts, Training
+from coa.protocol import load_grammar
+from coa.protocol.book import GrammarBook
 from coa.tasks.task import Task, TaskSet
 from coa.trajectory import Trajectory
 from made_pages import HOSTILE, Page, read
@@ -217,7 +219,7 @@ JSON = st.recursive(
     lambda inside: st.lists(inside, max_size=3) | st.dictionaries(st.text(), inside, max_size=3),
     max_leaves=4,
 )
-FILES = ("summary.json", "manifest.json", "scores.jsonl", "trajectories.jsonl")
+FILES = ("summary.json", "manifest.json", "scores.jsonl", "trajectories.jsonl", "grammars.json")
 
 
 def places_in(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
@@ -230,7 +232,9 @@ def places_in(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return run_of(tmp_path_factory.mktemp("whole") / "run", AT_ONCE, MISTAKEN)
+    run = run_of(tmp_path_factory.mktemp("whole") / "run", AT_ONCE, MISTAKEN)
+    GrammarBook([load_grammar("mhqa")]).save(run)
+    return run
 
 
 @settings(max_examples=60, deadline=None)

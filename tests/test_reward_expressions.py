@@ -275,9 +275,22 @@ async def test_auto_judges_every_task_by_what_suits_it() -> None:
             await reward.score(wrong, near)
 
 
+async def test_a_reference_inside_a_task_is_never_imported(own: None) -> None:
+    named = Task("Which?", ("Lima",), meta={"reward": "reward_of_mine:half"})
+    says = r"names the reward 'reward_of_mine:half': a reference inside a file is never imported"
+    with pytest.raises(ConfigError, match=says):
+        choose_reward("auto", [named])
+    with pytest.raises(ConfigError, match=says):
+        await judged("auto", task=named)
+    with pytest.raises(ConfigError, match=says):
+        lacking("auto", named)
+    assert "reward_of_mine" not in sys.modules
+    assert (await judged("reward_of_mine:half", task=named)).score == 0.5, "typed by a person"
+
+
 def test_what_a_task_lacks_is_known_before_it_is_tried() -> None:
     bare, tested = Task("Why?"), Task("Add.", gold={"tests": {"functional": "assert f()"}})
-    for name in ("exact", "f1", "gym", "judge", "math", "auto"):
+    for name in ("exact", "f1", "judge", "math", "auto"):
         assert lacking(name, bare) == "gold answer" and lacking(name, TASK) == ""
     assert lacking("tests", TASK) == "tests"
     assert lacking("tests", tested) == lacking("auto", tested) == ""

@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coa.errors import GrammarError
-from coa.protocol import PRESETS
-from coa.rewards import FormatSettings, Part, RewardSettings, check_format, open_reward
+from coa.protocol import PRESETS, load_grammar
+from coa.protocol.book import GrammarBook
+from coa.rewards import FormatSettings, Part, check_format, open_reward
 from coa.tasks.task import Task
-from coa.trajectory import Author, Segment, Trajectory
+from coa.trajectory import Author, Segment, Trajectory, load_trajectories, save_trajectories
 from made_chains import GOOD, LIMA, LOOK, PLAN, chain
 from playing import ANSWER, SEARCH, play
 
@@ -100,15 +101,19 @@ async def test_a_chain_without_turns_cannot_be_judged() -> None:
         assert (await reward.score(Task("q?", ("Quito",)), answered)).score == 0.0
 
 
-async def test_a_grammar_of_ones_own_is_named_in_the_settings(tmp_path: Path) -> None:
+async def test_a_grammar_of_ones_own_is_found_beside_the_trajectories(tmp_path: Path) -> None:
     path = tmp_path / "short.toml"
     path.write_text('start = ["answer"]\n[roles.answer]\nkind = "answer"\n')
+    short = load_grammar(str(path))
     made = Trajectory("t", "q?", "short", [Segment(Author.MODEL, "<answer>Lima</answer>")])
-    settings = RewardSettings("format", format=FormatSettings(grammar=str(path)))
-    async with open_reward(settings) as reward:
-        assert (await reward.score(Task("q?"), made)).score == 1.0
-    with pytest.raises(GrammarError, match="'short' is not a grammar"):
-        check_format(made)
+    made.grammar_id = short.fingerprint()
+    save_trajectories(tmp_path / "trajectories.jsonl", [made])
+    (alone,) = load_trajectories(tmp_path)
+    with pytest.raises(GrammarError, match=r"'short' \(\w+\) is not stored beside the file"):
+        check_format(alone)
+    GrammarBook([short]).save(tmp_path)
+    async with open_reward("format") as reward:
+        assert (await reward.score(Task("q?"), load_trajectories(tmp_path)[0])).score == 1.0
 
 
 PIECES = ["<think>", "</think>", "<plan>p</plan>", "<answer>", "Lima", "</answer>", "\n", "<code>"]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from coa.rewards import choose_reward, open_reward
+from coa.environment import open_environments
+from coa.rewards import RewardSettings
+from coa.rollouts import choose_environments
 from coa.tasks import Task, TaskSet, make_tasks
 from coa.tasks.atlas import SPLITS as ATLAS_SPLITS
 from coa.tasks.atlas import families_of
@@ -27,10 +29,12 @@ def answered(task: Task, answer: str | None) -> tuple[Task, Trajectory]:
 
 
 async def check(tasks: TaskSet, reward: str) -> None:
-    assert choose_reward("auto", tasks) == reward
     given = [answered(task, answer) for task in tasks for answer in task.answers]
     assert len(given) >= len(tasks)
-    async with open_reward("auto", tasks=tasks) as opened:
+    environments, tasks = choose_environments((), tasks)
+    how = RewardSettings()
+    async with open_environments(environments, tasks, reward=how, dry=True) as opened:
+        assert opened.reward_name == reward
         found = await opened.score_all(given)
         wrong = [
             (task, trajectory.answer)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
+from coa.environment import OpenEnvironment, open_environments
 from coa.errors import ConfigError
 from coa.rewards import (
+    RewardSettings,
     auto,
     choose_reward,
     exact,
@@ -19,7 +23,8 @@ from coa.rewards import (
     token_f1,
 )
 from coa.rewards.answers import same_words, squad
-from coa.tasks.task import Task
+from coa.rollouts import choose_environments
+from coa.tasks.task import Task, TaskSet
 from coa.trajectory import Trajectory
 
 
@@ -172,19 +177,41 @@ WEB = Task("w?", ("Lima",), meta={"set": "atlas-web"})
 GYM = Task("g?", ("12",), meta={"set": "gym-code"})
 
 
-def test_the_reward_that_all_tasks_share_is_chosen_and_otherwise_each_has_its_own() -> None:
+@asynccontextmanager
+async def judging(*tasks: Task, reward: str = "auto") -> AsyncIterator[OpenEnvironment]:
+    """The shipped environments of these tasks, with their rewards open."""
+    environments, named = choose_environments((), TaskSet(tasks))
+    how = RewardSettings(reward)
+    async with open_environments(environments, named, reward=how, dry=True) as opened:
+        yield opened
+
+
+async def test_the_reward_that_all_tasks_share_is_chosen_and_otherwise_each_has_its_own() -> None:
     assert choose_reward("f1", [MHQA, GYM]) == "f1"
     assert choose_reward("auto", [MHQA, WEB]) == "exact"
-    assert choose_reward("auto", [GYM]) == "gym"
-    assert choose_reward("auto", [MHQA, GYM]) == "auto"
+    for tasks, asked, named in (
+        ((MHQA, GYM), "f1", "f1"),
+        ((MHQA, WEB), "auto", "exact"),
+        ((GYM,), "auto", "gym"),
+        ((MHQA, GYM), "auto", "auto"),
+    ):
+        async with judging(*tasks, reward=asked) as opened:
+            assert opened.reward_name == named
     assert load_scorer("auto") is auto
 
 
-def test_in_a_mixed_set_every_task_is_judged_by_its_own_reward() -> None:
-    assert auto(MHQA, answered("the LIMA")) == auto(WEB, answered("lima")) == 1.0
-    assert auto(WEB, answered("Quito")) == 0.0
-    assert auto(GYM, answered("12")) is None, "it has no gold for its verifier"
-    assert exact(GYM, answered("12")) == 1.0
+async def test_in_a_mixed_set_every_task_is_judged_by_its_own_reward() -> None:
+    _, tasks = choose_environments((), TaskSet((MHQA, WEB, GYM)))
+    async with judging(*tasks) as opened:
+
+        async def score(task: Task, answer: str) -> float | None:
+            return (await opened.score(task, answered(answer))).score
+
+        mhqa, web, gym = tasks
+        assert await score(mhqa, "the LIMA") == await score(web, "lima") == 1.0
+        assert await score(web, "Quito") == 0.0
+        assert await score(gym, "12") is None, "it has no gold for its verifier"
+    assert auto(MHQA, answered("the LIMA")) == exact(GYM, answered("12")) == 1.0
 
 
 def test_scorers_are_found_by_name_or_module(

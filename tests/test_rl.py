@@ -15,6 +15,7 @@ from coa.engines.lora import Adapter  # noqa: E402
 from coa.engines.store import trained_on  # noqa: E402
 from coa.errors import ConfigError, TrainingError  # noqa: E402
 from coa.pages.inspect import write_page  # noqa: E402
+from coa.protocol.book import GrammarBook  # noqa: E402
 from coa.runs import read_jsonl  # noqa: E402
 from coa.tasks.task import Task, TaskSet  # noqa: E402
 from coa.train.policy import Policy  # noqa: E402
@@ -94,7 +95,9 @@ def test_a_run_that_starts_from_a_checkpoint_knows_what_it_was_trained_on(
 ) -> None:
     for folder in [finished / "adapter", *finished.glob("checkpoints/*/adapter")]:
         found = trained_on(f"hf:{tiny_model}+{folder}")
-        assert found == {"grammar": "search_r1", "prompt": "compact"}
+        assert GrammarBook.from_json(found.pop("grammars")).names == ["search_r1"]
+        home = {"environments": ["search"]}
+        assert found == {"grammar": "search_r1", "prompt": "compact"} | home
 
 
 def test_a_deterministic_run_gives_the_same_files_twice(

@@ -15,10 +15,11 @@ import pytest
 
 pytest.importorskip("torch")
 
-from coa.attempts import Grammars, attempt_all
 from coa.engines import load_engine
+from coa.environment import Environment
 from coa.protocol import check, parse
-from coa.rewards import open_reward
+from coa.rewards import RewardSettings
+from coa.rollouts import roll_out_all
 from coa.runs import Run
 from coa.runtime import Decoding
 from coa.train.groups import Sampler, TaskStream
@@ -38,6 +39,9 @@ from toy_tools import (
     toy_toolbox,
 )
 
+TOY = Environment(
+    "toy", tools=lambda task: [*toy_toolbox(task).values()], grammar=GRAMMAR, reward="exact"
+)
 ROLLOUT = RolloutSettings(turns=4, turn_tokens=24, tokens=64, context=192)
 
 
@@ -56,15 +60,10 @@ def measure(model: str, root: Path, name: str = "test") -> float:
     decoding = Decoding(temperature=1.0, seed=9)
 
     async def go() -> float:
-        found = await attempt_all(
-            tasks,
-            engine,
-            Grammars((GRAMMAR,)),
-            toy_toolbox,
-            root,
-            budget=ROLLOUT.budget(),
-            decoding=decoding,
-        )
+        async with TOY.open() as opened:
+            found = await roll_out_all(
+                tasks, engine, opened, root, budget=ROLLOUT.budget(), decoding=decoding
+            )
         await engine.close()
         return mean_reward(found, tasks)
 
@@ -93,13 +92,11 @@ def train(start: str, root: Path, name: str, **settings: Any) -> RlResult:
     async def go() -> RlResult:
         policy = make_policy(recipe)
         engine = load_sampler(recipe, policy)
-        async with open_reward("exact", tasks=tasks) as reward:
+        async with TOY.open(tasks, reward=RewardSettings()) as opened:
             sampler = Sampler(
                 TaskStream(tasks, recipe.rl.seed),
                 engine,
-                Grammars((GRAMMAR,)),
-                toy_toolbox,
-                reward,
+                opened,
                 ROLLOUT.budget(),
                 Decoding(temperature=ROLLOUT.temperature, seed=recipe.rl.seed),
                 root / "rollouts",

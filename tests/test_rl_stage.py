@@ -16,12 +16,20 @@ torch = pytest.importorskip("torch")
 from coa.cli import app  # noqa: E402
 from coa.config import to_json  # noqa: E402
 from coa.engines.scripted import ScriptedEngine  # noqa: E402
+from coa.environment import Environment, open_environments  # noqa: E402
 from coa.errors import CoaError, ConfigError, TrainingError, UsageError  # noqa: E402
+from coa.tasks import make_tasks  # noqa: E402
 from coa.tasks.task import Task, TaskSet  # noqa: E402
 from coa.train.loss_settings import PRESETS, preset  # noqa: E402
 from coa.train.policy import Policy  # noqa: E402
 from coa.train.rl_settings import RlSettings, ignored  # noqa: E402
-from coa.train.rl_stage import _checker, load_sampler, read_rl_recipe, run_rl  # noqa: E402
+from coa.train.rl_stage import (  # noqa: E402
+    _checker,
+    _load_tasks,
+    load_sampler,
+    read_rl_recipe,
+    run_rl,
+)
 from rl_parts import Told, make_sampler, questions  # noqa: E402
 from rl_worker import TINY, settings, tiny_tasks  # noqa: E402
 from test_rl import lines, train  # noqa: E402
@@ -254,6 +262,32 @@ def test_tasks_without_gold_are_refused_before_a_model_is_loaded(tmp_path: Path)
         run_rl(recipe, quiet=True)
 
 
+def test_each_task_finds_its_environment_where_it_is_measured_in_another(tmp_path: Path) -> None:
+    files = {"atlas-mhqa": tmp_path / "a.jsonl", "atlas-web": tmp_path / "b.jsonl"}
+    for name, path in files.items():
+        make_tasks(name, "train", 2, 0).save(path)
+    asked = [f"tasks={files['atlas-mhqa']}", f"check.tasks={files['atlas-web']}"]
+    environments, tasks, check = _load_tasks(read_rl_recipe(None, asked), (), lambda line: None)
+
+    async def homes() -> list[str]:
+        async with open_environments(environments, [*tasks, *(check or ())]) as opened:
+            return [opened.of(task).name for task in (*tasks, *(check or ()))]
+
+    assert asyncio.run(homes()) == ["atlas-mhqa"] * 2 + ["atlas-web"] * 2
+
+
+def test_an_environment_trains_on_its_own_tasks_and_is_measured_with_another_split() -> None:
+    first, second = questions(5)[:3], questions(5)[3:]
+    env = Environment("own", tasks={"train": first, "test": second})
+    recipe = read_rl_recipe(None, ["check.split=test"])
+    _, tasks, check = _load_tasks(recipe, env, lambda line: None)
+    assert ([*tasks], [*(check or ())]) == (first, second)
+    assert _load_tasks(read_rl_recipe(None, []), env, lambda line: None)[2] is None
+    mixed = Environment("own", tasks={"train": first, "test": [*second, first[0]]})
+    with pytest.raises(ConfigError, match=r"test: task t0 is in train, too, and so are 1 of 3"):
+        _load_tasks(recipe, mixed, lambda line: None)
+
+
 def test_the_tasks_are_selected_by_the_model_that_is_trained(
     tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -311,7 +345,7 @@ def test_what_is_wrong_with_a_command_is_one_line_and_exit_2(
 
     recipe = written(tmp_path / "r.toml", '[rl]\nmodel = "smollm2-135m"\n')
     cases = {
-        (): r"r\.toml: tasks is not set; give a task file",
+        (): r"r\.toml: neither env nor tasks is set; name an environment, or a task file with gold",
         ("rl.group_sise=3",): r"rl\.group_sise is not a setting\. Did you mean 'group_size'",
         ("tasks=none.jsonl",): r"none\.jsonl: no such file",
     }

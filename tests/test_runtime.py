@@ -1,4 +1,4 @@
-"""rollout(): what it records, how each budget ends it, and how the model's mistakes are met."""
+"""Rollout: what it records, how each budget ends it, and how the model's mistakes are met."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from coa.engines.base import Completion, OnText, Sampling
 from coa.engines.scripted import ScriptedEngine
 from coa.protocol import parse, system_prompt
-from coa.runtime import Decoding, open_trajectory, rollout, run
+from coa.runtime import Decoding, Rollout, run
 from coa.tools import Toolbox
 from coa.trajectory import Author, StopReason
 from playing import (
@@ -66,10 +66,10 @@ async def test_a_rollout_records_authors_ids_mask_and_what_it_cost() -> None:
 
 
 async def test_steps_are_yielded_as_they_are_complete() -> None:
-    trajectory = open_trajectory(TASK, MHQA, ScriptedEngine([]))
     engine = ScriptedEngine([SEARCH.format("x"), ANSWER])
-    steps = []
-    async for step in rollout(TASK, engine, MHQA, box("mhqa"), into=trajectory):
+    rollout, steps = Rollout(TASK, engine, MHQA, box("mhqa")), []
+    trajectory = rollout.trajectory
+    async for step in rollout:
         steps.append(step)
         assert trajectory.steps[-1] == step
         assert (step.observation is None) == (trajectory.stop is StopReason.ANSWERED)

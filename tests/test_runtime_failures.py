@@ -1,4 +1,4 @@
-"""rollout() in the world: failing tools and engines, being stopped, what a result depends on."""
+"""Rollout in the world: failing tools and engines, being stopped, what a result depends on."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from coa.engines.base import sampling_key
 from coa.engines.scripted import ScriptedEngine
 from coa.errors import EngineError, MissingExtra, Unavailable
 from coa.protocol import parse, system_prompt
-from coa.runtime import REPEATED, Decoding, open_trajectory, rollout
+from coa.runtime import REPEATED, Decoding, Rollout, run
 from coa.tasks.task import Task
-from coa.tools import ToolMistake, tool
+from coa.tools import Tool, Toolbox, ToolMistake, tool
 from coa.trajectory import StopReason, save_trajectories
 from playing import (
     AGAIN,
@@ -52,6 +52,20 @@ async def test_a_repeated_call_is_answered_from_memory_with_a_note() -> None:
     assert observed(trajectory)[3] == observed(trajectory)[1]
     assert REPEATED not in observed(trajectory)[2]
     assert trajectory.usage.tool_calls == 4
+
+
+async def test_a_tool_whose_answer_may_change_is_called_again() -> None:
+    ran: list[str] = []
+
+    async def count(query: str) -> str:
+        ran.append(query)
+        return f"result {len(ran)}"
+
+    turns = [SEARCH.format("a"), AGAIN.format("a"), ANSWER]
+    changing = Toolbox([Tool("wiki_search", count)])
+    trajectory = await run(TASK, ScriptedEngine(turns), MHQA, changing)
+    assert ran == ["a", "a"]
+    assert "<observation>result 2</observation>" in observed(trajectory)[1]
 
 
 async def test_a_failed_call_is_tried_again_when_it_is_repeated() -> None:
@@ -110,7 +124,7 @@ async def ugly(_: str) -> str:
 )
 async def test_whatever_a_tool_raises_is_an_observation(function: Run, says: str) -> None:
     plain = not asyncio.iscoroutinefunction(function)
-    answer = tool(function, name="wiki_search").run if plain else function
+    answer = tool(function, name="wiki_search", errors="outside").run if plain else function
     turns = [SEARCH.format(0), AGAIN.format(1), AGAIN.format(2), ANSWER]
     trajectory = await play(turns, answer)
     assert (trajectory.stop, trajectory.answer) == (StopReason.TOOL_FAILED, None)
@@ -151,6 +165,18 @@ async def test_a_mistake_of_the_model_in_a_call_is_no_failure_of_the_tool() -> N
     trajectory = await play(turns, strict)
     assert trajectory.stop is StopReason.ANSWERED
     assert "Error: '0' is not an address." in observed(trajectory)[0]
+
+
+async def test_what_a_function_raises_is_told_to_the_model_unless_the_world_is_to_blame() -> None:
+    def divide(query: str) -> str:
+        return str(1 / int(query))
+
+    turns = [SEARCH.format(0), *(AGAIN.format("0" * n) for n in range(2, 6)), ANSWER]
+    for errors, stop in (("model", StopReason.ANSWERED), ("outside", StopReason.TOOL_FAILED)):
+        made = tool(divide, name="wiki_search", errors=errors)
+        trajectory = await run(TASK, ScriptedEngine(turns), MHQA, Toolbox([made]))
+        assert trajectory.stop is stop
+        assert "Error: wiki_search failed: ZeroDivisionError: " in observed(trajectory)[0]
 
 
 @pytest.mark.parametrize(
@@ -297,13 +323,9 @@ async def test_cancelling_a_rollout_in_a_tool_leaves_a_valid_partial_trajectory(
         return await hang(query)
 
     engine = ScriptedEngine([SEARCH.format("first"), AGAIN.format("second")])
-    trajectory = open_trajectory(TASK, MHQA, engine)
-
-    async def listen() -> None:
-        async for _ in rollout(TASK, engine, MHQA, box("mhqa", call), into=trajectory):
-            pass
-
-    task = asyncio.create_task(listen())
+    rollout = Rollout(TASK, engine, MHQA, box("mhqa", call))
+    trajectory = rollout.trajectory
+    task = asyncio.create_task(rollout.finish())
     await calling.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -316,10 +338,10 @@ async def test_cancelling_a_rollout_in_a_tool_leaves_a_valid_partial_trajectory(
 @pytest.mark.parametrize("closing", [True, False])
 async def test_who_stops_listening_keeps_a_valid_partial_trajectory(closing: bool) -> None:
     engine = ScriptedEngine([SEARCH.format("x"), ANSWER])
-    trajectory = open_trajectory(TASK, MHQA, engine)
-    steps = rollout(TASK, engine, MHQA, box("mhqa"), into=trajectory)
+    rollout = Rollout(TASK, engine, MHQA, box("mhqa"))
+    trajectory, steps = rollout.trajectory, rollout.steps()
     if closing:
-        async with aclosing(steps):  # type: ignore[type-var]
+        async with aclosing(steps):
             async for _ in steps:
                 break
     else:
@@ -335,12 +357,12 @@ async def test_who_stops_listening_keeps_a_valid_partial_trajectory(closing: boo
 
 async def test_leaving_after_the_answer_does_not_call_it_cancelled() -> None:
     engine = ScriptedEngine([SEARCH.format("x"), ANSWER])
-    trajectory = open_trajectory(TASK, MHQA, engine)
-    async with aclosing(rollout(TASK, engine, MHQA, box("mhqa"), into=trajectory)) as steps:
+    rollout = Rollout(TASK, engine, MHQA, box("mhqa"))
+    async with aclosing(rollout.steps()) as steps:
         async for step in steps:
             if step.observation is None:
                 break
-    assert trajectory.stop is StopReason.ANSWERED
+    assert rollout.trajectory.stop is StopReason.ANSWERED
 
 
 # -- the engine's failures -------------------------------------------------------------------

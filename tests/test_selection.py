@@ -17,17 +17,15 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from coa.attempts import Grammars
 from coa.engines import load_engine
 from coa.engines.base import Completion, Engine, OnText, Sampling, sampling_key
 from coa.engines.scripted import ScriptedEngine
+from coa.environment import Environment, load_environment
 from coa.errors import ConfigError, EngineError, RecordError, TrainingError
-from coa.protocol import load_grammar
-from coa.rewards import open_reward
+from coa.rewards import RewardSettings
 from coa.runs import read_jsonl, write_jsonl
 from coa.runtime import Budget, Decoding
 from coa.tasks.task import Task
-from coa.tools.kits import KitSettings, open_kit
 from coa.train.processes import Processes
 from coa.train.rl_settings import SelectSettings
 from coa.train.selection import Selected, select
@@ -37,6 +35,7 @@ from playing import MHQA, box
 RIGHT = "<think>t</think><plan>p</plan><think>u</think><answer>Paris</answer>"
 WRONG = RIGHT.replace("Paris", "Rome")
 DECODING = Decoding(temperature=1.0, seed=3)
+EXACT = RewardSettings("exact")
 ALWAYS = 10**6
 
 Successes = Mapping[str, tuple[int, int]]
@@ -86,14 +85,13 @@ async def chosen(
     processes: Processes | None = None,
     **asked: Any,
 ) -> Selected:
-    async with open_reward("exact") as reward:
+    env = Environment("sometimes", tools=[*box("mhqa").values()], grammar=MHQA)
+    async with env.open(reward=EXACT) as opened:
         return await select(
             tasks or tasks_of(successes),
             SelectSettings(**asked),
             engine or Sometimes(successes),
-            Grammars((MHQA,)),
-            lambda task: box("mhqa"),
-            reward,
+            opened,
             budget or Budget(turns=3),
             DECODING,
             directory,
@@ -343,19 +341,14 @@ async def test_without_tools_there_are_no_programs_either(tmp_path: Path) -> Non
     task = Task("2 + 2?", ("4",), meta={"set": "gym-code"})
     turn = "<plan>add</plan><think>it is 4</think><answer>4</answer>"
     engine = ScriptedEngine([turn])
-    async with (
-        open_reward("exact") as reward,
-        open_kit([task], KitSettings()) as toolbox_of,
-    ):
-        assert "code" in toolbox_of(task)
+    async with load_environment("gym-code").open([task], reward=EXACT) as opened:
+        assert "code" in await opened.toolbox(task)
         with pytest.raises(TrainingError, match="1 needs no tool"):
             await select(
                 [task],
                 SelectSettings(no_tool_samples=1),
                 engine,
-                Grammars((load_grammar("code"),)),
-                toolbox_of,
-                reward,
+                opened,
                 Budget(),
                 DECODING,
                 tmp_path,

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from coa import Environment, State, Task, Tool, tool
 from coa.engines.scripted import ScriptedEngine
 from coa.errors import ConfigError, MissingExtra, UsageError
 from coa.runs import Json
@@ -188,6 +189,55 @@ def test_a_name_picks_the_grammar(tmp_path: Path) -> None:
     assert found["afm"].coa["steps"][3]["role"] == "wiki_search"
     assert [s["kind"] for s in found["afm:web"].coa["steps"]].count("check") == 1
     assert {done.choices[0].message.content for done in found.values()} == {"Lima"}
+
+
+def test_an_environment_of_ones_own_is_served_with_a_state_for_each_request(tmp_path: Path) -> None:
+    class Visits(list[str]):
+        closed = False
+
+        def close(self) -> None:
+            self.closed = True
+
+    made: list[Visits] = []
+
+    def setup(task: Task) -> Visits:
+        if "broken" in task.question:
+            raise OSError("no such file: a-private-place")
+        made.append(Visits())
+        return made[-1]
+
+    def look(word: str, state: State) -> str:
+        """Look a word up."""
+        state.append(word)  # type: ignore[attr-defined]
+        return f"{word} {len(state)}"  # type: ignore[arg-type]
+
+    def tools(task: Task) -> list[Tool]:  # which one there is depends on the question
+        return [tool(look, name="peek" if "peek" in task.question else "look")]
+
+    env = Environment("words", tools=tools, grammar="react", setup=setup)
+    turns = {
+        f"{name} at it": [
+            f"<think>t</think><{name}>a</{name}>",
+            "<think>u</think><answer>a 1</answer>",
+        ]
+        for name in ("look", "peek")
+    }
+    script = ScriptedEngine({**turns, "broken": []})
+    with Server(tmp_path, script, key=KEY, env=env, grammars=(), out=tmp_path / "t.jsonl") as own:
+        asking = client_of(own).chat.completions
+        for question, name in ((each, each.split()[0]) for _ in range(2) for each in turns):
+            asked = [{"role": "user", "content": question}]
+            done = asking.create(model="scripted:react", messages=asked)
+            assert done.choices[0].message.content == "a 1"
+            told = [(step["role"], step["text"]) for step in done.coa["steps"]]
+            assert told == [("think", "t"), (name, "a"), ("observation", "a 1"), ("think", "u")]
+        broken = {"model": "scripted", "messages": [{"role": "user", "content": "broken"}]}
+        status, _, message = refused(post(own, broken))
+    assert status == 503 and "private" not in message
+    assert any("a-private-place" in line for line in own.lines)
+    assert [list(each) for each in made[1:]] == [["a"]] * 4 and all(each.closed for each in made)
+    kept = load_trajectories(tmp_path / "t.jsonl")
+    assert [each.protocol.tool_roles for each in kept[:2]] == [("look",), ("peek",)]
 
 
 def test_liveness_needs_no_key_and_tells_nothing_else(server: Server) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from coa.attempts import choose_grammar
+from coa.environment import ToolSettings
 from coa.errors import UsageError
 from coa.protocol import load_grammar
+from coa.protocol.book import GrammarBook
+from coa.rollouts import default_environments
 from coa.runs import Json
 from coa.serve.agents import open_agents, public_name
 from coa.serve.keys import Lock, is_loopback, read_key
@@ -340,7 +343,8 @@ def test_public_names_hold_no_path_and_no_address(tmp_path: Path) -> None:
 def test_a_grammar_that_was_asked_for_has_to_work_and_others_are_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("coa.serve.agents.UNTRAINED", ("mhqa", "web"))  # programs need a sandbox
+    known = {"mhqa": "atlas-mhqa", "web": "atlas-web"}  # programs need a sandbox
+    monkeypatch.setattr("coa.environments.BY_GRAMMAR", known)
     script, web = tmp_path / "s.jsonl", tmp_path / "web.toml"
     script.write_text("")
     web.write_text("seconds = 2.0\n")
@@ -348,7 +352,8 @@ def test_a_grammar_that_was_asked_for_has_to_work_and_others_are_left_out(
 
     async def names(*grammars: str) -> list[str]:
         ref = f"scripted:{script}"
-        opening = open_agents(ref, grammars=grammars, corpus=str(web), note=lines.append)
+        tools = ToolSettings(corpus=str(web))
+        opening = open_agents(ref, grammars=grammars, tools=tools, note=lines.append)
         async with opening as agents:
             return list(agents)
 
@@ -369,8 +374,23 @@ def test_the_name_alone_is_the_agent_that_coa_ask_takes(tmp_path: Path) -> None:
             return {name: agent.grammar.name for name, agent in agents.items()}
 
     found = asyncio.run(served())
-    assert found["m"] == choose_grammar("auto", reference).name == "mhqa"
+    (taken,) = default_environments((), model=reference)
+    assert found["m"] == taken.value().name == "mhqa"
     assert list(found)[:2] == ["m", "m:mhqa"] and found["m:react"] == "react"
+
+
+def test_a_grammar_of_ones_own_that_a_model_was_trained_on_is_served(tmp_path: Path) -> None:
+    mine = replace(load_grammar("mhqa"), name="mine")
+    (tmp_path / "adapter_config.json").write_text("{}")
+    remembered: Json = {"grammar": ["mhqa", "mine"], "prompt": "compact"}
+    remembered["grammars"] = GrammarBook([mine]).to_json()
+    (tmp_path / "manifest.json").write_text(json.dumps(remembered))
+
+    async def served() -> dict[str, str]:
+        async with open_agents(f"smollm2-135m+{tmp_path}", name="m") as agents:
+            return {name: agent.grammar.name for name, agent in agents.items()}
+
+    assert asyncio.run(served()) == {"m": "mhqa", "m:mhqa": "mhqa", "m:mine": "mine"}
 
 
 def test_a_key_comes_from_a_file_or_the_environment(

@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from coa.attempts import Grammars
 from coa.display import console
 from coa.engines import load_engine
+from coa.environment import load_environment
 from coa.errors import ConfigError, ModelError
-from coa.protocol import load_grammar
+from coa.protocol.book import GrammarBook
 from coa.runs import Json
 from coa.runtime import Budget
 from coa.speedrun import run_speedrun
@@ -126,18 +126,25 @@ def test_one_adapter_learns_the_grammar_of_every_set_and_each_task_gets_its_own(
     for stage in ("sft", "rl"):
         manifest = json.loads((finished.root / stage / "adapter" / "manifest.json").read_text())
         assert manifest["grammar"] == ["mhqa", "web"]
+        assert GrammarBook.from_json(manifest["grammars"]).names == ["mhqa", "web"]
+    assert manifest["environments"] == ["atlas-mhqa", "atlas-web"]
     for name, grammar in (("held-out-entities", "mhqa"), ("web", "web")):
         measured = load_trajectories(finished.root / f"eval-rl-{name}")
         assert {chain.grammar for chain in measured} == {grammar}
 
 
-def test_rl_in_one_grammar_leaves_an_adapter_that_is_asked_in_all_that_it_knows(
+async def test_rl_in_one_grammar_leaves_an_adapter_that_is_asked_in_all_that_it_knows(
     finished: Finished, tiny_model: Path
 ) -> None:
-    mhqa = Grammars((load_grammar("mhqa"),))
     start = f"hf:{tiny_model}+{finished.root / 'sft' / 'adapter'}"
-    assert _knows(start, mhqa) == {"grammar": ["mhqa", "web"]}
-    assert _knows(f"hf:{tiny_model}", mhqa) == {"grammar": "mhqa"}
+    async with load_environment("atlas-web").open() as opened:
+        book = {"grammars": opened.grammars.to_json()}
+        both = {"grammar": ["mhqa", "web"], "environments": ["atlas-mhqa", "atlas-web"]}
+        known = _knows(start, opened)
+        stored = {grammar["name"] for grammar in known.pop("grammars").values()}
+        assert known == both and stored == {"mhqa", "web"}
+        one = {"grammar": "web", "environments": ["atlas-web"]}
+        assert _knows(f"hf:{tiny_model}", opened) == one | book
 
 
 def test_rl_goes_on_from_the_fine_tuned_weights_and_changes_them(finished: Finished) -> None:

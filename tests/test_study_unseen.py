@@ -98,7 +98,14 @@ def rollout(task: Task, *turns: str, answer: str | None = None) -> Trajectory:
     stop = StopReason.ANSWERED if answer else StopReason.TURNS
     usage = Usage(tool_calls=len(turns))
     return Trajectory(
-        task.id, task.question, "mhqa", segments, stop=stop, answer=answer, usage=usage
+        task.id,
+        task.question,
+        "mhqa",
+        segments,
+        tools=[tool_of(task).name],
+        stop=stop,
+        answer=answer,
+        usage=usage,
     )
 
 

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
+from coa.environment import ToolSettings, open_environments
 from coa.errors import CoaError, ConfigError, RecordError
 from coa.evaluate.stage import EvalSettings, run_eval
 from coa.rewards.opened import REWARDS as NAMED_REWARDS
+from coa.rollouts import choose_environments
 from coa.tasks import Task, TaskSet, table
-from coa.tools.kits import toolbox_for
 
 
 def test_every_column_that_sounds_like_an_answer_is_hidden_from_the_public_task(
@@ -107,12 +108,14 @@ def test_several_rollouts_at_temperature_zero_are_refused() -> None:
         EvalSettings(k=4)
 
 
-def test_a_closed_book_has_no_tools(tmp_path: Path) -> None:
+async def test_a_closed_book_has_no_tools(tmp_path: Path) -> None:
     path = tmp_path / "tasks.jsonl"
     path.write_text('{"question": "Where?", "answer": "Lima"}\n')
-    (task,) = TaskSet.load(path)
-    assert len(toolbox_for("closed_book")(task)) == 0
-    assert list(toolbox_for("withheld")(task)) == ["wiki_search"]
+    environments, tasks = choose_environments((), path)
+    for observations, tools in (("closed_book", []), ("withheld", ["wiki_search"])):
+        how = ToolSettings(observations=observations)
+        async with open_environments(environments, tasks, how) as opened:
+            assert list(await opened.toolbox(tasks[0].public())) == tools
 
 
 def test_a_table_that_is_not_utf8_is_named_with_its_line(tmp_path: Path) -> None:
@@ -142,7 +145,8 @@ def test_ids_of_ones_own_in_a_csv_are_kept(tmp_path: Path) -> None:
         ("tools", "ruler", "no such column: only JSONL can declare tools"),
         ("world", "Middle-earth", "the number of a world of the Atlas"),
         ("grammar", "past tense", "a path ending in .toml or one of mhqa, web"),
-        ("reward", "5 points", "module:attribute or one of exact, squad"),
+        ("reward", "5 points", "one of exact, squad"),
+        ("reward", "gym", "one of exact, squad"),
     ],
 )
 def test_a_column_that_happens_to_be_called_like_an_order_is_named(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import signal
 import subprocess
@@ -17,13 +16,14 @@ import pytest
 from coa.corpus.atlas import pages
 from coa.corpus.world import load_world
 from coa.distill.convert import convert
+from coa.environment import Environment
 from coa.errors import ConfigError, RecordError, UsageError
 from coa.protocol import load_grammar
 from coa.rewards import exact_match
 from coa.runs import dumps
 from coa.tasks import Task, TaskSet, make_tasks
 from coa.tasks.atlas import families_of
-from coa.teachers import load_teacher, record_all
+from coa.teachers import load_teacher
 from coa.teachers.episode import (
     AgentSpec,
     Episode,
@@ -34,9 +34,10 @@ from coa.teachers.episode import (
 )
 from coa.teachers.experts import Experts
 from coa.tools import Tool, Toolbox
-from scripts import TOOLBOX_OF, episodes_of, texts_of
+from scripts import TOOLBOX_OF, episodes_of, record_into, texts_of
 
-ERRING = Experts(error_rate=0.3)
+RATE = {"error_rate": 0.3}
+ERRING = Experts(**RATE)
 WORLDS = (0, 7)
 
 
@@ -150,21 +151,22 @@ def test_experts_speak_of_nothing_that_was_not_said_to_them(erring: list[Episode
     assert set(seen) == {"plan", "query", "finding", "alarm", "approval", "verdict"}
 
 
-async def test_replacing_gold_by_garbage_leaves_episodes_byte_identical(
+def test_replacing_gold_by_garbage_leaves_episodes_byte_identical(
     tasks: TaskSet, tmp_path: Path
 ) -> None:
     chosen = tasks[:40]
     spoilt = [replace(t, answers=("garbage",), gold={"hops": [{"garbage": 1}]}) for t in chosen]
     shown: list[Task] = []
 
-    def toolbox_of(task: Task) -> Toolbox:
+    def tools(task: Task) -> list[Tool]:
         shown.append(task)
-        return TOOLBOX_OF(task)
+        return [*TOOLBOX_OF(task).values()]
 
+    env = Environment("spied", tools=tools, grammar="mhqa", teacher=ERRING)
     for name, these in (("true", chosen), ("spoilt", spoilt)):
-        await record_all(these, ERRING, toolbox_of, tmp_path / name)
+        assert len(record_into(tmp_path / name, these, env=env)) == 40
     assert (tmp_path / "true").read_bytes() == (tmp_path / "spoilt").read_bytes()
-    assert len(shown) == 80 and not any(task.answers or task.gold for task in shown)
+    assert len(shown) >= 80 and not any(task.answers or task.gold for task in shown)
 
 
 def shelf(seed: int = 0) -> Toolbox:
@@ -185,7 +187,9 @@ async def test_the_first_team_records_what_it_always_recorded() -> None:
     grammar = box.bind(load_grammar("mhqa"))
     for task in make_tasks("atlas-mhqa", "train", 69, 2):
         episode = await ERRING.record(task.public(), box, seed=4)
-        digest.update(dumps(episode.to_json()).encode())
+        record = episode.to_json() | {"schema": 2}
+        assert record.pop("tools") == []  # whoever records notes them; the team does not
+        digest.update(dumps(record).encode())
         if episode.answer is not None:
             digest.update(convert(episode, grammar).text.encode())
     assert digest.hexdigest()[:16] == FIRST_TEAM
@@ -241,7 +245,7 @@ def test_episodes_come_back_from_json_as_they_were(erring: list[Episode], tmp_pa
 def test_a_file_that_holds_no_episodes_is_named_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "e.jsonl"
     path.write_text('{"schema": 7}\n')
-    with pytest.raises(RecordError, match=r"e\.jsonl:1: found episode schema 7, expected 2"):
+    with pytest.raises(RecordError, match=r"e\.jsonl:1: found episode schema 7, expected 3"):
         load_episodes(path)
     path.write_text('{"schema": 1, "events": []}\n')
     with pytest.raises(RecordError, match=r"e\.jsonl:1: no field 'task_id'"):
@@ -251,13 +255,11 @@ def test_a_file_that_holds_no_episodes_is_named_with_its_line(tmp_path: Path) ->
 RECORD_UNTIL_STUCK = """
 import asyncio, sys
 from pathlib import Path
-from coa.tasks import TaskSet
-from coa.teachers import record_all
 from coa.teachers.experts import Experts
-from coa.tools.kits import toolbox_for
+from coa.teachers.stage import Recording, run_recording
 
 class Stuck(Experts):
-    left = 11
+    left = 20
 
     async def record(self, task, toolbox, seed=0):
         if not self.left:
@@ -266,13 +268,15 @@ class Stuck(Experts):
         self.left -= 1
         return await super().record(task, toolbox, seed)
 
-tasks, out = TaskSet.load(Path(sys.argv[1])), Path(sys.argv[2])
-asyncio.run(record_all(tasks, Stuck(error_rate=0.3), toolbox_for(), out, concurrency=3))
+import coa.teachers.experts
+coa.teachers.experts.Experts = Stuck
+how = {"options": {"error_rate": 0.3}, "workers": 1}
+run_recording(Recording(tasks=Path(sys.argv[1]), **how), Path(sys.argv[2]))
 """
 
 
 def record(tasks: Sequence[Task], path: Path, seed: int = 0) -> bytes:
-    asyncio.run(record_all(tasks, ERRING, TOOLBOX_OF, path, seed=seed))
+    record_into(path, tasks, options=RATE, seed=seed)
     return path.read_bytes()
 
 
@@ -299,10 +303,10 @@ def test_a_killed_recording_continues_and_ends_with_the_same_file(
 # -- what goes wrong -------------------------------------------------------------------------
 
 
-async def test_a_question_nobody_understands_is_recorded_not_raised(tmp_path: Path) -> None:
+def test_a_question_nobody_understands_is_recorded_not_raised(tmp_path: Path) -> None:
     tasks = [Task("Why?"), Task("What is the capital of Peru?")]
-    path = tmp_path / "episodes.jsonl"
-    lost, found = await record_all(tasks, Experts(0.0, 0.0, 0.0), TOOLBOX_OF, path)
+    careful = {"error_rate": 0.0, "miss_rate": 0.0, "false_alarm_rate": 0.0}
+    lost, found = record_into(tmp_path / "episodes.jsonl", tasks, options=careful)
     assert (lost.answer, lost.error) == (None, "the planner could not plan")
     assert [e.text for e in lost.events if isinstance(e, Say)][-1].startswith("I do not know how")
     assert found.answer == "Lima"
@@ -397,13 +401,11 @@ def teacher_of_mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("teacher_of_mine")
-async def test_a_teacher_of_ones_own_plugs_in_by_module(tmp_path: Path) -> None:
+def test_a_teacher_of_ones_own_plugs_in_by_module(tmp_path: Path) -> None:
     task = Task("What is the capital of Peru?", ("Lima",))
     for reference in ("teacher_of_mine:Parrot", "teacher_of_mine:parrot"):
-        path = tmp_path / f"{reference}.jsonl"
-        (episode,) = await record_all([task], load_teacher(reference), TOOLBOX_OF, path)
+        (episode,) = record_into(tmp_path / f"{reference}.jsonl", [task], teacher=reference)
         assert episode.teacher == "parrot" and (episode.answer or "").startswith("[1]")
-        assert load_episodes(path) == [episode]
     for reference, says in (
         ("expert", "'expert' is not a teacher; expected experts, llm or module:attribute"),
         ("teacher_of_mine:Mute", "has no method record"),
@@ -414,28 +416,27 @@ async def test_a_teacher_of_ones_own_plugs_in_by_module(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("teacher_of_mine")
-async def test_a_class_of_ones_own_takes_settings_and_its_faults_are_one_line(
+def test_a_class_of_ones_own_takes_settings_and_its_faults_are_one_line(
     tmp_path: Path,
 ) -> None:
     told, task = "teacher_of_mine:Told", Task("What is the capital of Peru?", ("Lima",))
 
-    async def said(reference: str, **options: object) -> str:
-        path = tmp_path / "told.jsonl"
-        path.unlink(missing_ok=True)
-        found = await record_all([task], load_teacher(reference, **options), TOOLBOX_OF, path)
-        return str(found[0].answer)
+    def said(reference: str, **options: object) -> str:
+        path = tmp_path / f"{len(list(tmp_path.iterdir()))}.jsonl"
+        (found,) = record_into(path, [task], teacher=reference, options=options)
+        return str(found.answer)
 
-    assert await said(told, words="Lima") == "Lima"
+    assert said(told, words="Lima") == "Lima"
     with pytest.raises(
         ConfigError, match=r"making the teacher '.*Told' failed: TypeError: .*words"
     ):
         load_teacher(told)
     with pytest.raises(UsageError, match=r"cannot be read back: .*answer: found '?3600"):
-        await said(told, words=3600)
+        said(told, words=3600)
     with pytest.raises(UsageError, match=r"cannot be read back: .*'stranger'"):
-        await said(told, words="Lima", agent="stranger")
+        said(told, words="Lima", agent="stranger")
     with pytest.raises(UsageError, match=r"KeyError: 'boom' \(teacher_of_mine\.py:\d+\)$"):
-        await said("teacher_of_mine:Broken")
+        said("teacher_of_mine:Broken")
 
 
 def test_words_around_a_question_do_not_make_it_another() -> None:
@@ -446,10 +447,10 @@ def test_words_around_a_question_do_not_make_it_another() -> None:
     assert not task.is_asked_by("What is the capital of Chile?") and not task.is_asked_by("")
 
 
-async def test_what_a_teacher_raises_is_raised_as_it_is(tmp_path: Path) -> None:
+def test_what_a_teacher_raises_is_raised_as_it_is(tmp_path: Path) -> None:
     class Broken:
         async def record(self, task: Task, toolbox: Toolbox, seed: int = 0) -> Episode:
             raise UsageError("I am on strike.")
 
     with pytest.raises(UsageError, match="I am on strike"):
-        await record_all([Task("a?"), Task("b?")], Broken(), TOOLBOX_OF, tmp_path / "e.jsonl")
+        record_into(tmp_path / "e.jsonl", [Task("a?"), Task("b?")], teacher=Broken())

@@ -23,6 +23,8 @@ torch = pytest.importorskip("torch")
 from coa.engines.codec import Codec  # noqa: E402
 from coa.engines.store import trained_on  # noqa: E402
 from coa.errors import RecordError, TrainingError  # noqa: E402
+from coa.protocol import load_grammar  # noqa: E402
+from coa.protocol.book import GrammarBook  # noqa: E402
 from coa.train.stage import (  # noqa: E402
     choose,
     plan_from_recipe,
@@ -34,16 +36,17 @@ from coa.train.stage import (  # noqa: E402
 from coa.trajectory import Author, Segment, Trajectory, save_trajectories  # noqa: E402
 
 TURNS = ("<think>Rome?</think><wiki_search>Rome</wiki_search>", "<answer>Italy</answer>")
+BOOK = GrammarBook([load_grammar("mhqa")]).to_json()
 
 
-def trajectory(index: int, **changes: str) -> Trajectory:
+def trajectory(index: int, **changes: Any) -> Trajectory:
     segments = [
         Segment(Author.PROMPT, "You are an agent."),
         Segment(Author.MODEL, TURNS[0]),
         Segment(Author.ENV, "<observation>Rome is in Italy.</observation>"),
         Segment(Author.MODEL, TURNS[1]),
     ]
-    return Trajectory(f"t{index}", "Where is Rome?", "mhqa", segments, **changes)  # type: ignore[arg-type]
+    return Trajectory(f"t{index}", "Where is Rome?", "mhqa", segments, **changes)
 
 
 def test_an_adapter_remembers_its_protocol_and_cut_rows_are_said(
@@ -65,7 +68,7 @@ def test_an_adapter_remembers_its_protocol_and_cut_rows_are_said(
     assert said[1:] == ["1 row lost its end: longer than sft.max_length 256"]
     (saved,) = (tmp_path / "sft").glob("checkpoints/*/adapter")  # a run may start from it, too
     for folder in (adapter, saved):
-        known = {"grammar": "mhqa", "prompt": "compact"}
+        known = {"grammar": "mhqa", "prompt": "compact", "grammars": BOOK}
         assert trained_on(f"hf:{tiny_model}+{folder}") == known
     manifest = json.loads((adapter / "manifest.json").read_text())
     assert (manifest["stage"], manifest["updates"]) == ("sft", 1)
@@ -75,14 +78,25 @@ def test_an_adapter_remembers_its_protocol_and_cut_rows_are_said(
 
 def test_several_protocols_are_a_list() -> None:
     mixed = [trajectory(0), trajectory(1, prompt="full")]
-    assert protocol_of(mixed) == {"grammar": "mhqa", "prompt": ["compact", "full"]}
+    known = {"grammar": "mhqa", "prompt": ["compact", "full"], "grammars": BOOK}
+    assert protocol_of(mixed) == known
+    homes = [trajectory(i, meta={"environment": name}) for i, name in enumerate("ba")]
+    assert protocol_of([*mixed, *homes]) == known | {"environments": ["a", "b"]}
 
 
 def test_an_adapter_keeps_the_grammars_that_its_start_knew(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
     (tmp_path / "manifest.json").write_text('{"grammar": ["code", "mhqa"], "prompt": "full"}')
     made = protocol_of([trajectory(0)], f"smollm2-135m+{tmp_path}")
-    assert made == {"grammar": ["code", "mhqa"], "prompt": "compact"}
+    assert made == {"grammar": ["code", "mhqa"], "prompt": "compact", "grammars": BOOK}
+
+
+def test_two_definitions_of_one_grammar_are_not_trained_on_together() -> None:
+    other = replace(load_grammar("mhqa"), brief="Answer in another way.")
+    foreign = trajectory(1, grammar_id=other.fingerprint(), book=GrammarBook([other]))
+    assert protocol_of([foreign])["grammars"].keys() == {other.fingerprint()}
+    with pytest.raises(RecordError, match="the dataset: holds two definitions of the grammar 'mh"):
+        protocol_of([trajectory(0), foreign])
 
 
 def test_what_cannot_be_trained_on_is_one_line(tiny_model: Path, tmp_path: Path) -> None:

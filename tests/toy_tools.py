@@ -64,7 +64,7 @@ def toy_toolbox(task: Task) -> Toolbox:
                 raise ToolMistake(f"there is no {argument!r}.")
             return value_of(task.id, name, argument)
 
-        return Tool(name, run, about=f"The {name} of a fruit")
+        return Tool(name, run, about=f"The {name} of a fruit", pure=True)
 
     return Toolbox(map(make, TOOLS))
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # for type checkers and editors; a test holds it equal to _HO
     from coa.distill.stage import DistillSettings, run_distillation
     from coa.engines import Completion, Engine, Sampling, load_engine
     from coa.engines.scripted import ScriptedEngine
+    from coa.environment import Environment, load_environment, open_environments
     from coa.errors import CoaError
     from coa.evaluate.stage import EvalSettings, run_eval
     from coa.protocol import (
@@ -30,13 +31,14 @@ if TYPE_CHECKING:  # for type checkers and editors; a test holds it equal to _HO
         system_prompt,
     )
     from coa.rewards import exact, f1
-    from coa.runtime import Budget, Decoding, rollout, run
+    from coa.runtime import Budget, Decoding, Rollout, run
     from coa.tasks import Task, TaskSet, make_tasks
     from coa.teachers import Teacher, load_teacher
     from coa.teachers.episode import AgentSpec, Episode, ModelCall, Say, Use, load_episodes
-    from coa.teachers.stage import run_recording
+    from coa.teachers.stage import Recording, run_recording
     from coa.tools import Observation, Tool, Toolbox, ToolCall, ToolMistake, tool
-    from coa.tools.kits import atlas_toolbox
+    from coa.tools.functions import State
+    from coa.tools.sources import corpus_tools, sandbox
     from coa.trajectory import Author, Segment, Step, StopReason, Trajectory, load_trajectories
 
 __version__ = "0.1.0"
@@ -50,12 +52,14 @@ _HOMES = {
     "coa.engines": "Completion Engine Sampling load_engine",
     "coa.engines.scripted": "ScriptedEngine",
     "coa.tools": "Observation Tool ToolCall ToolMistake Toolbox tool",
-    "coa.tools.kits": "atlas_toolbox",
-    "coa.runtime": "Budget Decoding rollout run",
+    "coa.tools.functions": "State",
+    "coa.tools.sources": "corpus_tools sandbox",
+    "coa.environment": "Environment load_environment open_environments",
+    "coa.runtime": "Budget Decoding Rollout run",
     "coa.rewards": "exact f1",
     "coa.teachers": "Teacher load_teacher",
     "coa.teachers.episode": "AgentSpec Episode ModelCall Say Use load_episodes",
-    "coa.teachers.stage": "run_recording",
+    "coa.teachers.stage": "Recording run_recording",
     "coa.distill.convert": "NotConvertible convert",
     "coa.distill.filters": "FilterSettings",
     "coa.distill.stage": "DistillSettings run_distillation",
@@ -73,6 +77,7 @@ __all__ = [
     "Decoding",
     "DistillSettings",
     "Engine",
+    "Environment",
     "Episode",
     "EvalSettings",
     "Fault",
@@ -81,12 +86,15 @@ __all__ = [
     "ModelCall",
     "NotConvertible",
     "Observation",
+    "Recording",
     "Role",
+    "Rollout",
     "Sampling",
     "Say",
     "ScriptedEngine",
     "Segment",
     "Splitter",
+    "State",
     "Step",
     "StopReason",
     "Task",
@@ -98,23 +106,25 @@ __all__ = [
     "Toolbox",
     "Trajectory",
     "Use",
-    "atlas_toolbox",
     "convert",
+    "corpus_tools",
     "exact",
     "f1",
     "grammar_from_toml",
     "load_engine",
+    "load_environment",
     "load_episodes",
     "load_grammar",
     "load_teacher",
     "load_trajectories",
     "make_tasks",
+    "open_environments",
     "parse",
-    "rollout",
     "run",
     "run_distillation",
     "run_eval",
     "run_recording",
+    "sandbox",
     "system_prompt",
     "tool",
 ]

@@ -19,13 +19,16 @@ from coa.cli_datasets import add_datasets
 from coa.cli_measure import add_measures
 from coa.cli_options import (
     ConstrainFlag,
+    EnvOption,
     GrammarOption,
     JsonFlag,
     ModelOption,
     SeedOption,
+    SettingsArgument,
     UnsafeFlag,
     emit,
     note,
+    only_env_settings,
 )
 from coa.cli_things import add_things
 from coa.errors import CoaError, UsageError
@@ -82,11 +85,13 @@ def main() -> None:
 @app.command()
 def ask(
     question: Annotated[str, typer.Argument(help="What you want to know.")],
+    settings: SettingsArgument = None,
+    env: EnvOption = None,
     model: ModelOption = "auto",
     grammar: GrammarOption = "auto",
     corpus: Annotated[
         str, typer.Option(help="atlas, atlas:K, a corpus directory, or a .toml for the web.")
-    ] = "atlas",
+    ] = "",
     prompt: Annotated[str, typer.Option(help="full or compact; auto fits the model.")] = "auto",
     temperature: float = 0.0,
     constrain: ConstrainFlag = False,
@@ -97,10 +102,21 @@ def ask(
 ) -> None:
     """Answer a question, showing the chain of agents as it is written."""
     from coa.asking import Asking, ask_once
+    from coa.environment import ToolSettings
 
     if not question.strip():
         raise UsageError('the question is empty. Example: coa ask "What is the capital of Peru?"')
-    how = Asking(model, grammar, corpus, prompt, temperature, constrain, seed, unsafe_code)
+    how = Asking(
+        env=env or (),
+        model=model,
+        grammar=grammar,
+        prompt=prompt,
+        temperature=temperature,
+        constrain=constrain,
+        seed=seed,
+        tools=ToolSettings(corpus=corpus, unsafe_code=unsafe_code),
+        settings=only_env_settings(settings),
+    )
     trajectory = asyncio.run(ask_once(question, how, out, quiet=as_json))
     if as_json:
         emit({**trajectory.to_json(), "seconds": trajectory.seconds})
@@ -109,7 +125,38 @@ def ask(
 
 
 @app.command()
+def init(
+    folder: Annotated[Path, typer.Argument(help="A folder that is new or empty.")],
+) -> None:
+    """Write a small environment that runs: tools, questions, a reward, a team."""
+    from coa.checking import write_starter
+
+    for path in write_starter(folder):
+        print(path)
+    note(f"next: coa check {folder}")
+
+
+@app.command()
+def check(
+    env: Annotated[str, typer.Argument(help="A folder, file, module:attribute or shipped name.")],
+    settings: SettingsArgument = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Try an environment: its tasks, tools, a whole prompt, and what its reward says."""
+    from coa.checking import check_environment
+    from coa.environment import load_environment
+
+    checked = check_environment(load_environment(env, **only_env_settings(settings)))
+    if as_json:
+        emit(checked.to_json())
+    else:
+        print("\n".join(checked.lines()))
+
+
+@app.command()
 def serve(
+    given: SettingsArgument = None,
+    env: EnvOption = None,
     model: ModelOption = "auto",
     port: Annotated[int, typer.Option(help="0 takes any that is free.")] = 8000,
     host: Annotated[str, typer.Option(help="Others than this machine need a key.")] = "127.0.0.1",
@@ -122,7 +169,7 @@ def serve(
     ] = None,
     corpus: Annotated[
         str, typer.Option(help="atlas, atlas:K, a corpus directory, or a .toml for the web.")
-    ] = "atlas",
+    ] = "",
     prompt: Annotated[str, typer.Option(help="full or compact; auto fits the model.")] = "auto",
     rollouts: Annotated[int, typer.Option(min=1, help="At a time; further ones wait.")] = 64,
     queue: Annotated[int, typer.Option(min=0, help="Waiting; further ones get 429.")] = 128,
@@ -138,6 +185,7 @@ def serve(
     ] = False,
 ) -> None:
     """Answer OpenAI-compatible clients, streaming the chain; Ctrl-C ends it."""
+    from coa.environment import ToolSettings
     from coa.serve.keys import read_key
     from coa.serve.request import Limits
     from coa.serve.server import Serving
@@ -146,8 +194,10 @@ def serve(
     settings = Serving(
         model=model,
         name=name,
+        env=env or (),
+        settings=only_env_settings(given),
         grammars=tuple(grammar or ()),
-        corpus=corpus,
+        tools=ToolSettings(corpus=corpus),
         prompt=prompt,
         host=host,
         port=port,

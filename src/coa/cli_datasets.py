@@ -10,6 +10,7 @@ import typer
 from coa.cli_options import (
     CacheOption,
     CorpusOption,
+    EnvOption,
     ExpireOption,
     JsonFlag,
     ModeOption,
@@ -17,8 +18,9 @@ from coa.cli_options import (
     SessionFlag,
     UnsafeFlag,
     emit,
-    kit_of,
+    env_settings,
     note,
+    tool_settings,
 )
 from coa.cli_things import tasks_app
 from coa.errors import CoaError, UsageError
@@ -40,12 +42,19 @@ def add_datasets(app: typer.Typer) -> None:
 
 
 def record(
-    tasks: Annotated[Path, typer.Option(help="Task file (JSONL or CSV).")],
     out: Annotated[Path, typer.Option(help="Episodes file to write or continue.")],
     settings: Annotated[
-        list[str] | None, typer.Argument(help="Of the teacher: error_rate=0.2, model=REF ...")
+        list[str] | None,
+        typer.Argument(help="Of the teacher: error_rate=0.2, model=REF ...; env.NAME=value."),
     ] = None,
-    teacher: Annotated[str, typer.Option(help="experts, llm or module:attribute.")] = "experts",
+    env: EnvOption = None,
+    tasks: Annotated[
+        Path | None, typer.Option(help="Task file (JSONL or CSV); else the environment's own.")
+    ] = None,
+    split: Annotated[str, typer.Option(help="Of the environment's own tasks.")] = "train",
+    teacher: Annotated[
+        str, typer.Option(help="experts, llm or module:attribute; else the environment's own.")
+    ] = "",
     error_rate: Annotated[float | None, typer.Option(help="How often the experts err.")] = None,
     grammar: Annotated[
         str, typer.Option(help="Preset name or a .toml file; auto suits each task.")
@@ -63,15 +72,25 @@ def record(
 ) -> None:
     """Record a multi-agent system at work on tasks; the same command again continues."""
     from coa.teachers import read_options
-    from coa.teachers.stage import rehearse_recording, run_recording
+    from coa.teachers.stage import Recording, rehearse_recording, run_recording
 
-    options = read_options(teacher, settings or [])
+    own, others = env_settings(settings)
+    options = read_options(teacher or ("own" if env else "experts"), others)
     if error_rate is not None:
         options["error_rate"] = error_rate
-    kit = kit_of(corpus, tool_cache, tool_mode, tool_expire, code_session, unsafe_code)
-    work = rehearse_recording if dry_run else run_recording
-    chosen: Any = {"seed": seed, "kit": kit, "workers": workers, "grammar": grammar}
-    result = work(tasks, out, teacher, options, **chosen)
+    recording = Recording(
+        env=env or (),
+        tasks=tasks or "",
+        split=split,
+        teacher=teacher,
+        options=options,
+        settings=own,
+        tools=tool_settings(corpus, tool_cache, tool_mode, tool_expire, code_session, unsafe_code),
+        grammar=grammar,
+        seed=seed,
+        workers=workers,
+    )
+    result = (rehearse_recording if dry_run else run_recording)(recording, out)
     if as_json:
         emit(result.to_json())
     else:
@@ -82,7 +101,10 @@ def record(
 def distill(
     episodes: Annotated[Path, typer.Option(help="Episodes file from `coa record`.")],
     out: Annotated[Path, typer.Option(help="Directory to write or continue.")],
-    overrides: Annotated[list[str] | None, typer.Argument(help="filter.x=value ...")] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="filter.x=value ...; env.NAME=value.")
+    ] = None,
+    env: EnvOption = None,
     grammar: Annotated[
         str, typer.Option(help="Preset name or a .toml file; auto suits each task.")
     ] = "",
@@ -112,11 +134,22 @@ def distill(
         raise UsageError(f"--prompt {prompt!r}: expected full or compact.")
     given = [f"grammar={grammar}"] if grammar else []
     given += [f"prompt={prompt}"] if prompt else []
-    settings = load_recipe(recipe, [*(overrides or []), *given], DistillSettings)
+    own, others = env_settings(overrides)
+    settings = load_recipe(recipe, [*others, *given], DistillSettings)
     work = rehearse_distillation if dry_run else run_distillation
-    kit = kit_of(corpus, tool_cache, tool_mode, tool_expire, code_session, unsafe_code)
-    result = work(episodes, out, tasks, settings, against=against or [], kit=kit, workers=workers)
-    if tasks is None:
+    kit = tool_settings(corpus, tool_cache, tool_mode, tool_expire, code_session, unsafe_code)
+    result = work(
+        episodes,
+        out,
+        tasks,
+        settings,
+        env=env or (),
+        env_settings=own,
+        against=against or [],
+        kit=kit,
+        workers=workers,
+    )
+    if tasks is None and not env:
         note("no --tasks: answers were not judged, so wrong ones are kept")
         if not settings.filter.keep_unjudged:
             note("filter.keep_unjudged=false is ignored: it needs --tasks")
@@ -130,7 +163,6 @@ def show(
     file: Annotated[Path, typer.Argument(help="A trajectories.jsonl, or its directory.")],
     n: Annotated[int, typer.Option(min=1, help="How many to show.")] = 3,
     task: Annotated[str, typer.Option(help="Only the task with this id.")] = "",
-    grammar: Annotated[str, typer.Option(help="A .toml file, when it is no preset.")] = "",
 ) -> None:
     """Print chains from a trajectories file."""
     from coa.display import console, print_chain
@@ -141,7 +173,7 @@ def show(
         raise UsageError(f"{file}: nothing to show{f' for task {task!r}' if task else ''}.")
     out = console()
     for trajectory in chosen:
-        print_chain(out, trajectory, grammar)
+        print_chain(out, trajectory)
         out.print()
 
 
@@ -151,17 +183,14 @@ def inspect(
     ],
     n: Annotated[int | None, typer.Option(min=1, help="How many: 1, or all of a page.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write one page for a browser.")] = None,
-    grammar: Annotated[str, typer.Option(help="A .toml file, when it is no preset.")] = "",
 ) -> None:
     """Look at chains or episodes on one page (--html), or at the loss mask of a chain."""
     if html is not None:
         from coa.pages.inspect import write_page
 
-        page = write_page(file, html, n=n, grammar=grammar)
+        page = write_page(file, html, n=n)
         note(f"{page.shown} of {page.total} {page.kind} in {html}, {page.size / 1e6:.1f} MB")
         return
-    if grammar:
-        raise UsageError("--grammar is for a page: the loss mask needs none. Add --html FILE.")
     from coa.display import console, print_mask
     from coa.trajectory import load_trajectories
 

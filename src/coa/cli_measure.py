@@ -11,6 +11,7 @@ from coa.cli_options import (
     CacheOption,
     ConstrainFlag,
     CorpusOption,
+    EnvOption,
     ExpireOption,
     GrammarOption,
     JsonFlag,
@@ -18,9 +19,11 @@ from coa.cli_options import (
     ModeOption,
     SeedOption,
     SessionFlag,
+    SettingsArgument,
     UnsafeFlag,
     emit,
     note,
+    only_env_settings,
 )
 from coa.errors import UsageError
 
@@ -35,8 +38,13 @@ def add_measures(app: typer.Typer) -> None:
 
 
 def evaluate(
-    tasks: Annotated[Path, typer.Option(help="Task file with gold answers.")],
     out: Annotated[Path, typer.Option(help="Run directory to write or continue.")],
+    given: SettingsArgument = None,
+    env: EnvOption = None,
+    tasks: Annotated[
+        Path | None, typer.Option(help="Task file with gold answers; else the environment's own.")
+    ] = None,
+    split: Annotated[str, typer.Option(help="Of the environment's own tasks.")] = "test",
     model: ModelOption = "auto",
     grammar: GrammarOption = "auto",
     k: Annotated[int, typer.Option(help="Rollouts per task.")] = 1,
@@ -82,7 +90,10 @@ def evaluate(
 
     settings = EvalSettings(
         model=model,
-        tasks=str(tasks),
+        env=tuple(env or ()),
+        settings=only_env_settings(given),
+        split=split,
+        tasks=str(tasks or ""),
         grammar=grammar,
         k=k,
         observations=observations,
@@ -154,13 +165,12 @@ def report(
     out: Annotated[Path, typer.Option(help="The HTML file to write.")],
     chains: Annotated[int, typer.Option(min=0, help="Most chains on the page.")] = 200,
     title: Annotated[str, typer.Option(help="What stands at its head.")] = "",
-    grammar: Annotated[str, typer.Option(help="A .toml file, when it is no preset.")] = "",
     as_json: JsonFlag = False,
 ) -> None:
     """Write one HTML file on runs: tables, plots and readable chains."""
     from coa.pages.report import write_report
 
-    made = write_report(runs, out, chains=chains, title=title, grammar=grammar)
+    made = write_report(runs, out, chains=chains, title=title)
     if as_json:
         emit({"out": str(out), **made._asdict()})
     else:

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from coa.errors import UsageError
+
 if TYPE_CHECKING:
-    from coa.tools.kits import KitSettings
+    from coa.environment import ToolSettings
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 SeedOption = Annotated[int, typer.Option(help="Seed of every random choice.")]
@@ -21,6 +23,13 @@ ConstrainFlag = Annotated[
 ]
 ModelOption = Annotated[str, typer.Option(help="Model reference; see `coa model list`.")]
 UnsafeFlag = Annotated[bool, typer.Option("--unsafe-code", help="Run programs WITHOUT a sandbox.")]
+EnvOption = Annotated[
+    list[str] | None,
+    typer.Option("--env", help="Environment: a folder, file, module:attribute, or a shipped name."),
+]
+SettingsArgument = Annotated[
+    list[str] | None, typer.Argument(help="Settings of the environment: env.NAME=value ...")
+]
 CorpusOption = Annotated[
     str, typer.Option(help="A corpus directory, or a .toml for the web, instead of the Atlas.")
 ]
@@ -34,12 +43,12 @@ SessionFlag = Annotated[
 ]
 
 
-def kit_of(
+def tool_settings(
     corpus: str, cache: str, mode: str, expire: float | None, session: bool, unsafe: bool
-) -> KitSettings:
-    from coa.tools.kits import KitSettings
+) -> ToolSettings:
+    from coa.environment import ToolSettings
 
-    return KitSettings(
+    return ToolSettings(
         corpus=corpus,
         cache=cache,
         mode=mode,
@@ -47,6 +56,22 @@ def kit_of(
         code_session=session,
         unsafe_code=unsafe,
     )
+
+
+def env_settings(given: list[str] | None) -> tuple[dict[str, Any], list[str]]:
+    """The settings `env.NAME=value` among arguments, and the other arguments."""
+    from coa.config import read_pairs
+
+    own = [each.removeprefix("env.") for each in given or () if each.startswith("env.")]
+    return read_pairs(own), [each for each in given or () if not each.startswith("env.")]
+
+
+def only_env_settings(given: list[str] | None) -> dict[str, Any]:
+    """Settings of environments where a command takes no other arguments."""
+    settings, others = env_settings(given)
+    if others:
+        raise UsageError(f"{others[0]!r} is not a setting; expected env.NAME=value.")
+    return settings
 
 
 def emit(record: Any) -> None:

@@ -135,7 +135,7 @@ def load_object(reference: str, what: str = "plug-in") -> Any:
         )
     here = str(Path.cwd())
     if here not in sys.path:
-        sys.path.insert(0, here)
+        sys.path.append(here)  # never first: a file there must not stand in for a package
     try:
         found: Any = importlib.import_module(name)
     except ModuleNotFoundError as exc:

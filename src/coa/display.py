@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from coa.estimates import interval
 from coa.protocol import Grammar, Splitter
-from coa.protocol.bound import load_bound
 from coa.protocol.parse import Event
 from coa.runs import Json
 from coa.trajectory import Author, Segment, Trajectory
@@ -119,11 +118,10 @@ class ChainPrinter:
             self._line_open = False
 
 
-def print_chain(out: Console, trajectory: Trajectory, grammar: str = "") -> None:
-    """Print a finished trajectory the way `coa ask` streams one; `grammar` names one's own file."""
-    bound = load_bound(grammar or trajectory.grammar, tuple(trajectory.tools))
+def print_chain(out: Console, trajectory: Trajectory) -> None:
+    """Print a finished trajectory the way `coa ask` streams one."""
     out.print(f"{'question':>{LABEL}}  {harmless(trajectory.question)}", style="bold")
-    printer = ChainPrinter(out, bound)
+    printer = ChainPrinter(out, trajectory.protocol)
     for step in trajectory.steps:
         printer.model_text(step.model.text)
         printer.end_turn(step.observation)

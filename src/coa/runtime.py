@@ -1,4 +1,4 @@
-"""rollout(): the one loop where model text and tool output interleave.
+"""Rollout: the one loop where model text and tool output interleave.
 
 Distillation checks, training, evaluation and serving all run it. It fills a Trajectory in place and
 yields each Step as it is complete, so whoever stops listening (Ctrl-C, a closed connection) keeps a
@@ -14,10 +14,12 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from typing import Any
 
 from coa.engines.base import Completion, Engine, OnText, Sampling, sampling_key
 from coa.errors import CoaError, ConfigError, EngineError, boundary
 from coa.protocol import Block, Fault, FaultKind, Grammar, PromptKind, State, parse, system_prompt
+from coa.protocol.book import GrammarBook
 from coa.protocol.constrain import Limits, Schemas, turn_grammar
 from coa.tasks.task import Task
 from coa.tools.base import Observation, Toolbox, ToolCall, clean
@@ -88,17 +90,87 @@ class _Work:
         return self.deadline - time.monotonic()
 
 
-def open_trajectory(
-    task: Task, grammar: Grammar, engine: Engine, decoding: Decoding | None = None
-) -> Trajectory:
-    """A trajectory that holds only its prompt. `grammar` must be bound to its toolbox."""
-    decoding = decoding or Decoding()
+class Rollout:
+    """One task, played to its end. Iterating gives each Step as it is complete; `trajectory` holds
+    what there is at any time, so whoever stops listening keeps a valid partial one."""
+
+    def __init__(
+        self,
+        task: Task,
+        engine: Engine,
+        grammar: Grammar,
+        toolbox: Toolbox,
+        *,
+        budget: Budget | None = None,
+        decoding: Decoding | None = None,
+        on_text: OnText | None = None,
+        book: GrammarBook | None = None,
+    ) -> None:
+        self.engine, self.toolbox, self.on_text = engine, toolbox, on_text
+        self.budget, self.decoding = budget or Budget(), decoding or Decoding()
+        self.grammar = toolbox.bind(grammar)
+        self.trajectory = _opening(task.public(), self.grammar, engine, self.decoding)
+        self.trajectory.book = book or GrammarBook([grammar])
+
+    def fail(self, error: CoaError) -> Trajectory:
+        """End it before it began: what it needs could not be had."""
+        self.trajectory.stop = StopReason.TOOL_FAILED
+        self.trajectory.error = clean(str(error))
+        return self.trajectory
+
+    async def finish(self) -> Trajectory:
+        """Play to the end."""
+        async for _ in self:
+            pass
+        return self.trajectory
+
+    def __aiter__(self) -> AsyncGenerator[Step, None]:
+        return self.steps()
+
+    async def steps(self) -> AsyncGenerator[Step, None]:
+        """Each model turn with its observation, as soon as both are there."""
+        trajectory, budget, engine = self.trajectory, self.budget, self.engine
+        if trajectory.stop is not None:  # it failed before it began
+            return
+        limit = min(budget.context or engine.context, engine.context)
+        started = time.monotonic()
+        trajectory.seconds.update(total=0.0, engine=0.0, tools=0.0)
+        schemas = self.toolbox.schemas(self.grammar) if self.decoding.constrain else ()
+        work = _Work(self.grammar, started + budget.seconds, limit, trajectory.ids, schemas)
+        try:
+            async with AsyncExitStack() as sessions:
+                try:
+                    tools = await sessions.enter_async_context(self.toolbox.opened())
+                except CoaError as error:
+                    self.fail(error)
+                while trajectory.stop is None:
+                    trajectory.stop = _spent(trajectory, work, budget)
+                    if trajectory.stop is not None:
+                        break
+                    segment = await _turn(
+                        trajectory, work, engine, budget, self.decoding, self.on_text
+                    )
+                    if segment is None:
+                        break
+                    step = Step(segment, await _respond(trajectory, work, engine, tools, budget))
+                    yield step
+        except (asyncio.CancelledError, GeneratorExit):
+            trajectory.stop = trajectory.stop or StopReason.CANCELLED
+            raise
+        finally:
+            trajectory.seconds["total"] = time.monotonic() - started
+            _release(trajectory, work.state)
+
+
+def _opening(task: Task, grammar: Grammar, engine: Engine, decoding: Decoding) -> Trajectory:
+    """A trajectory that holds only its prompt."""
     system = system_prompt(grammar, decoding.prompt)
     ids = engine.encode_prompt(system, task.question)
     return Trajectory(
         task_id=task.id,
         question=task.question,
         grammar=grammar.name,
+        grammar_id=grammar.unbound_id,
         prompt=decoding.prompt,
         tools=list(grammar.tool_roles),
         segments=[Segment(Author.PROMPT, system, ids)],
@@ -110,78 +182,11 @@ def open_trajectory(
     )
 
 
-async def rollout(
-    task: Task,
-    engine: Engine,
-    grammar: Grammar,
-    toolbox: Toolbox,
-    *,
-    budget: Budget | None = None,
-    decoding: Decoding | None = None,
-    into: Trajectory | None = None,
-    on_text: OnText | None = None,
-) -> AsyncGenerator[Step, None]:
-    """Yield the steps of one rollout.
-
-    `into` is the trajectory that it fills, made by `open_trajectory` with the same arguments:
-    whoever wants to keep a partial one (see `run` and `coa ask`) holds it from the start.
-    """
-    budget, decoding = budget or Budget(), decoding or Decoding()
-    grammar = toolbox.bind(grammar)
-    trajectory = into or open_trajectory(task.public(), grammar, engine, decoding)
-    limit = min(budget.context or engine.context, engine.context)
-    started = time.monotonic()
-    trajectory.seconds.update(total=0.0, engine=0.0, tools=0.0)
-    schemas = toolbox.schemas(grammar) if decoding.constrain else ()
-    work = _Work(grammar, started + budget.seconds, limit, trajectory.ids, schemas)
-    try:
-        async with AsyncExitStack() as sessions:
-            try:
-                tools = await sessions.enter_async_context(toolbox.opened())
-            except CoaError as error:
-                trajectory.stop, trajectory.error = StopReason.TOOL_FAILED, clean(str(error))
-            while trajectory.stop is None:
-                trajectory.stop = _spent(trajectory, work, budget)
-                if trajectory.stop is not None:
-                    break
-                segment = await _turn(trajectory, work, engine, budget, decoding, on_text)
-                if segment is None:
-                    break
-                step = Step(segment, await _respond(trajectory, work, engine, tools, budget))
-                yield step
-    except (asyncio.CancelledError, GeneratorExit):
-        trajectory.stop = trajectory.stop or StopReason.CANCELLED
-        raise
-    finally:
-        trajectory.seconds["total"] = time.monotonic() - started
-        _release(trajectory, work.state)
-
-
 async def run(
-    task: Task,
-    engine: Engine,
-    grammar: Grammar,
-    toolbox: Toolbox,
-    *,
-    budget: Budget | None = None,
-    decoding: Decoding | None = None,
-    on_text: OnText | None = None,
+    task: Task, engine: Engine, grammar: Grammar, toolbox: Toolbox, **how: Any
 ) -> Trajectory:
-    """Roll out one task to its end."""
-    trajectory = open_trajectory(task.public(), toolbox.bind(grammar), engine, decoding)
-    steps = rollout(
-        task,
-        engine,
-        grammar,
-        toolbox,
-        budget=budget,
-        decoding=decoding,
-        into=trajectory,
-        on_text=on_text,
-    )
-    async for _ in steps:
-        pass
-    return trajectory
+    """Roll out one task to its end; `how` is what a Rollout takes."""
+    return await Rollout(task, engine, grammar, toolbox, **how).finish()
 
 
 def _spent(trajectory: Trajectory, work: _Work, budget: Budget) -> StopReason | None:
@@ -388,8 +393,8 @@ async def _call(
     """Run a tool, or answer a repeated call from memory; None when the clock ran out."""
     trajectory.usage.tool_calls += 1
     chosen = toolbox.get(call.tool)
-    remembers = chosen is not None and chosen.session is not None
-    known = None if remembers else work.memory.get(call)  # its answer may have changed
+    pure = chosen is None or chosen.pure
+    known = work.memory.get(call) if pure else None  # another's answer may have changed
     if known is not None:
         return Observation(f"{REPEATED}\n{known.text}")
     started = time.monotonic()

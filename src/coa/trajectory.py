@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from coa.errors import RecordError
+from coa.protocol.book import GrammarBook
+from coa.protocol.grammar import Grammar
 from coa.runs import Json, read_records, write_jsonl
 
 SCHEMA = 1
@@ -148,6 +150,8 @@ class Trajectory:
     segments: list[Segment] = field(default_factory=list)
     tools: list[str] = field(default_factory=list)
     """The tool roles it had: a grammar's name does not say which were bound to it."""
+    grammar_id: str = ""
+    """Fingerprint of the grammar without its tools; empty in files from before there was one."""
     prompt: str = "compact"
     """Which of the grammar's prompts opened it: full or compact."""
     stop: StopReason | None = None
@@ -164,6 +168,10 @@ class Trajectory:
     meta: dict[str, Any] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict, compare=False)
     """Wall-clock figures: total, engine, tools. Not part of the record."""
+    scored: Json | None = None
+    """What a reward that judges with the state of the rollout said before the state was gone."""
+    book: GrammarBook | None = field(default=None, compare=False, repr=False)
+    """Where its grammar is found; presets are found without one."""
 
     @property
     def failed_outside(self) -> bool:
@@ -205,7 +213,20 @@ class Trajectory:
         """True where the model wrote the token: derived from authorship, nothing else."""
         return [s.author is Author.MODEL for s in self.segments for _ in s.ids or ()]
 
+    @property
+    def protocol(self) -> Grammar:
+        """The grammar it was written in, with the tools that it had."""
+        return (self.book or _PRESETS).bound(self.grammar, self.grammar_id, self.tools)
+
     def to_json(self) -> Json:
+        record = self._record()
+        if self.grammar_id:
+            record["grammar_id"] = self.grammar_id
+        if self.scored is not None:
+            record["scored"] = self.scored
+        return record
+
+    def _record(self) -> Json:
         return {
             "schema": SCHEMA,
             "task_id": self.task_id,
@@ -225,7 +246,8 @@ class Trajectory:
         }
 
     @classmethod
-    def from_json(cls, record: Json) -> Trajectory:
+    def from_json(cls, record: Json, book: GrammarBook | None = None) -> Trajectory:
+        """Read a trajectory; `book` has the grammars that are stored beside it."""
         schema = record.get("schema")
         if "events" in record and "segments" not in record:
             raise RecordError(
@@ -255,7 +277,14 @@ class Trajectory:
             sample=record["sample"],
             meta=record["meta"],
             segments=[Segment.from_json(s) for s in record["segments"]],
+            grammar_id=record.get("grammar_id", ""),
+            scored=record.get("scored"),
+            book=book,
         )
+
+
+_PRESETS = GrammarBook()
+"""For trajectories that nothing was stored beside."""
 
 
 def save_trajectories(path: Path, trajectories: Iterable[Trajectory]) -> None:
@@ -265,4 +294,5 @@ def save_trajectories(path: Path, trajectories: Iterable[Trajectory]) -> None:
 def load_trajectories(path: Path) -> list[Trajectory]:
     """Read a trajectories file, or the one in a directory; a damaged line is named."""
     path = path / "trajectories.jsonl" if path.is_dir() else path
-    return read_records(path, Trajectory.from_json)
+    book = GrammarBook.beside(path)
+    return read_records(path, lambda record: Trajectory.from_json(record, book))

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import Any
 
-from coa.distill.chain import Chain, GrammarOf, bound_grammar
+from coa.distill.chain import Chain
 from coa.distill.funnel import Stages, markdown
 from coa.distill.terms import OTHER_TASKS, licence_names, licences, limits, set_of
 from coa.paths import portable
@@ -64,13 +64,11 @@ def dataset_card(
     trajectories: Sequence[Trajectory],
     stages: Stages,
     making: Making | None = None,
-    *,
-    grammar_of: GrammarOf = bound_grammar,
 ) -> str:
     """The card as one Markdown text; tokens are counted where there is something to count with."""
     making = making or Making()
     distinct = [each for each in trajectories if COPY not in each.meta]
-    chains = [Chain.read(each, grammar_of) for each in distinct]
+    chains = [Chain.read(each) for each in distinct]
     sections = (
         _head(making, trajectories, distinct),
         _counts(trajectories, chains, making.unjudged),

@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
 from coa.protocol import Block, Fault, Grammar, check, parse, parse_score
-from coa.protocol.bound import load_bound
 from coa.protocol.grammar import Kind
 from coa.trajectory import Author, Trajectory
 
-GrammarOf = Callable[[Trajectory], Grammar]
-
-
 CHAT_MARKER = re.compile(r"<[|\uff5c][^<>\s]*[|\uff5c]>|<(?:start|end)_of_\w+>|</?s>|\[/?INST\]")
 """What chat formats mark turns with: a tokenizer may take it for the end of the model's turn."""
-
-
-def bound_grammar(trajectory: Trajectory) -> Grammar:
-    """The grammar of a trajectory with the tools that it had."""
-    return load_bound(trajectory.grammar, tuple(trajectory.tools))
 
 
 @dataclass(frozen=True)
@@ -37,8 +27,8 @@ class Chain:
     """The first thing about it that is illegal."""
 
     @classmethod
-    def read(cls, trajectory: Trajectory, grammar_of: GrammarOf = bound_grammar) -> Chain:
-        grammar = grammar_of(trajectory)
+    def read(cls, trajectory: Trajectory) -> Chain:
+        grammar = trajectory.protocol
         parsed = parse(grammar, trajectory.text, env=True)
         own = [block for block in parsed.blocks if block.role != grammar.observation]
         return cls(trajectory, grammar, own, check(grammar, parsed))

@@ -96,6 +96,7 @@ def convert(episode: Episode, grammar: Grammar, prompt: PromptKind = "compact") 
         task_id=episode.task_id,
         question=episode.question,
         grammar=grammar.name,
+        grammar_id=grammar.unbound_id,
         prompt=prompt,
         tools=list(grammar.tool_roles),
         segments=[Segment(Author.PROMPT, system_prompt(grammar, prompt))],

@@ -25,7 +25,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from coa.distill.chain import CHAT_MARKER, Chain, GrammarOf, bound_grammar
+from coa.distill.chain import CHAT_MARKER, Chain
 from coa.distill.contamination import find_leaks
 from coa.distill.funnel import stage_record
 from coa.distill.near_duplicates import near_duplicates, told_text
@@ -141,7 +141,6 @@ def apply_filters(
     against: Mapping[str, Sequence[Task]] | None = None,
     *,
     judged: bool = True,
-    grammar_of: GrammarOf = bound_grammar,
 ) -> Filtered:
     """All stages in order. `against` are the tasks to evaluate on, by the name of their file.
 
@@ -149,7 +148,7 @@ def apply_filters(
     """
     if not judged:
         settings = replace(settings, keep_unjudged=True)
-    held: Held = [(each, Chain.read(each.trajectory, grammar_of)) for each in candidates]
+    held: Held = [(each, Chain.read(each.trajectory)) for each in candidates]
     notes: list[Json] = []
     stages: list[Json] = []
 

@@ -8,32 +8,27 @@ depends on nothing but its episode; the filters then look at all of them togethe
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from coa.collect import OnDone
 from coa.crew.channel import shortened
 from coa.distill.card import COPY, Making, dataset_card
-from coa.distill.chain import GrammarOf, bound_grammar
 from coa.distill.convert import NotConvertible, convert
 from coa.distill.filters import Candidate, Filtered, FilterSettings, apply_filters
 from coa.distill.funnel import plot, stage_record, table
 from coa.engines.scripted import ScriptedEngine
+from coa.environment import OpenEnvironment
 from coa.errors import CoaError, MissingExtra, Unavailable
-from coa.protocol import Grammar
-from coa.protocol.bound import bound_to, load_bound
+from coa.protocol.book import GrammarBook
 from coa.protocol.prompt import PromptKind
-from coa.rewards import Reward, RewardSettings, open_reward
 from coa.runs import Json, write_atomic, write_jsonl
-from coa.runtime import Budget, run
+from coa.runtime import Budget
 from coa.tasks.task import Task
 from coa.teachers.episode import Episode
-from coa.tools.base import Toolbox
 from coa.trajectory import Author, Trajectory, save_trajectories
 
 AT_ONCE = 8
@@ -61,9 +56,9 @@ class Conversion:
         return {**vars(self), "trajectory": chain}
 
     @classmethod
-    def from_json(cls, record: Json) -> Conversion:
+    def from_json(cls, record: Json, book: GrammarBook | None = None) -> Conversion:
         chain = record["trajectory"]
-        return cls(**{**record, "trajectory": chain and Trajectory.from_json(chain)})
+        return cls(**{**record, "trajectory": chain and Trajectory.from_json(chain, book)})
 
 
 @dataclass(frozen=True)
@@ -95,9 +90,7 @@ class Distilled:
 async def convert_one(
     key: str,
     episode: Episode,
-    grammar: Grammar,
-    toolbox: Toolbox,
-    reward: Reward,
+    opened: OpenEnvironment,
     task: Task | None = None,
     *,
     prompt: PromptKind = "compact",
@@ -107,23 +100,30 @@ async def convert_one(
     if task is not None and not task.is_asked_by(episode.question):  # its gold is another's
         found = f"{shortened(episode.question)!r}; the task: {shortened(task.question)!r}"
         return Conversion(key, task.id, reason=OTHER_QUESTION, detail=found)
+    if task is not None and "environment" in episode.meta:  # a file of tasks may not name it
+        task = replace(task, meta={**task.meta, "environment": episode.meta["environment"]})
+    judging = replace(task, question=public.question) if task is not None else None
 
     async def judged(trajectory: Trajectory) -> float | None:
-        return None if task is None else (await reward.score(task, trajectory)).score
+        return None if task is None else (await opened.score(task, trajectory)).score
 
     try:
         with _odd("its tools do not fit into the grammar"):
-            bound = toolbox.bind(grammar)
+            bound = await opened.bound(public)
         with _odd("the record cannot be converted"):
             trajectory = convert(episode, bound, prompt)
+            trajectory.book = opened.grammars
         with _odd("the chain cannot be replayed"):
-            replay = await _replay(trajectory, public, bound, toolbox)
+            again, replay = await _replay(trajectory, judging or public, opened)
     except NotConvertible as cause:  # whether its answer is right is counted all the same
-        given = Trajectory(public.id, public.question, grammar.name, answer=episode.answer)
-        score = None if episode.answer is None else await judged(given)
+        score = None
+        if episode.answer is not None and not opened.takes_state(public):
+            given = Trajectory(public.id, public.question, "", answer=episode.answer)
+            score = await judged(given)
         return Conversion(
             key, episode.task_id, None, score, reason=cause.reason, detail=cause.detail
         )
+    trajectory.scored = again.scored
     return Conversion(key, episode.task_id, trajectory, await judged(trajectory), replay)
 
 
@@ -141,66 +141,31 @@ def _odd(reason: str) -> Iterator[None]:
         raise NotConvertible(reason, detail) from cause
 
 
-async def _replay(trajectory: Trajectory, task: Task, grammar: Grammar, toolbox: Toolbox) -> str:
-    """Run the student's loop over the same turns; why it arrives at another text, or nothing.
+async def _replay(
+    trajectory: Trajectory, task: Task, opened: OpenEnvironment
+) -> tuple[Trajectory, str]:
+    """Run the student's loop over the same turns; what it made, and why that is another text.
 
     What went wrong once may have been the world (a sandbox was killed), so it is tried again.
     """
-    fault = await _replay_once(trajectory, task, grammar, toolbox)
-    return fault and await _replay_once(trajectory, task, grammar, toolbox)
+    again, fault = await _replay_once(trajectory, task, opened)
+    return await _replay_once(trajectory, task, opened) if fault else (again, fault)
 
 
 async def _replay_once(
-    trajectory: Trajectory, task: Task, grammar: Grammar, toolbox: Toolbox
-) -> str:
+    trajectory: Trajectory, task: Task, opened: OpenEnvironment
+) -> tuple[Trajectory, str]:
     turns = [step.model.text for step in trajectory.steps]
-    again = await run(task, ScriptedEngine(turns), grammar, toolbox, budget=_GENEROUS)
+    again = await opened.play(task, ScriptedEngine(turns), budget=_GENEROUS)
     if again.answer == trajectory.answer and again.text == trajectory.text:
-        return ""
+        return again, ""
     pairs = zip(trajectory.segments, again.segments, strict=False)
     seen = ((was, now) for was, now in pairs if was.author is Author.ENV)
     for number, (was, now) in enumerate(seen, start=1):
         if was.text != now.text:
             shown = f"{shortened(was.text)!r}; now {shortened(now.text)!r}"
-            return f"call {number} is answered in another way: {shown}"
-    return f"{again.stop}: {again.error}" if again.error else f"it ends as {again.stop}"
-
-
-async def distill(
-    episodes: Sequence[Episode],
-    grammar: Grammar,
-    toolbox_of: Callable[[Task], Toolbox],
-    tasks: Mapping[str, Task] | None = None,
-    *,
-    prompt: PromptKind = "compact",
-    reward: RewardSettings | str = "auto",
-    filters: FilterSettings | None = None,
-    against: Mapping[str, Sequence[Task]] | None = None,
-    on_done: OnDone | None = None,
-) -> Distilled:
-    """Distil episodes in this process. Without `tasks` answers are not judged, and are kept."""
-    gate = asyncio.Semaphore(AT_ONCE)
-    done: list[str] = []
-
-    async def one(key: str, episode: Episode) -> Conversion:
-        public = Task(episode.question, id=episode.task_id, meta=episode.meta)
-        task = None if tasks is None else tasks.get(episode.task_id)
-        async with gate:
-            if tasks is not None and task is None:
-                made = Conversion(key, episode.task_id, reason=NO_TASK)
-            else:
-                box = toolbox_of(public)
-                made = await convert_one(key, episode, grammar, box, opened, task, prompt=prompt)
-        done.append(key)
-        if on_done:
-            on_done(len(done), len(episodes))
-        return made
-
-    keys = keys_of([episode.task_id for episode in episodes])
-    async with open_reward(reward, tasks=(tasks or {}).values()) as opened:
-        made = await asyncio.gather(*map(one, keys, episodes))
-    judged = tasks is not None
-    return conclude(made, filters or FilterSettings(), against, judged=judged, grammar=grammar)
+            return again, f"call {number} is answered in another way: {shown}"
+    return again, f"{again.stop}: {again.error}" if again.error else f"it ends as {again.stop}"
 
 
 NO_TASK = "its task is not in the task file"
@@ -226,9 +191,8 @@ def conclude(
     against: Mapping[str, Sequence[Task]] | None = None,
     *,
     judged: bool = True,
-    grammar: Grammar | None = None,
 ) -> Distilled:
-    """Filter what was converted, and count. `grammar` is needed where it is no preset."""
+    """Filter what was converted, and count."""
     candidates = [
         Candidate(each.trajectory, each.score, each.replay)
         for each in conversions
@@ -239,25 +203,9 @@ def conclude(
         for each in conversions
         if each.trajectory is None
     ]
-    bound = grammars_of(grammar)
-    filtered = apply_filters(candidates, filters, against, judged=judged, grammar_of=bound)
+    filtered = apply_filters(candidates, filters, against, judged=judged)
     funnel = _funnel(conversions, filtered, failed)
     return Distilled(filtered.kept, failed + filtered.notes, funnel, filtered.unjudged)
-
-
-def grammars_of(grammar: Grammar | None) -> GrammarOf:
-    """How the grammar of a trajectory is found: it is that of its task, unless one is given."""
-    if grammar is None:
-        return _own_grammar
-    return lambda trajectory: bound_to(grammar, trajectory.tools)
-
-
-def _own_grammar(trajectory: Trajectory) -> Grammar:
-    """A preset, or the file that the task names, of which a trajectory has only the name inside."""
-    file = str(trajectory.meta.get("grammar", ""))
-    if file.endswith(".toml"):
-        return load_bound(file, tuple(trajectory.tools))
-    return bound_grammar(trajectory)
 
 
 def _funnel(conversions: Sequence[Conversion], filtered: Filtered, failed: Sequence[Json]) -> Json:
@@ -274,19 +222,12 @@ def _funnel(conversions: Sequence[Conversion], filtered: Filtered, failed: Seque
     }
 
 
-def save_distilled(
-    directory: Path,
-    distilled: Distilled,
-    making: Making | None = None,
-    *,
-    grammar: Grammar | None = None,
-) -> None:
+def save_distilled(directory: Path, distilled: Distilled, making: Making | None = None) -> None:
     """Write the dataset: trajectories.jsonl, rejected.jsonl, the funnel, and the card."""
-    stages, bound = distilled.funnel["stages"], grammars_of(grammar)
+    stages = distilled.funnel["stages"]
     making = replace(making or Making(), plot="funnel.svg", unjudged=distilled.unjudged)
     save_trajectories(directory / "trajectories.jsonl", distilled.kept)
     write_jsonl(directory / "rejected.jsonl", distilled.rejected)
     write_atomic(directory / "funnel.json", json.dumps(distilled.funnel, indent=2) + "\n")
     write_atomic(directory / making.plot, plot(stages))
-    card = dataset_card(distilled.kept, stages, making, grammar_of=bound)
-    write_atomic(directory / "README.md", card)
+    write_atomic(directory / "README.md", dataset_card(distilled.kept, stages, making))

@@ -6,12 +6,12 @@ world would answer the same again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from coa.protocol.bound import block_names
 from coa.protocol.grammar import Grammar, is_block_name
-from coa.teachers.episode import Episode, Use
+from coa.teachers.episode import Episode, ToolSpec, Use
 from coa.tools.base import RunTool, Tool, Toolbox, clean
 
 _ANY_LENGTH = 1 << 30
@@ -26,22 +26,44 @@ def as_shown(episode: Episode) -> Episode:
     return replace(episode, events=shown)
 
 
-def recorded_tools(episode: Episode, grammar: Grammar) -> Toolbox:
+def offered_tools(episodes: Sequence[Episode]) -> list[ToolSpec]:
+    """The tools that the team had, over all its episodes: those that were noted, and those that
+    were used. A prompt that offered only those that its own episode used would give it away."""
+    found: dict[str, ToolSpec] = {}
+    for episode in episodes:
+        for spec in episode.tools:
+            found[spec.name] = spec
+    for episode in episodes:
+        for event in episode.events:
+            if isinstance(event, Use):
+                found.setdefault(event.tool, ToolSpec(event.tool))
+    return [found[name] for name in sorted(found)]
+
+
+def recorded_tools(episode: Episode, grammar: Grammar, offered: Sequence[ToolSpec] = ()) -> Toolbox:
     """Tools that answer a call as it was answered then, whatever they are called.
 
-    Under `grammar` a tool without a name of its own that a block can have gets another one.
+    `offered` are all tools that the team had. Under `grammar` a tool without a name of its own that
+    a block can have gets another one.
     """
     answers: dict[str, dict[str, str]] = {}
     for event in episode.events:
         if isinstance(event, Use):
             answers.setdefault(event.tool, {}).setdefault(event.argument.strip(), event.result)
+    specs = {spec.name: spec for spec in offered_tools([episode])} | {s.name: s for s in offered}
     known = {grammar.by_name[role].tool or role for role in grammar.tool_roles}
-    new = sorted(set(answers) - known)
+    new = sorted(set(specs) - known)
     fit = {name for name in new if is_block_name(name) and name not in grammar.tags}
     blocks = block_names([name for name in new if name not in fit], {*grammar.tags, *fit})
-    tools = ((name, _answering(given)) for name, given in sorted(answers.items()))
     return Toolbox(
-        Tool(name, run, max_chars=_ANY_LENGTH, block=blocks.get(name, "")) for name, run in tools
+        Tool(
+            name,
+            _answering(answers.get(name, {})),
+            about=spec.about,
+            max_chars=_ANY_LENGTH,
+            block=blocks.get(name, ""),
+        )
+        for name, spec in sorted(specs.items())
     )
 
 

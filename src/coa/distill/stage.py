@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from coa.collect import Line, collect
 from coa.config import load_recipe, to_json
@@ -32,20 +32,28 @@ from coa.distill.pipeline import (
     keys_of,
     save_distilled,
 )
-from coa.distill.recorded import as_shown, recorded_tools
+from coa.distill.recorded import as_shown, offered_tools, recorded_tools
 from coa.engines.codec import Codec
 from coa.engines.store import BASE, is_pulled, model_folder, resolve
-from coa.errors import GrammarError, RecordError, UsageError
+from coa.environment import (
+    Environment,
+    ToolSettings,
+    environment_name,
+    open_environments,
+    tasks_of,
+)
+from coa.errors import CoaError, ConfigError, GrammarError, RecordError, UsageError
 from coa.progress import counted
 from coa.protocol import load_grammar
+from coa.protocol.book import GrammarBook
 from coa.protocol.prompt import PromptKind
 from coa.rehearsal import Rehearsal, spread_out
-from coa.rewards import RewardSettings, open_reward
+from coa.rewards import RewardSettings
+from coa.rollouts import References, check_shipped, choose_environments
 from coa.runs import Json, Run, dumps, manifest_beside, read_jsonl, read_object
-from coa.tasks.sets import grammar_of
 from coa.tasks.task import Task, TaskSet
-from coa.teachers.episode import Episode, read_episodes
-from coa.tools.kits import KitSettings, one_of_each, open_kit
+from coa.teachers.episode import Episode, ToolSpec, read_episodes
+from coa.teachers.stage import one_of_each
 
 CONVERTED = "converted.jsonl"
 UNFIT = "its task has no grammar or no tools"
@@ -56,7 +64,9 @@ class DistillSettings:
     """What `coa distill` does with episodes; a recipe may set any of it."""
 
     grammar: str = "auto"
-    """A preset's name or a .toml file; auto: for each task what it, or its set, is made for."""
+    """A preset's name or a .toml file; auto: the environment's."""
+    split: str = "train"
+    """Of the environment's own tasks, which judge the answers where no task file is given."""
     prompt: PromptKind = "compact"
     tools: Literal["called", "recorded"] = "called"
     """What answers in the replay: the tools themselves, or the record, where they are not here."""
@@ -68,31 +78,32 @@ class DistillSettings:
 @asynccontextmanager
 async def converter(settings: Json) -> AsyncIterator[Work]:
     """Converts, judges and replays one episode after another; runs in a process of a crew."""
+    environments = [Environment.received(each) for each in settings["environments"]]
     sets = [Task.from_json(task) for task in settings["tasks"]]
-    chosen = settings["grammar"]
-    named = None if chosen == "auto" else load_grammar(chosen)
-    called = settings["tools"] == "called"
     rewards = load_recipe(None, [], RewardSettings, settings["reward"])
-    async with (
-        open_kit(sets if called else [], KitSettings(**settings["kit"]), named) as toolbox_of,
-        open_reward(rewards) as reward,
-    ):
+    tools = ToolSettings(**settings["kit"])
+    called = settings["tools"] == "called"
+    async with open_environments(environments, sets if called else (), tools) as opened:
+        await opened.open_rewards(rewards)
 
         async def work(item: Json) -> Json:
             episode = Episode.from_json(item["episode"])
             task = Task.from_json(item["task"]) if item["task"] else None
+            public = Task(episode.question, id=episode.task_id, meta=episode.meta)
             try:
-                public = Task(episode.question, id=episode.task_id, meta=episode.meta)
-                grammar = named or load_grammar(grammar_of(public))
+                chosen = opened
                 if not called:
                     episode = as_shown(episode)
-                toolbox = toolbox_of(public) if called else recorded_tools(episode, grammar)
-            except (GrammarError, RecordError) as wrong:
+                    own = settings["offered"].get(environment_name(public), ())
+                    offered = [ToolSpec(**each) for each in own]
+                    box = recorded_tools(episode, opened.of(public).value(), offered)
+                    chosen = opened.with_tools(box)
+                await chosen.toolbox(public)
+            except (ConfigError, GrammarError, RecordError, UsageError) as wrong:
                 unfit = Conversion(item["key"], episode.task_id, reason=UNFIT, detail=str(wrong))
                 return unfit.to_json()
-            made = await convert_one(
-                item["key"], episode, grammar, toolbox, reward, task, prompt=settings["prompt"]
-            )
+            prompt = settings["prompt"]
+            made = await convert_one(item["key"], episode, chosen, task, prompt=prompt)
             return made.to_json()
 
         yield work
@@ -104,50 +115,134 @@ def run_distillation(
     tasks: Path | None = None,
     settings: DistillSettings | None = None,
     *,
+    env: References = (),
+    env_settings: Json | None = None,
     against: Sequence[Path] = (),
-    kit: KitSettings | None = None,
+    kit: ToolSettings | None = None,
     workers: int | None = None,
 ) -> Distilled:
     """Distil a file of episodes. Without the tasks' gold, answers are not judged.
 
-    `against` are task files that a model will be evaluated on: what is like them is not kept.
+    `env` are the environments that the episodes belong to; none: the shipped ones. Their training
+    tasks judge the answers where no task file is given. `against` are task files that a model will
+    be evaluated on: what is like them is not kept.
     """
-    settings, kit = settings or DistillSettings(), kit or KitSettings()
-    chosen = None if settings.grammar == "auto" else load_grammar(settings.grammar)
-    gold = _gold(tasks)
+    settings, kit = settings or DistillSettings(), kit or ToolSettings()
+    sound, unread = _read(episodes)
+    environments, sound, gold, unfit = _places(sound, tasks, settings, env, env_settings or {}, kit)
     held_out = _held_out(against)
     inputs = {"episodes": _fingerprint(episodes), "tasks": _fingerprint(tasks) if tasks else ""}
     inputs |= {name: held.fingerprint() for name, held in held_out.items()}
-    if settings.grammar.endswith(".toml"):
-        inputs["grammar"] = _fingerprint(Path(settings.grammar))
-    recipe = {**_chosen(settings), **kit.identity()}
-    sound, unread = _read(episodes)
+    shared = _shared(sound, settings, kit, environments)
+    shared["tasks"], opened_with = _opened_with(environments, shared, kit)
+    inputs |= opened_with
     if settings.tools == "called":
-        _compare_tools(episodes, kit)
-    with Run.open(out, "distill", recipe, inputs, settings.filter.seed) as run:
-        shared = _shared(sound, settings, kit)
-        size = crew_size(len(sound)) if workers is None else workers
-        converted = asyncio.run(_convert(sound, gold, run.root / CONVERTED, shared, size))
-        everything, judged = [*unread, *converted], gold is not None
-        distilled = conclude(everything, settings.filter, held_out, judged=judged, grammar=chosen)
-        making = _making(episodes, tasks, settings, held_out, kit)
-        save_distilled(out, distilled, making, grammar=chosen)
+        _compare_tools(episodes, inputs)
+    with Run.open(out, "distill", _chosen(settings), inputs, settings.filter.seed) as run:
+        size = _workers(workers, len(sound), environments)
+        book = GrammarBook([env.value() for env in environments])
+        converted = asyncio.run(_convert(sound, gold, run.root / CONVERTED, shared, size, book))
+        everything, judged = [*unread, *unfit, *converted], gold is not None
+        distilled = conclude(everything, settings.filter, held_out, judged=judged)
+        book.save(out)
+        save_distilled(out, distilled, _making(episodes, tasks, settings, held_out, kit, env))
     if not distilled.kept:
         reasons = ", ".join(distilled.funnel["rejected"])
         raise UsageError(f"no episode was kept: {reasons}. See {out}/rejected.jsonl.")
     return distilled
 
 
-def _compare_tools(episodes: Path, kit: KitSettings) -> None:
+def _places(
+    episodes: Sequence[Episode],
+    tasks: Path | None,
+    settings: DistillSettings,
+    env: References,
+    env_settings: Json,
+    kit: ToolSettings,
+) -> tuple[tuple[Environment, ...], list[Episode], dict[str, Task] | None, list[Conversion]]:
+    """The environments of episodes; the episodes, each of which names its own; gold by task; and
+    the episodes that have no environment."""
+    gold = _gold(tasks)
+    if not env and settings.tools == "called":
+        check_shipped(str(each.meta.get("environment", "")) for each in episodes)
+    how: Any = {"tools": kit, "settings": env_settings, "grammar": settings.grammar}
+    fit, public, unfit = _with_tasks(episodes, not env and settings.grammar == "auto")
+    environments, found = choose_environments(env, TaskSet(tuple(public)), **how)
+    if env and gold is None and any(each.tasks is not None for each in environments):
+        gold = {task.id: task for task in tasks_of(environments, settings.split, _say)}
+    for each, task in zip(fit, found, strict=True):
+        each.meta = dict(task.meta)
+    return environments, fit, gold, unfit
+
+
+def _with_tasks(
+    episodes: Sequence[Episode], named: bool
+) -> tuple[list[Episode], list[Task], list[Conversion]]:
+    """Episodes, the public task of each, numbered, and the episodes that are dropped since they
+    are none of a task, or, if `named`, since their task names a grammar that is not here."""
+    fit, public, unfit = list[Episode](), list[Task](), list[Conversion]()
+    for key, each in zip(keys_of([e.task_id for e in episodes]), episodes, strict=True):
+        try:
+            task = Task(each.question, id=each.task_id, meta=each.meta)
+            if named and (name := str(each.meta.get("grammar") or "")):
+                load_grammar(name)
+        except (GrammarError, RecordError) as wrong:
+            unfit.append(Conversion(key, each.task_id, reason=UNFIT, detail=str(wrong)))
+            continue
+        fit.append(each)
+        public.append(replace(task, id=str(len(public) + 1)))
+    return fit, public, unfit
+
+
+def _workers(asked: int | None, episodes: int, environments: Sequence[Environment]) -> int:
+    if all(env.reference for env in environments):
+        return crew_size(episodes) if asked is None else asked
+    if asked not in (None, 1):
+        _say(
+            f"coa: workers {asked} is ignored: an environment that is made in Python works in its "
+            "own process"
+        )
+    return 1
+
+
+def _opened_with(
+    environments: Sequence[Environment], shared: Json, kit: ToolSettings
+) -> tuple[list[Json], dict[str, str]]:
+    """The tasks whose tools can be had, and fingerprints of what the episodes are replayed with.
+    Where it is not all tasks, what is wrong is the trouble of some episodes."""
+
+    async def tried() -> tuple[list[Json], dict[str, str]]:
+        fit, wrong = list[Json](), list[CoaError]()
+        async with open_environments(environments, tools=kit, dry=True) as opened:
+            for task in shared["tasks"] if shared["tools"] == "called" else []:
+                try:
+                    await opened.prepare([Task.from_json(task)])
+                    fit.append(task)
+                except (ConfigError, GrammarError, RecordError) as error:
+                    wrong.append(error)
+            if wrong and not fit:
+                raise wrong[0]
+            return fit, opened.inputs()
+
+    return asyncio.run(tried())
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
+def _compare_tools(episodes: Path, now: Mapping[str, str]) -> None:
     """Say that the calls were made elsewhere than they will be replayed: each would be answered in
     another way, and its episode dropped."""
     manifest = manifest_beside(episodes)
     if not manifest.is_file():
         return
-    held, now = read_object(manifest), kit.identity()
-    if any(held.get(name) != now.get(name) for name in ("corpus", "web")):
-        said = f"{episodes}: was recorded with another --corpus than is given here, or with none; "
-        print(said + "where its calls are answered differently it does not replay", file=sys.stderr)
+    held = read_object(manifest)
+    if "answers" in held and held["answers"] != now.get("answers"):
+        _say(
+            f"{episodes}: was recorded with another corpus than is given here; where its calls are "
+            "answered differently it does not replay"
+        )
 
 
 def _chosen(settings: DistillSettings) -> Json:
@@ -170,10 +265,12 @@ def _making(
     tasks: Path | None,
     settings: DistillSettings,
     against: Mapping[str, TaskSet],
-    kit: KitSettings,
+    kit: ToolSettings,
+    env: References,
 ) -> Making:
     """What the card says of how the dataset was made; names of files, not where they lay."""
     command = f"coa distill --episodes {episodes.name} --out DIR"
+    command += " --env E" if env else ""
     command += f" --tasks {tasks.name}" if tasks else ""
     command += "".join(f" --against {name}" for name in against)
     command += f" --corpus {kit.corpus}" if kit.corpus else ""
@@ -197,14 +294,19 @@ def rehearse_distillation(
     tasks: Path | None = None,
     settings: DistillSettings | None = None,
     *,
+    env: References = (),
+    env_settings: Json | None = None,
     against: Sequence[Path] = (),
-    kit: KitSettings | None = None,
+    kit: ToolSettings | None = None,
     workers: int | None = None,
 ) -> Rehearsal:
     """What `run_distillation` would take, by a few episodes; nothing is written or filtered."""
-    settings, kit = settings or DistillSettings(), kit or KitSettings()
-    gold, (sound, _) = _gold(tasks), _read(episodes)
+    settings, kit = settings or DistillSettings(), kit or ToolSettings()
+    read, _ = _read(episodes)
+    environments, sound, gold, _ = _places(read, tasks, settings, env, env_settings or {}, kit)
     _held_out(against)  # a file that is missing is missing for the rehearsal, too
+    shared = _shared(sound, settings, kit, environments)
+    shared["tasks"], _ = _opened_with(environments, shared, kit)
     journal = out / CONVERTED
     stored = read_jsonl(journal, growing=True) if journal.is_file() else ()
     done = {str(record.get("key")) for _, record in stored}
@@ -213,7 +315,7 @@ def rehearse_distillation(
     chosen = [pair for pair in spread_out(left) if gold is None or pair[1].task_id in gold]
 
     async def work() -> tuple[float, list[Json]]:
-        async with converter(_shared(sound, settings, kit)) as convert:
+        async with converter(shared) as convert:
             for _ in ("opening what is opened once", "timed"):
                 begun = time.monotonic()
                 made = [await convert(_item(key, each, gold)) for key, each in chosen]
@@ -222,7 +324,7 @@ def rehearse_distillation(
     seconds, made = asyncio.run(work())
     good = sum(each["trajectory"] is not None and not each["replay"] for each in made)
     written = sum(len(dumps(each)) for each in made)
-    size = crew_size(len(sound)) if workers is None else workers
+    size = _workers(workers, len(sound), environments)
     counts = (len(sound), len(sound) - len(left), len(chosen), good, size)
     return Rehearsal("episodes", *counts, seconds, written)
 
@@ -246,28 +348,31 @@ def _read(path: Path) -> tuple[list[Episode], list[Conversion]]:
     return sound, unread
 
 
-def _shared(episodes: Sequence[Episode], settings: DistillSettings, kit: KitSettings) -> Json:
+def _offered(episodes: Sequence[Episode]) -> Json:
+    """The tools that the teams of each environment had, by its name."""
+    teams: dict[str, list[Episode]] = {}
+    for each in episodes:
+        teams.setdefault(environment_name(Task("?", meta=each.meta)), []).append(each)
+    return {name: [asdict(s) for s in offered_tools(own)] for name, own in teams.items()}
+
+
+def _shared(
+    episodes: Sequence[Episode],
+    settings: DistillSettings,
+    kit: ToolSettings,
+    environments: Sequence[Environment],
+) -> Json:
     """What every process needs to know."""
-    asked = one_of_each(Task("?", meta=each.meta) for each in episodes)
+    asked = one_of_each((Task("?", meta=each.meta) for each in episodes), environments)
     return {
-        "grammar": settings.grammar,
+        "environments": [env.passed_on() for env in environments],
         "prompt": settings.prompt,
         "reward": to_json(settings.reward),
         "tools": settings.tools,
+        "offered": _offered(episodes),
         "kit": asdict(kit),
-        "tasks": [
-            task.to_json() for task in asked if settings.grammar != "auto" or _has_grammar(task)
-        ],
+        "tasks": [task.to_json() for task in asked],
     }
-
-
-def _has_grammar(task: Task) -> bool:
-    """Whether anything can be opened for it; if not, its episodes are dropped one by one."""
-    try:
-        load_grammar(grammar_of(task))
-    except GrammarError:
-        return False
-    return True
 
 
 def _item(key: str, episode: Episode, gold: Mapping[str, Task] | None) -> Json:
@@ -281,6 +386,7 @@ async def _convert(
     path: Path,
     shared: Json,
     workers: int,
+    book: GrammarBook,
 ) -> list[Conversion]:
     keys = keys_of([episode.task_id for episode in episodes])
     async with Crew("coa.distill.stage:converter", shared, workers, at_once=AT_ONCE) as crew:
@@ -303,7 +409,7 @@ async def _convert(
                 concurrency=AT_ONCE * max(1, workers),
                 on_done=on_done,
             )
-    return [Conversion.from_json(line.record) for line in lines]
+    return [Conversion.from_json(line.record, book) for line in lines]
 
 
 def _is_outdated(line: Line) -> bool:

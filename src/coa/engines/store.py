@@ -224,6 +224,9 @@ def identity(ref: str) -> dict[str, str]:
     return found
 
 
+_TRAINED = ("grammar", "prompt", "environments", "grammars")
+
+
 def trained_on(ref: str) -> dict[str, Any]:
     """The grammar and the prompt an adapter was trained on, so that it can be asked the same way.
 
@@ -235,7 +238,7 @@ def trained_on(ref: str) -> dict[str, Any]:
         manifest = json.loads((folder / MANIFEST).read_text("utf-8")) if folder else {}
     except (OSError, ValueError):
         return {}  # loading the adapter reports what is wrong with its manifest
-    return {key: manifest[key] for key in ("grammar", "prompt") if key in manifest}
+    return {key: manifest[key] for key in _TRAINED if key in manifest}
 
 
 def _hub_folder(source: ModelSource) -> Path:

@@ -3,7 +3,7 @@
 Both sides are counted by the same rule: every model call pays for its whole context and for what it
 writes. A team's call pays for the system prompt of its agent and all that the agent has seen so far
 (`Episode.count_tokens`); a chain's turn pays for its prompt and the whole chain so far, exactly as
-`runtime.rollout` fills `Trajectory.usage`. What a cache saves is one of three cases:
+`runtime.Rollout` fills `Trajectory.usage`. What a cache saves is one of three cases:
 
     none   nothing: every call is paid in full
     task   a call pays only for what was not in an earlier call of the same agent for this task

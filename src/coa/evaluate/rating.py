@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 from coa.config import load_object
-from coa.distill.chain import Chain, GrammarOf, bound_grammar
+from coa.distill.chain import Chain
 from coa.errors import ConfigError, boundary, did_you_mean
 from coa.evaluate.samples import OWN_CHECK, own_check
 from coa.rewards import JudgeSettings, Part
@@ -63,11 +63,10 @@ async def rate_all(
     tasks: Sequence[Task],
     trajectories: Sequence[Trajectory],
     judge: JudgeSettings,
-    grammar_of: GrammarOf = bound_grammar,
 ) -> list[float | None]:
     """What each trajectory is rated; the order is theirs."""
     if name == OWN_CHECK:
-        return [own_check(Chain.read(trajectory, grammar_of)) for trajectory in trajectories]
+        return [own_check(Chain.read(trajectory)) for trajectory in trajectories]
     public = {task.id: task.public() for task in tasks}
     async with AsyncExitStack() as stack:
         if name == JUDGE:

@@ -1,6 +1,6 @@
 """Evaluation: what attempts are worth, with a fixed denominator, and which of two is better.
 
-The rollouts are `coa.attempts`; controls use the same loop with tools that withhold what they know
+The rollouts are `coa.rollouts`; controls use the same loop with tools that withhold what they know
 or return another page.
 """
 
@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from coa.distill.chain import Chain, GrammarOf, bound_grammar
+from coa.distill.chain import Chain
 from coa.errors import RecordError, UsageError
 from coa.estimates import Estimate, estimate
 from coa.evaluate.comparing import Measured, against
@@ -19,13 +19,12 @@ from coa.evaluate.samples import OWN_CHECK, Sample, own_check, sample_figures
 from coa.evaluate.spending import Tariff, calls_by_agent, money
 from coa.rewards import Scored, f1, mean_parts
 from coa.runs import MANIFEST, Json, read_records, write_atomic, write_jsonl
-from coa.tasks.sets import DEFAULT_SET
 from coa.tasks.task import Task
 from coa.trajectory import StopReason, Trajectory, Usage
 
 SCORES, SUMMARY = "scores.jsonl", "summary.json"
-GROUPS = ("family", "hops", "phrasing_heldout", "world", "level", "set")
-"""Fields of a task's meta that a summary groups by."""
+GroupsOf = Callable[[Task], Mapping[str, str]]
+"""What the results of a task are grouped by, as its environment declares it."""
 
 
 def summarise(
@@ -36,7 +35,7 @@ def summarise(
     ratings: Sequence[float | None] | None = None,
     chosen_by: str = OWN_CHECK,
     tariff: Tariff | None = None,
-    grammar_of: GrammarOf = bound_grammar,
+    groups_of: GroupsOf = lambda task: {},
 ) -> tuple[Json, list[Json]]:
     """The evaluation object and one score record per trajectory, given what the reward said.
 
@@ -48,12 +47,13 @@ def summarise(
     samples: dict[str, list[Sample]] = {task.id: [] for task in tasks}
     records: list[Json] = []
     if ratings is None:
-        ratings = [own_check(Chain.read(trajectory, grammar_of)) for trajectory in trajectories]
+        ratings = [own_check(Chain.read(trajectory)) for trajectory in trajectories]
     for trajectory, found, rating in zip(trajectories, scored, ratings, strict=True):
         assert found.score is not None, trajectory.task_id
         sample = Sample(trajectory, found.score, rating)
         samples[trajectory.task_id].append(sample)
-        records.append(_record(by_id[trajectory.task_id], sample, found))
+        task = by_id[trajectory.task_id]
+        records.append(_record(task, sample, found, groups_of(task)))
     means = {name: sum(s.score for s in own) / max(1, len(own)) for name, own in samples.items()}
     overall = estimate(list(means.values()))
     solved = sum(sample.score for own in samples.values() for sample in own)
@@ -64,15 +64,14 @@ def summarise(
         "ci95": [round(overall.low, 4), round(overall.high, 4)],
         **sample_figures(tasks, samples, chosen_by),
         **_overlap(by_id, trajectories),
-        **_spent(trajectories, solved, grammar_of),
+        **_spent(trajectories, solved),
     }
     if tariff is not None:
         summary["money"] = money(trajectories, solved, tariff)
     if len(parts := mean_parts(scored)) > 1:
         summary["parts"] = parts
-    for field in GROUPS:
-        if groups := _grouped(tasks, means, field):
-            summary[f"by_{field}"] = groups
+    for field, groups in _grouped(tasks, means, groups_of).items():
+        summary[f"by_{field}"] = groups
     return summary, records
 
 
@@ -83,21 +82,21 @@ def _overlap(by_id: Mapping[str, Task], trajectories: Sequence[Trajectory]) -> J
     return {"f1": round(sum(found) / len(found), 4)} if found else {}
 
 
-def _record(task: Task, sample: Sample, found: Scored) -> Json:
+def _record(task: Task, sample: Sample, found: Scored, groups: Mapping[str, str]) -> Json:
     """A line of scores.jsonl."""
     trajectory = sample.trajectory
     record: Json = {"task_id": task.id, "sample": trajectory.sample, "score": sample.score}
     record |= {"answer": trajectory.answer, "stop": trajectory.stop}
     if sample.rating is not None:
         record["rating"] = sample.rating
-    if groups := {field: name for field in GROUPS if (name := group_of(task, field)) is not None}:
-        record["groups"] = groups
+    if groups:
+        record["groups"] = dict(groups)
     if len(found.parts) > 1 or found.reason:  # otherwise they say nothing new
         record["parts"] = found.to_json()["parts"]
     return record
 
 
-def _spent(trajectories: Sequence[Trajectory], solved: float, grammar_of: GrammarOf) -> Json:
+def _spent(trajectories: Sequence[Trajectory], solved: float) -> Json:
     """What rollouts took and how they ended; `tokens` count with a perfect cache."""
     n = max(1, len(trajectories))
     tokens = sum(t.usage.total_tokens for t in trajectories)
@@ -109,7 +108,7 @@ def _spent(trajectories: Sequence[Trajectory], solved: float, grammar_of: Gramma
         "tokens_per_solved": round(tokens / solved, 1) if solved else None,
         "sampled_tokens_per_task": round(sum(t.usage.sampled_tokens for t in trajectories) / n, 1),
         "tool_calls_per_task": round(sum(t.usage.tool_calls for t in trajectories) / n, 2),
-        "tool_calls_by_agent": calls_by_agent(trajectories, grammar_of),
+        "tool_calls_by_agent": calls_by_agent(trajectories),
         "malformed_per_task": round(sum(t.usage.malformed for t in trajectories) / n, 3),
         "stop_reasons": dict(sorted(stops.items())),
         "truncated": sum(t.truncated for t in trajectories),
@@ -131,19 +130,16 @@ def _check_judged(trajectories: Sequence[Trajectory], scored: Sequence[Scored]) 
         )
 
 
-def group_of(task: Task, field: str) -> str | None:
-    """The group that a task is in; None: none. Tasks of the Atlas's first set do not name it."""
-    if field == "set" and "set" not in task.meta and "world" in task.meta:
-        return DEFAULT_SET
-    return str(task.meta[field]) if field in task.meta else None
-
-
-def _grouped(tasks: Iterable[Task], means: dict[str, float], field: str) -> Json:
-    values: dict[str, list[float]] = defaultdict(list)
+def _grouped(tasks: Iterable[Task], means: dict[str, float], groups_of: GroupsOf) -> Json:
+    """Estimates by field and group, in the order in which fields first appear."""
+    values: dict[str, dict[str, list[float]]] = {}
     for task in tasks:
-        if (name := group_of(task, field)) is not None:
-            values[name].append(means[task.id])
-    return {name: _brief(estimate(scores)) for name, scores in sorted(values.items())}
+        for field, name in groups_of(task).items():
+            values.setdefault(field, defaultdict(list))[name].append(means[task.id])
+    return {
+        field: {name: _brief(estimate(scores)) for name, scores in sorted(groups.items())}
+        for field, groups in values.items()
+    }
 
 
 def _brief(value: Estimate) -> Json:

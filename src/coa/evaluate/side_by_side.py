@@ -11,7 +11,6 @@ from coa.errors import CoaError
 from coa.evaluate.comparing import Measured, spread
 from coa.evaluate.run import load_measured
 from coa.protocol import Grammar, parse
-from coa.protocol.bound import load_bound
 from coa.runs import Json
 from coa.trajectory import Step, Trajectory, load_trajectories
 
@@ -77,7 +76,7 @@ def _text(lines: Sequence[Styled] | Iterator[Styled]) -> Text:
 def _lines(chain: Trajectory) -> Iterator[Styled]:
     """A chain block by block; what cannot be read under its grammar stands as it was written."""
     try:
-        grammar = load_bound(chain.grammar, tuple(chain.tools))
+        grammar = chain.protocol
     except CoaError:  # a grammar of one's own, whose file is not known here
         yield fold(chain.text, 8 * FOLD), ""
     else:

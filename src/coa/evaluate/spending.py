@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from coa.config import load_recipe
-from coa.distill.chain import GrammarOf
 from coa.engines.store import resolve
 from coa.evaluate.cost_counts import parse_price
-from coa.protocol import Block, Grammar, State
+from coa.protocol import Block, State
 from coa.runs import TIMINGS, Json, read_jsonl
 from coa.runtime import read_turn
 from coa.teachers.llm_budget import Price, PriceTable, find_price
@@ -53,9 +52,9 @@ def money(trajectories: Sequence[Trajectory], solved: float, tariff: Tariff) -> 
     }
 
 
-def calls_of(trajectory: Trajectory, grammar: Grammar) -> list[Block]:
+def calls_of(trajectory: Trajectory) -> list[Block]:
     """The calls that were made, in order, as the loop read them from the turns."""
-    called, state = list[Block](), State()
+    called, state, grammar = list[Block](), State(), trajectory.protocol
     for step in trajectory.steps:
         state, block, _ = read_turn(grammar, state, step.model.text)
         if block is not None and state.awaiting:
@@ -67,9 +66,9 @@ def calls_of(trajectory: Trajectory, grammar: Grammar) -> list[Block]:
     return called[: trajectory.usage.tool_calls]  # a turn that a budget cut calls nothing
 
 
-def calls_by_agent(trajectories: Sequence[Trajectory], grammar_of: GrammarOf) -> Json:
+def calls_by_agent(trajectories: Sequence[Trajectory]) -> Json:
     """Mean calls of each tool role for a rollout."""
-    calls = Counter(call.role for each in trajectories for call in calls_of(each, grammar_of(each)))
+    calls = Counter(call.role for each in trajectories for call in calls_of(each))
     return {role: round(count / len(trajectories), 3) for role, count in sorted(calls.items())}
 
 

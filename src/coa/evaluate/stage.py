@@ -5,41 +5,30 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from coa.attempts import Grammars, attempt_all, choose_grammars, choose_prompt
 from coa.config import to_json
-from coa.distill.chain import GrammarOf
 from coa.engines import load_engine, rollouts_at_once, slots_for
 from coa.engines.base import Engine
 from coa.engines.store import identity, resolve_default
-from coa.errors import ConfigError, ModelError, UsageError
+from coa.environment import OpenEnvironment, ToolSettings, open_environments
+from coa.environments import atlas_by_default
+from coa.errors import ConfigError, ModelError
 from coa.evaluate.rating import check_chooser, rate_all
 from coa.evaluate.run import save_summary, summarise
 from coa.evaluate.samples import OWN_CHECK
 from coa.evaluate.spending import LATENCY, find_tariff, latency
 from coa.progress import Mode, counted
-from coa.protocol import Grammar, PromptKind
-from coa.protocol.bound import bound_to
-from coa.rewards import (
-    JudgeSettings,
-    ProgramSettings,
-    RewardSettings,
-    Scored,
-    choose_reward,
-    lacking,
-    open_reward,
-)
+from coa.protocol import PromptKind
+from coa.rewards import JudgeSettings, ProgramSettings, RewardSettings
+from coa.rollouts import Note, References, choose_environments, choose_prompt, roll_out_all
 from coa.runs import Json, Run, write_atomic
 from coa.runtime import Budget, Decoding
 from coa.tasks.task import TaskSet
-from coa.tools.kits import KitSettings, atlas_by_default, open_kit
-from coa.tools.search import PASSAGES
 from coa.trajectory import Trajectory
 
 VERDICTS, RATINGS = "verdicts.db", "ratings.db"
@@ -50,9 +39,16 @@ class EvalSettings:
     """What an evaluation depends on; the run directory refuses to mix two of them."""
 
     model: str = "auto"
+    env: tuple[str, ...] = ()
+    """References of environments; none: the shipped ones that the tasks belong to."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Of the environments."""
+    split: str = "test"
+    """Of the environments' own tasks."""
     tasks: str = ""
+    """A task file instead of the environments' own tasks."""
     grammar: str = "auto"
-    """auto: what the model's adapter was trained on, else what suits the tasks."""
+    """auto: the environment's; without an environment what the model was trained on."""
     k: int = 1
     observations: str = "real"
     """real; withheld, wrong and closed_book are the controls."""
@@ -62,7 +58,7 @@ class EvalSettings:
     constrain: bool = False
     """Sample only what the grammar allows."""
     reward: str = "auto"
-    """auto: what suits the tasks; or an expression, see docs/rewards.md."""
+    """auto: the environment's; or an expression, see docs/rewards.md."""
     judge: str = ""
     """openai:NAME@URL, for a reward or a choice (`best_of`) that asks a judge."""
     best_of: str = OWN_CHECK
@@ -71,9 +67,10 @@ class EvalSettings:
     prices: str = ""
     """A table of prices (.toml), or three numbers for a million tokens read, read from a cache and
     written; empty: money is not counted."""
-    passages: int = PASSAGES
+    passages: int = 0
+    """Most that one search returns; 0: the environment's own number."""
     corpus: str = ""
-    """A corpus directory; empty: the Atlas of each task's world."""
+    """A corpus directory, or a .toml for the web; empty: the environment's own."""
     tool_cache: str = ""
     """The file of recorded answers of tools; empty: none."""
     tool_mode: str = "live"
@@ -97,13 +94,13 @@ class EvalSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("k", "passages", "turns", "turn_tokens", "context", "concurrency"):
+        for name in ("k", "turns", "turn_tokens", "context", "concurrency"):
             if (found := getattr(self, name)) < 1:
                 raise ConfigError(f"{name} is {found!r}, expected at least 1.")
         if self.tokens < 0:
             raise ConfigError(f"tokens is {self.tokens!r}, expected 0 or more.")
         Decoding(temperature=self.temperature)  # refuses what cannot be sampled at
-        self.kit()
+        self.tools()
         check_chooser(self.best_of, JudgeSettings(self.judge))
         if self.k > 1 and self.temperature == 0:
             raise ConfigError(
@@ -111,9 +108,9 @@ class EvalSettings:
                 "Set a temperature, 1.0 for instance."
             )
 
-    def kit(self) -> KitSettings:
-        """What the tools depend on."""
-        return KitSettings(
+    def tools(self) -> ToolSettings:
+        """How the tools are opened."""
+        return ToolSettings(
             observations=self.observations,
             passages=self.passages,
             corpus=self.corpus,
@@ -185,100 +182,91 @@ class EvalPart:
 
 
 def run_eval(
-    settings: EvalSettings, directory: Path, *, engine: Engine | None = None, quiet: bool = False
+    settings: EvalSettings,
+    directory: Path,
+    *,
+    env: References = (),
+    engine: Engine | None = None,
+    quiet: bool = False,
 ) -> Json:
     """Evaluate, or continue an evaluation; returns the summary that `summary.json` holds.
 
-    An `engine` that is given is used and left open; otherwise the model is loaded and closed.
+    `env` are environments as values, instead of references. An `engine` that is given is used and
+    left open; otherwise the model is loaded and closed.
     """
-    tasks = TaskSet.load(Path(settings.tasks))
-    model = resolve_default(settings.model)
-    grammars = choose_grammars(settings.grammar, model, tasks)
-    prompt = choose_prompt(settings.prompt, model)
-    reward = choose_reward(settings.reward, tasks)
-    rewards = settings.rewards(reward, directory)
-    tariff = find_tariff(settings.prices, model)
-    _check_gold(tasks, settings, rewards)
-    recipe = _recipe(settings) | {"model": model, "grammar": grammars.names}
-    recipe |= {"prompt": prompt, "reward": reward}
-    inputs = {"tasks": tasks.fingerprint(), "grammar": grammars.fingerprint()}
-    inputs |= _weights(model, engine) | settings.kit().identity()
-    if len(rewards.identity(tasks)) > 1:  # more than the expression, which the recipe has
-        recipe["rewards"] = rewards.identity(tasks)
-    grammar_of = _grammar_of(grammars)
-    with Run.open(directory, "eval", recipe, inputs, settings.seed) as run:
-        made, scored, ratings = asyncio.run(
-            _measured(
-                settings,
-                tasks,
-                rewards,
-                lambda: _attempt(
-                    settings, tasks, engine, model, grammars, prompt, directory, quiet
-                ),
-                grammar_of,
-                directory,
-            )
-        )
-        summary, records = summarise(
-            tasks,
-            made,
-            scored,
-            ratings=ratings,
-            chosen_by=settings.chooser,
-            tariff=tariff,
-            grammar_of=grammar_of,
-        )
-        summary = {"model": model, "tasks": settings.tasks, "reward": reward, **summary}
-        solved = sum(record["score"] for record in records)
-        seconds = latency(directory, solved, settings.concurrency)
-        write_atomic(directory / LATENCY, json.dumps(seconds, indent=2) + "\n")
-        save_summary(directory, summary, records)
-        run.timing({"event": "finished"})
-        return summary
+    return asyncio.run(_run(settings, directory, env or settings.env, engine, quiet))
 
 
-def _grammar_of(grammars: Grammars) -> GrammarOf:
-    """What a trajectory of this evaluation was written under; the file of one's own grammar is
-    known here, and nowhere later."""
-
-    @cache
-    def bound(name: str, tools: tuple[str, ...]) -> Grammar:
-        return bound_to(grammars.named(name), tools)
-
-    return lambda trajectory: bound(trajectory.grammar, tuple(trajectory.tools))
-
-
-async def _measured(
+async def _run(
     settings: EvalSettings,
-    tasks: TaskSet,
-    rewards: RewardSettings,
-    attempt: Callable[[], Awaitable[list[Trajectory]]],
-    grammar_of: GrammarOf,
     directory: Path,
-) -> tuple[list[Trajectory], list[Scored], list[float | None]]:
-    """All rollouts, their scores, and how they are rated without gold.
+    env: References,
+    engine: Engine | None,
+    quiet: bool,
+) -> Json:
+    model = resolve_default(settings.model)
+    say: Note = (lambda line: None) if quiet else (lambda line: print(line, file=sys.stderr))
+    held = TaskSet.load(Path(settings.tasks)) if settings.tasks else None
+    environments, tasks = choose_environments(
+        env,
+        held or "",
+        split=settings.split,
+        tools=settings.tools(),
+        settings=settings.settings,
+        grammar=settings.grammar,
+        model=model,
+        note=say,
+    )
+    if line := atlas_by_default(tasks, environments, settings.tools()):
+        say(line)
+    prompt = choose_prompt(settings.prompt, model)
+    tariff = find_tariff(settings.prices, model)
+    rewards = settings.rewards(settings.reward, directory)
+    async with open_environments(environments, tasks, settings.tools(), rewards) as opened:
+        reward = opened.reward_name
+        recipe = _recipe(settings) | {"model": model, "prompt": prompt, "reward": reward}
+        recipe["grammar"] = opened.grammar_names
+        if details := opened.reward_details():
+            recipe["rewards"] = details
+        # NOTE: of the file as it is: tasks of several environments were told theirs.
+        inputs = {"tasks": (held or tasks).fingerprint(), **opened.inputs()}
+        inputs |= _weights(model, engine)
+        with Run.open(directory, "eval", recipe, inputs, settings.seed) as run:
+            made = await _roll_out(settings, tasks, opened, engine, model, prompt, directory, quiet)
+            by_id = {task.id: task for task in tasks}
+            scored = await opened.score_all((by_id[each.task_id], each) for each in made)
+            rater = JudgeSettings(settings.judge, cache=str(directory / RATINGS))
+            ratings = await rate_all(settings.chooser, tasks, made, rater)
+            summary, records = summarise(
+                tasks,
+                made,
+                scored,
+                ratings=ratings,
+                chosen_by=settings.chooser,
+                tariff=tariff,
+                groups_of=opened.groups_of,
+            )
+            named = settings.tasks or f"{tasks.name} ({settings.split})"
+            summary = {"model": model, "tasks": named, "reward": reward, **summary}
+            solved = sum(record["score"] for record in records)
+            seconds = latency(directory, solved, settings.concurrency)
+            write_atomic(directory / LATENCY, json.dumps(seconds, indent=2) + "\n")
+            save_summary(directory, summary, records)
+            run.timing({"event": "finished"})
+            return summary
 
-    The reward is opened first, for the same reason as the tools.
-    """
-    by_id = {task.id: task for task in tasks}
-    async with open_reward(rewards, tasks=tasks) as reward:
-        made = await attempt()
-        scored = await reward.score_all((by_id[each.task_id], each) for each in made)
-    rater = JudgeSettings(settings.judge, cache=str(directory / RATINGS))
-    return made, scored, await rate_all(settings.chooser, tasks, made, rater, grammar_of)
 
-
-async def _attempt(
+async def _roll_out(
     settings: EvalSettings,
     tasks: TaskSet,
+    opened: OpenEnvironment,
     engine: Engine | None,
     model: str,
-    grammars: Grammars,
     prompt: PromptKind,
     directory: Path,
     quiet: bool,
 ) -> list[Trajectory]:
-    """All rollouts; the tools are opened first, since what is wrong with them is found sooner."""
+    """All rollouts; the tools are open already, since what is wrong with them is found sooner."""
     mode: Mode = "silent" if quiet else "auto"
     decoding = Decoding(
         temperature=settings.temperature,
@@ -286,12 +274,7 @@ async def _attempt(
         prompt=prompt,
         constrain=settings.constrain,
     )
-    if not quiet and (line := atlas_by_default(tasks, settings.kit(), grammars.single)):
-        print(line, file=sys.stderr)
-    async with (
-        open_kit(tasks, settings.kit(), grammars.single) as toolbox_of,
-        AsyncExitStack() as stack,
-    ):
+    async with AsyncExitStack() as stack:
         if engine is None:
             engine = load_engine(
                 model,
@@ -302,11 +285,10 @@ async def _attempt(
             )
             stack.push_async_callback(engine.close)
         with counted("evaluate", len(tasks) * settings.k, mode) as on_done:
-            return await attempt_all(
+            return await roll_out_all(
                 tasks,
                 engine,
-                grammars,
-                toolbox_of,
+                opened,
                 directory,
                 k=settings.k,
                 budget=settings.budget(),
@@ -322,22 +304,12 @@ def _recipe(settings: EvalSettings) -> Json:
     recipe = to_json(settings)
     tools = ("corpus", "tool_cache", "tool_mode", "tool_expire", "code_session", "unsafe_code")
     # Kit and reward have identities of their own.
-    for name in ("tasks", "concurrency", "memory_gb", "judge", "best_of", "prices", *tools):
+    own = ("env", "settings", "split", "passages")
+    for name in ("tasks", "concurrency", "memory_gb", "judge", "best_of", "prices", *tools, *own):
         del recipe[name]
     if not settings.constrain:  # as in records from before there was a choice
         del recipe["constrain"]
     return recipe
-
-
-def _check_gold(tasks: TaskSet, settings: EvalSettings, rewards: RewardSettings) -> None:
-    """Say that a task cannot be judged before hours of rollouts, not after."""
-    for reward in rewards.needs():
-        for task in tasks:
-            if missing := lacking(reward, task):
-                raise UsageError(
-                    f"{settings.tasks}: task {task.id} has no {missing}, so {reward!r} cannot "
-                    "judge it. Evaluation needs gold answers for every task."
-                )
 
 
 def _weights(model: str, engine: Engine | None) -> dict[str, str]:

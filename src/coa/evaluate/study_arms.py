@@ -28,7 +28,7 @@ from coa.progress import duration
 from coa.runs import Json, read_jsonl
 from coa.tasks import make_tasks
 from coa.tasks.task import TaskSet, in_turn
-from coa.teachers.stage import run_recording
+from coa.teachers.stage import Recording, run_recording
 from coa.train.settings import SftSettings
 from coa.trajectory import Trajectory, load_trajectories
 
@@ -190,7 +190,8 @@ def make_chains(
     missing = [g for g, out in outs.items() if not (out / FINISHED).is_file()]
     if missing:
         tasks.save(path)
-        run_recording(tasks=path, out=episodes, options={"error_rate": part.error_rate}, seed=seed)
+        how = Recording(tasks=path, options={"error_rate": part.error_rate}, seed=seed)
+        run_recording(how, episodes)
     for grammar in missing:
         settings = DistillSettings(grammar=grammar)
         run_distillation(episodes, outs[grammar], path, settings, against=list(against))

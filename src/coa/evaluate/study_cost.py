@@ -97,11 +97,11 @@ def study_cost(
 def make_files(folder: Path, name: str, n: int, seed: int) -> Files:
     """Tasks, the experts' episodes at their usual rate of mistakes, and their chains."""
     from coa.distill.stage import run_distillation
-    from coa.teachers.stage import run_recording
+    from coa.teachers.stage import Recording, run_recording
 
     files = Files(folder / "tasks.jsonl", folder / "episodes.jsonl", folder / "distilled")
     make_tasks(name, "train", n, seed).save(files.tasks)
-    run_recording(tasks=files.tasks, out=files.episodes)
+    run_recording(Recording(tasks=files.tasks), files.episodes)
     run_distillation(episodes=files.episodes, out=files.distilled, tasks=files.tasks)
     return files
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from coa.collect import Line, collect
 from coa.engines import rollouts_at_once
 from coa.engines.base import Engine, Sampling, sampling_key
+from coa.environment import load_environment, open_environments
 from coa.errors import ConfigError
 from coa.evaluate.run import SUMMARY
 from coa.evaluate.study_arms import TITLES as USUAL
@@ -38,7 +39,6 @@ from coa.evaluate.study_pooled import Scores, Tables, lines
 from coa.protocol import FaultKind, Grammar, load_grammar, parse, system_prompt
 from coa.runs import Json, read_jsonl, write_atomic
 from coa.tasks.task import Task, TaskSet
-from coa.tools.kits import toolbox_for
 
 QUESTION = "does leaving observations out of the loss help?"
 ARMS = {"masked": 0.0, "trained on": 1.0}
@@ -119,12 +119,12 @@ async def _unstopped(
     tasks: TaskSet, out: Path, grammar: Grammar, settings: MaskStudy, engine: Engine
 ) -> None:
     out.mkdir(parents=True, exist_ok=True)
-    toolbox_of, tokens = toolbox_for(), settings.unstopped_tokens
+    tokens, env = settings.unstopped_tokens, load_environment("atlas-mhqa", grammar=grammar.name)
     stop = tuple(f"</{name}>" for name in grammar.of_kind("answer"))
 
     def work(task: Task) -> Callable[[], Awaitable[Line]]:
         async def write() -> Line:
-            bound = toolbox_of(task).bind(grammar)
+            bound = await opened.bound(task.public())
             prompt = engine.encode_prompt(system_prompt(bound), task.question)
             key = sampling_key(settings.eval.seed, task.id, 0, 0)
             made = await engine.generate(prompt, Sampling(max_tokens=tokens, stop=stop, key=key))
@@ -133,13 +133,14 @@ async def _unstopped(
 
         return write
 
-    found = await collect(
-        out / TEXTS,
-        {task.id: work(task) for task in tasks},
-        parse=Line,
-        key=lambda line: str(line.record["task_id"]),
-        concurrency=rollouts_at_once(engine, settings.eval.concurrency),
-    )
+    async with open_environments((env,)) as opened:
+        found = await collect(
+            out / TEXTS,
+            {task.id: work(task) for task in tasks},
+            parse=Line,
+            key=lambda line: str(line.record["task_id"]),
+            concurrency=rollouts_at_once(engine, settings.eval.concurrency),
+        )
     shares = {
         name: sum(line.record[name] for line in found) / len(found) for name in judge(grammar, "")
     }

@@ -29,7 +29,7 @@ from coa.tasks import SETS, make_tasks
 from coa.tasks.sets import GYM
 from coa.tasks.task import Task
 from coa.teachers.episode import Episode, load_episodes
-from coa.teachers.stage import run_recording
+from coa.teachers.stage import Recording, run_recording
 from coa.trajectory import Trajectory, load_trajectories
 
 CACHES = {"none": "no cache", "task": "cache of a task"}
@@ -100,7 +100,8 @@ def _compare(folder: Path, name: str, part: StudentPart, model: str, resamples: 
     tasks, path = make_tasks(name, split, part.n, part.seed), folder / "tasks.jsonl"
     tasks.save(path)
     episodes = folder / "episodes.jsonl"
-    run_recording(tasks=path, out=episodes, options={"error_rate": part.error_rate}, seed=part.seed)
+    how = Recording(tasks=path, options={"error_rate": part.error_rate}, seed=part.seed)
+    run_recording(how, episodes)
     out = folder / "student"
     if not (out / SUMMARY).is_file():
         run_eval(part.settings(model, path, k=part.k, temperature=part.temperature), out)

@@ -19,10 +19,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from coa.attempts import Grammars, attempt_all
 from coa.engines import rollouts_at_once
 from coa.engines.base import Engine
 from coa.engines.store import BASE, identity
+from coa.environment import Environment
 from coa.errors import ConfigError, ToolMistake
 from coa.evaluate.run import SCORES, SUMMARY
 from coa.evaluate.spending import calls_of
@@ -37,11 +37,11 @@ from coa.evaluate.study_pooled import Tables, lines
 from coa.evaluate.study_unseen_tools import declaration, make_tasks, same_arguments, tool_of
 from coa.protocol import PromptKind, load_grammar
 from coa.rewards import exact
+from coa.rollouts import roll_out_all
 from coa.runs import Json, Run, read_jsonl, write_atomic, write_jsonl
 from coa.runtime import Decoding
 from coa.tasks.task import Task, TaskSet
 from coa.tools.arguments import read_arguments
-from coa.tools.base import Toolbox
 from coa.trajectory import Trajectory
 
 QUESTION = "can a trained model use a JSON tool that it never saw, and does a grammar help?"
@@ -177,16 +177,17 @@ async def _measure(
     inputs |= identity(arm.model)
     decoding = Decoding(seed=part.seed, prompt=arm.prompt, constrain=arm.constrain)
     with Run.open(out, "unseen-tool", recipe, inputs, part.seed):
-        trajectories = await attempt_all(
-            offered,
-            engine,
-            Grammars((grammar,)),
-            lambda task: Toolbox([tool_of(task)]),
-            out,
-            budget=part.budget(),
-            decoding=decoding,
-            concurrency=rollouts_at_once(engine, part.concurrency),
-        )
+        env = Environment("unseen-tool", tools=lambda task: [tool_of(task)], grammar=grammar)
+        async with env.open() as opened:
+            trajectories = await roll_out_all(
+                offered,
+                engine,
+                opened,
+                out,
+                budget=part.budget(),
+                decoding=decoding,
+                concurrency=rollouts_at_once(engine, part.concurrency),
+            )
         records = [judged(task, t) for task, t in zip(tasks, trajectories, strict=True)]
         write_jsonl(out / SCORES, records)
         shares = {stage: sum(r[stage] for r in records) / len(records) for stage in STAGES}
@@ -203,9 +204,8 @@ def judged(task: Task, trajectory: Trajectory) -> Json:
     """How far a rollout came. What the grammar refused never reached the tool: it is no call."""
     assert task.id == trajectory.task_id, (task.id, trajectory.task_id)
     offered = tool_of(task)
-    grammar = Toolbox([offered]).bind(load_grammar(trajectory.grammar))
     schema = json.loads(offered.schema)
-    calls, valid = calls_of(trajectory, grammar), list[Json]()
+    calls, valid = calls_of(trajectory), list[Json]()
     for call in calls:
         with suppress(ToolMistake):
             valid.append(read_arguments(call.body.strip(), schema))

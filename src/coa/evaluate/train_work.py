@@ -8,21 +8,20 @@ is trained on. Only the lengths matter to a clock.
 
 from __future__ import annotations
 
-import asyncio
 import tempfile
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from coa.distill.pipeline import distill
+from coa.distill.stage import DistillSettings, run_distillation
 from coa.engines.codec import Codec
 from coa.engines.store import BASE, model_folder, resolve
+from coa.environment import bound_for
 from coa.errors import ConfigError
 from coa.machine import cores, native_bfloat16
-from coa.protocol import load_grammar, system_prompt
+from coa.protocol import system_prompt
 from coa.runs import Json
 from coa.tasks import make_tasks
-from coa.teachers import load_teacher, record_all
-from coa.tools.kits import toolbox_for
+from coa.teachers.stage import Recording, run_recording
 from coa.train.rows import Row, batches, row_maker
 
 GRAMMAR = "mhqa"
@@ -139,11 +138,11 @@ def distilled_rows(codec: Codec, count: int) -> list[Row]:
     """Training rows of so many chains, distilled from episodes of the expert team."""
     tasks = make_tasks("atlas-mhqa", "train", int(_SPARE * count) + 8, 0)
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "episodes.jsonl"
-        teacher = load_teacher("experts", error_rate=0.1)
-        episodes = asyncio.run(record_all(tasks, teacher, toolbox_for(), path, seed=0))
-    by_id = {task.id: task for task in tasks}
-    kept = asyncio.run(distill(episodes, load_grammar(GRAMMAR), toolbox_for(), by_id)).kept
+        given, path = Path(folder) / "tasks.jsonl", Path(folder) / "episodes.jsonl"
+        tasks.save(given)
+        run_recording(Recording(tasks=given, options={"error_rate": 0.1}, workers=1), path)
+        how = DistillSettings(grammar=GRAMMAR)
+        kept = run_distillation(path, Path(folder) / "out", given, how, workers=1).kept
     assert len(kept) >= count, (len(kept), count)
     return [row_maker(codec)(trajectory) for trajectory in kept[:count]]
 
@@ -153,8 +152,7 @@ def rl_work(setup: RlSetup) -> Work:
     folder = model_folder(resolve(setup.model))
     codec = Codec.from_folder(folder)
     tasks = make_tasks("atlas-mhqa", "train", setup.tasks, 0)
-    bound = toolbox_for()(tasks[0]).bind(load_grammar(GRAMMAR))
-    system = system_prompt(bound, "compact")
+    system = system_prompt(bound_for("atlas-mhqa", tasks[0], GRAMMAR), "compact")
     prompts = [len(codec.encode_prompt(system, task.question)) for task in tasks]
     asked = setup.to_json() | {
         "kind": "rl",

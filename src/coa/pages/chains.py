@@ -25,7 +25,7 @@ from coa.pages.view import (
     unique,
 )
 from coa.protocol import Grammar
-from coa.protocol.bound import load_bound
+from coa.protocol.book import GrammarBook
 from coa.protocol.parse import Parsed, parse
 from coa.runs import Json, read_records
 from coa.trajectory import Author, Segment, StopReason, Trajectory
@@ -91,15 +91,17 @@ class DrawnChain:
         return marks
 
 
-def chains_view(path: Path, grammar: str = "", scores: Scores | None = None) -> View:
-    """Read a trajectories file. `grammar` names one's own, where the files say a name only."""
+def chains_view(path: Path, scores: Scores | None = None) -> View:
+    """Read a trajectories file."""
     view = View("chains", ("chain", "chains"), NUMBERS, ("turns", "calls"), FLAGS)
     tally, taken = _Tally(), set[str]()
     seen: dict[tuple[str, int, str, str], Json] = {}
 
+    book = GrammarBook.beside(path)
+
     def add(record: Json) -> None:
-        trajectory = Trajectory.from_json(record)
-        chain = draw_chain(trajectory, grammar)
+        trajectory = Trajectory.from_json(record, book)
+        chain = draw_chain(trajectory)
         same = (trajectory.task_id, trajectory.sample, trajectory.question, trajectory.text)
         if (entry := seen.get(same)) is not None:
             _add_copy(entry)
@@ -117,10 +119,10 @@ def chains_view(path: Path, grammar: str = "", scores: Scores | None = None) -> 
     return view
 
 
-def draw_chain(trajectory: Trajectory, grammar: str = "") -> DrawnChain:
+def draw_chain(trajectory: Trajectory) -> DrawnChain:
     """Find the blocks of a trajectory."""
     check_texts(trajectory)
-    bound = load_bound(grammar or trajectory.grammar, tuple(trajectory.tools))
+    bound = trajectory.protocol
     parsed = [
         parse(bound, segment.text) if segment.author is Author.MODEL else None
         for segment in trajectory.segments

@@ -35,14 +35,12 @@ class Written(NamedTuple):
     """Bytes of the page."""
 
 
-def write_page(
-    file: Path, out: Path, *, n: int | None = None, grammar: str = "", title: str = ""
-) -> Written:
+def write_page(file: Path, out: Path, *, n: int | None = None, title: str = "") -> Written:
     """Write the page of a file, or of a directory that holds one; `n`: only the first so many."""
     if out.suffix not in (".html", ".htm") or out.is_dir():
         raise UsageError(f"{out}: a page is a file whose name ends in .html; name one.")
     source = _source(file)
-    view = read_view(source, grammar)
+    view = read_view(source)
     total = len(view.entries)
     if not total and not view.dropped:
         raise UsageError(f"{source}: is empty, so there is nothing to show.")
@@ -51,14 +49,14 @@ def write_page(
     return Written(view.kind, len(view.entries), total, _count_dropped(view), len(page))
 
 
-def read_view(source: Path, grammar: str = "") -> View:
+def read_view(source: Path) -> View:
     """What is in a file of trajectories or episodes."""
     if _holds_episodes(source):
         return episodes_view(source)
     if source.name != CHAINS:
-        return chains_view(source, grammar)
+        return chains_view(source)
     beside = source.parent
-    view = chains_view(source, grammar, _scores(beside / "scores.jsonl"))
+    view = chains_view(source, _scores(beside / "scores.jsonl"))
     _add_dropped(view, beside / "rejected.jsonl")
     _add_funnel(view, beside / "funnel.json")
     _add_accuracy(view, beside / "summary.json")

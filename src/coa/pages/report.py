@@ -57,7 +57,6 @@ def write_report(
     *,
     chains: int = CHAINS,
     title: str = "",
-    grammar: str = "",
 ) -> Reported:
     """Write the report of these runs, with at most so many chains."""
     if not directories:
@@ -66,8 +65,8 @@ def write_report(
         raise UsageError(f"{out}: a report is a file whose name ends in .html; name one.")
     if chains < 0:
         raise UsageError(f"chains is {chains}, expected 0 or more.")
-    parts = read_parts(directories, grammar)
-    chosen = select(parts.evaluations, chains, grammar)
+    parts = read_parts(directories)
+    chosen = select(parts.evaluations, chains)
     page = render_report(parts, chosen, title or _title(directories))
     write_atomic(out, page)
     counts = len(parts.evaluations), len(parts.trainings), len(parts.distillations)

@@ -71,7 +71,7 @@ def outcome_of(chain: Chain, score: float | None) -> str:
     return "wrong" if score is not None else "not scored"
 
 
-def select(runs: Sequence[Evaluation], most: int, grammar: str = "") -> Selection:
+def select(runs: Sequence[Evaluation], most: int) -> Selection:
     """Choose at most `most` chains."""
     made = Selection()
     outcomes = [_outcomes(run) for run in runs]
@@ -89,7 +89,7 @@ def select(runs: Sequence[Evaluation], most: int, grammar: str = "") -> Selectio
         if len(made.entries) + len(chosen) > most or (made.entries and written > MOST_TEXT):
             break
         for at, chain in chosen:
-            _add(made, runs[at], at, chain, outcomes[at][_key(chain)], grammar)
+            _add(made, runs[at], at, chain, outcomes[at][_key(chain)])
     return made
 
 
@@ -134,9 +134,7 @@ def _length(chain: Chain) -> int:
     return sum(texts)
 
 
-def _add(
-    made: Selection, run: Evaluation, at: int, chain: Chain, outcome: str, grammar: str
-) -> None:
+def _add(made: Selection, run: Evaluation, at: int, chain: Chain, outcome: str) -> None:
     trajectory = chain.trajectory
     for segment in trajectory.segments:
         if segment.author is Author.ENV:
@@ -144,7 +142,7 @@ def _add(
     task = run.tasks.get(trajectory.task_id)
     meta = {**(task.meta if task else {}), **trajectory.meta}
     score = run.scores.get(_key(chain))
-    drawn = draw_chain(trajectory, grammar)
+    drawn = draw_chain(trajectory)
     made.looks |= looks_of(drawn.grammar)
     made.records.append(record_of(drawn, score))
     made.entries.append(

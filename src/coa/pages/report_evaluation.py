@@ -24,8 +24,9 @@ GROUPS = {
     "world": "World",
     "level": "Level",
     "set": "Set",
+    "environment": "Environment",
 }
-"""What tasks are grouped by in a summary -> its name on the page."""
+"""What tasks are grouped by in a summary -> its name on the page; environments declare others."""
 _NUMBERS = (
     *("tokens_per_task", "tokens_per_task_uncached", "tokens_per_solved"),
     *("tool_calls_per_task", "malformed_per_task"),
@@ -134,10 +135,10 @@ def _figures(summary: Json, name: str) -> Evaluation:
             found.figures[key] = None if summary[key] is None else finite(summary[key])
     stops = summary.get("stop_reasons", {})
     found.stops = {str(stop): int(finite(count)) for stop, count in stops.items()}
-    for key in GROUPS:
-        for group, each in summary.get(f"by_{key}", {}).items():
+    for key, groups in summary.items():
+        for group, each in groups.items() if key.startswith("by_") else ():
             value = _estimate(each["accuracy"], each["ci95"], int(finite(each["n"])))
-            found.groups.setdefault(key, {})[str(group)] = value
+            found.groups.setdefault(key.removeprefix("by_"), {})[str(group)] = value
     several = summary.get("pass_at", {})
     found.pass_at = sorted((int(k), _brief(each, n)) for k, each in several.items())
     for key, label in (("avg_at_k", "mean"), ("majority", "vote"), ("best_of", "best")):

@@ -11,13 +11,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from coa.distill.chain import Chain, bound_grammar
+from coa.distill.chain import Chain
 from coa.engines.store import base_of
 from coa.errors import CoaError, RecordError, UsageError
 from coa.pages.chains import check_texts
 from coa.pages.report_evaluation import Evaluation, checked, finite, model_name
 from coa.pages.view import object_of
-from coa.protocol.bound import load_bound
+from coa.protocol.book import GrammarBook
 from coa.runs import MANIFEST, METRICS, TIMINGS, Json, read_jsonl, read_records
 from coa.tasks.task import Task, TaskSet
 from coa.trajectory import Trajectory
@@ -83,15 +83,15 @@ class Parts:
         return not (self.evaluations or self.trainings or self.distillations)
 
 
-def read_parts(directories: Sequence[Path], grammar: str = "") -> Parts:
-    """Read all runs in the directories; `grammar` names one's own, for chains of no preset."""
+def read_parts(directories: Sequence[Path]) -> Parts:
+    """Read all runs in the directories."""
     parts = Parts()
     listed = [(top, run) for top in directories for run in _runs_in(top)]
     rows = _speedrun_rows(directories)
     names = _names([run for _, run in listed]) | {run: str(rows[run]["name"]) for run in rows}
     for top, run in listed:
         before = len(parts.evaluations)
-        _read_run(run, top, names[run], parts, grammar)
+        _read_run(run, top, names[run], parts)
         for found in parts.evaluations[before:] if run in rows else ():
             found.on = str(rows[run].get("on", ""))
     if len(directories) == 1:  # the rows of a teacher stand where the table has them
@@ -181,7 +181,7 @@ def _table(top: Path) -> list[Json]:
     return [row | {"run": str(row["run"])} for row in rows]
 
 
-def _read_run(run: Path, top: Path, name: str, parts: Parts, grammar: str) -> None:
+def _read_run(run: Path, top: Path, name: str, parts: Parts) -> None:
     kind, manifest = _kind(run), object_of(run / MANIFEST)
     _learn(run, kind, manifest, parts)
     if kind == "speedrun":
@@ -201,7 +201,7 @@ def _read_run(run: Path, top: Path, name: str, parts: Parts, grammar: str) -> No
     elif not (run / SUMMARY).is_file():
         parts.notes.append(f"{name}: the evaluation is not finished, so it is left out.")
     else:
-        parts.evaluations.append(_evaluation(run, top, name, manifest, parts, grammar))
+        parts.evaluations.append(_evaluation(run, top, name, manifest, parts))
 
 
 def _learn(run: Path, kind: str, manifest: Json, parts: Parts) -> None:
@@ -229,9 +229,7 @@ def _mapping(value: Any) -> Json:
 # -- evaluations ----------------------------------------------------------------------------
 
 
-def _evaluation(
-    run: Path, top: Path, name: str, manifest: Json, parts: Parts, grammar: str
-) -> Evaluation:
+def _evaluation(run: Path, top: Path, name: str, manifest: Json, parts: Parts) -> Evaluation:
     summary = object_of(run / SUMMARY)
     found = checked(run / SUMMARY, summary, name)
     recipe = _mapping(manifest.get("recipe"))
@@ -245,7 +243,7 @@ def _evaluation(
         found.latency = {}  # of a run whose timings were lost
     found.scores = _scores(run, name, parts)
     found.tasks = _tasks(run, top, summary, manifest)
-    found.chains = _chains(run, name, parts, grammar)
+    found.chains = _chains(run, name, parts)
     if found.chains and not found.tasks:
         parts.notes.append(
             f"{name}: its tasks {Path(str(summary.get('tasks', ''))).name!r} are not there or have "
@@ -281,14 +279,15 @@ def _tasks(run: Path, top: Path, summary: Json, manifest: Json) -> dict[str, Tas
     return {}
 
 
-def _chains(run: Path, name: str, parts: Parts, grammar: str) -> list[Chain]:
+def _chains(run: Path, name: str, parts: Parts) -> list[Chain]:
     path = run / "trajectories.jsonl"
     if not path.is_file():
         parts.notes.append(f"{name}: no trajectories.jsonl, so none of its chains is shown.")
         return []
+    book = GrammarBook.beside(path)
 
     def read(record: Json) -> Chain:
-        trajectory = Trajectory.from_json(record)
+        trajectory = Trajectory.from_json(record, book)
         check_texts(trajectory)
         for count in (trajectory.sample, *asdict(trajectory.usage).values()):
             finite(count)
@@ -296,8 +295,7 @@ def _chains(run: Path, name: str, parts: Parts, grammar: str) -> list[Chain]:
             raise TypeError(f"meta is {trajectory.meta!r}, expected an object")
         for segment in trajectory.segments:
             segment.ids = segment.logprobs = segment.allowed = None  # a page has no use for them
-        own = (lambda t: load_bound(grammar, tuple(t.tools))) if grammar else bound_grammar
-        return Chain.read(trajectory, own)
+        return Chain.read(trajectory)
 
     return read_records(path, read)
 

@@ -210,9 +210,10 @@ def differences(parts: Parts) -> Markup | None:
 def breakdowns(parts: Parts) -> Markup | None:
     """One table for each thing that tasks are grouped by: groups down, runs on them across."""
     together = by_tasks(parts.evaluations)
+    keys = dict.fromkeys([*GROUPS, *(key for run in parts.evaluations for key in run.groups)])
     tables = [
         made
-        for key in GROUPS
+        for key in keys
         for on, runs in together.items()
         if (made := _breakdown(key, runs, on if len(together) > 1 else ""))
     ]
@@ -239,7 +240,7 @@ def _breakdown(key: str, evaluations: Sequence[Evaluation], on: str) -> Markup |
         if len(every) > len(some)
     ]
     caption = inner(
-        GROUPS[key],
+        GROUPS.get(key) or strange(key.replace("_", " ").capitalize()),
         el("small", strange(on)) if on else None,
         el("small", f"left out: {', '.join(left_out)}") if left_out else None,
     )

@@ -121,6 +121,8 @@ class Grammar:
     observation: str = "observation"
     preamble: str = ""
     brief: str = ""
+    origin: str = field(default="", compare=False, repr=False)
+    """Fingerprint of the grammar that this one binds to tools; empty: it is not bound."""
 
     def __post_init__(self) -> None:
         _validate(self)
@@ -169,7 +171,14 @@ class Grammar:
 
     def fingerprint(self) -> str:
         """A hash of the value, for manifests: a name does not say what a file of one's own held."""
-        return hashlib.sha256(repr(asdict(self)).encode()).hexdigest()[:16]
+        value = asdict(self)
+        del value["origin"]
+        return hashlib.sha256(repr(value).encode()).hexdigest()[:16]
+
+    @cached_property
+    def unbound_id(self) -> str:
+        """The fingerprint of the grammar without the tools that it was bound to."""
+        return self.origin or self.fingerprint()
 
     # -- text -------------------------------------------------------------------------------
 
@@ -276,7 +285,8 @@ class Grammar:
         roles = (*before, *bound, *after)
         reached = _reachable(roles, (*self.start, ANY_TOOL))
         reached |= {self.interleave, *self.of_kind("answer")}
-        return replace(self, roles=tuple(role for role in roles if role.name in reached))
+        kept = tuple(role for role in roles if role.name in reached)
+        return replace(self, roles=kept, origin=self.unbound_id)
 
     def mermaid(self) -> str:
         """The succession of blocks as a Mermaid state diagram."""

@@ -7,17 +7,25 @@
 from __future__ import annotations
 
 from coa.rewards.answers import exact, exact_match, f1, normalise, token_f1
+from coa.rewards.expression import parse_expression
 from coa.rewards.form import FormatSettings, check_format
 from coa.rewards.judge import JudgeSettings
 from coa.rewards.mathematics import MathSettings
-from coa.rewards.opened import REWARDS, Reward, RewardSettings, mean_parts, open_reward
+from coa.rewards.opened import (
+    REWARDS,
+    Own,
+    Reward,
+    RewardSettings,
+    mean_parts,
+    open_reward,
+    together,
+)
 from coa.rewards.programs import ProgramSettings
 from coa.rewards.scored import Part, Scored, Scorer
 from coa.rewards.simple import (
     SCORERS,
     auto,
     choose_reward,
-    gym,
     lacking,
     load_scorer,
     reward_for,
@@ -29,6 +37,7 @@ __all__ = [
     "FormatSettings",
     "JudgeSettings",
     "MathSettings",
+    "Own",
     "Part",
     "ProgramSettings",
     "Reward",
@@ -41,12 +50,13 @@ __all__ = [
     "exact",
     "exact_match",
     "f1",
-    "gym",
     "lacking",
     "load_scorer",
     "mean_parts",
     "normalise",
     "open_reward",
+    "parse_expression",
     "reward_for",
+    "together",
     "token_f1",
 ]

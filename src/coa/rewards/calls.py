@@ -20,7 +20,6 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from coa.errors import GrammarError, ToolMistake
-from coa.protocol.bound import load_bound
 from coa.protocol.parse import parse
 from coa.runs import Json
 from coa.tasks.task import Task
@@ -66,7 +65,7 @@ def calls_in(trajectory: Trajectory, declared: Mapping[str, Json]) -> list[Call]
     """
     found = list[Call]()
     try:
-        grammar = load_bound(trajectory.grammar, tuple(trajectory.tools))
+        grammar = trajectory.protocol
     except GrammarError:
         tags = "|".join(map(re.escape, declared))
         written = "\n".join(s.text for s in trajectory.segments if s.author is Author.MODEL)

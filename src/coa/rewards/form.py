@@ -13,8 +13,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from coa.protocol import Block, Fault, Grammar, State, check, load_grammar, parse
-from coa.protocol.bound import bound_to, load_bound
+from coa.protocol import Block, Fault, Grammar, State, check, parse
 from coa.rewards.scored import Checker, Part
 from coa.tasks.task import Task
 from coa.trajectory import Trajectory
@@ -35,29 +34,22 @@ class FormatSettings:
     """The share of turns that are well formed; otherwise 1 or 0."""
     fences: bool = True
     """Programs must stand in fences."""
-    grammar: str = ""
-    """A grammar of one's own (.toml); empty: the preset that the trajectory names."""
 
 
 @asynccontextmanager
 async def open_format(settings: FormatSettings) -> AsyncIterator[Checker]:
-    own = load_grammar(settings.grammar) if settings.grammar else None
-
     async def judge(task: Task, trajectory: Trajectory) -> Part:
-        return check_format(trajectory, settings, own)
+        return check_format(trajectory, settings)
 
     yield judge
 
 
-def check_format(
-    trajectory: Trajectory, settings: FormatSettings | None = None, grammar: Grammar | None = None
-) -> Part:
-    """How well formed a trajectory is. `grammar`: its own, where it is no preset."""
+def check_format(trajectory: Trajectory, settings: FormatSettings | None = None) -> Part:
+    """How well formed a trajectory is."""
     settings = settings or FormatSettings()
     if not trajectory.steps:  # what has ended so has no answer either
         return Part(None if trajectory.stop is None else 0.0, "the model wrote nothing")
-    tools = tuple(trajectory.tools)
-    bound = bound_to(grammar, tools) if grammar else load_bound(trajectory.grammar, tools)
+    bound = trajectory.protocol
     if settings.graded:
         return _graded(trajectory, bound, settings.fences)
     parsed = parse(bound, trajectory.text, env=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -28,6 +28,8 @@ from coa.runs import Json
 from coa.tasks.task import Task
 from coa.trajectory import Trajectory
 
+Own = Callable[..., Any]
+"""A reward of one's own: a function of (task, trajectory) or (task, trajectory, state)."""
 REWARDS = (*SCORERS, *OPENED)
 """The rewards that have a name."""
 _COSTS = {"math": 1, "tests": 2, "judge": 3}
@@ -76,14 +78,18 @@ class RewardSettings:
 
 @asynccontextmanager
 async def open_reward(
-    settings: RewardSettings | str = "auto", *, tasks: Iterable[Task] = ()
+    settings: RewardSettings | str = "auto",
+    *,
+    tasks: Iterable[Task] = (),
+    own: Own | None = None,
 ) -> AsyncIterator[Reward]:
-    """Open a reward, given as an expression or with settings. `tasks`: what `auto` will judge."""
+    """Open a reward, given as an expression or with settings. `tasks`: what `auto` will judge;
+    `own`: a function that stands for `auto`."""
     if isinstance(settings, str):
         settings = RewardSettings(settings)
     async with AsyncExitStack() as held:
-        reward = Reward(settings, held)
-        for name in settings.needs(tasks):
+        reward = Reward(settings, held, own)
+        for name in settings.needs(() if own else tasks):
             await reward.open(name)
         yield reward
 
@@ -91,39 +97,43 @@ async def open_reward(
 class Reward:
     """An opened reward; see `open_reward`."""
 
-    def __init__(self, settings: RewardSettings, held: AsyncExitStack) -> None:
-        self.settings = settings
+    def __init__(
+        self, settings: RewardSettings, held: AsyncExitStack, own: Own | None = None
+    ) -> None:
+        self.settings, self._own = settings, own
         self._node: Node = parse_expression(settings.expression, REWARDS)
         self._checkers: dict[str, Checker] = {}
         self._held, self._opening = held, asyncio.Lock()
 
     @property
     def name(self) -> str:
-        """The expression."""
-        return self.settings.expression
+        """The expression; a function that stands for all of it has its own name."""
+        whole = self.settings.expression
+        return own_name(self._own) if self._own and whole == "auto" else whole
 
-    async def score(self, task: Task, trajectory: Trajectory) -> Scored:
+    @property
+    def takes_state(self) -> bool:
+        """Whether it judges with the state of a rollout, which is gone when that is over."""
+        return any(getattr(each, "takes_state", False) for each in self._checkers.values())
+
+    async def score(self, task: Task, trajectory: Trajectory, state: Any = None) -> Scored:
         """Judge one trajectory; as many at once as you like."""
         parts: dict[str, Part] = {}
 
         async def ask(name: str) -> float | None:
             if name not in parts:
                 checker = self._checkers.get(name) or await self.open(name)
-                parts[name] = await checker(task, trajectory)
+                parts[name] = await _asked(checker, task, trajectory, state)
             return parts[name].score
 
         value = await evaluate(self._node, ask, lambda name: _COSTS.get(name, ":" in name))
+        if self._own is not None and "auto" in parts:
+            parts[own_name(self._own)] = parts.pop("auto")
         return Scored(value, parts)
 
     async def score_all(self, pairs: Iterable[tuple[Task, Trajectory]]) -> list[Scored]:
         """Judge many, all at once, in the order given. The first failure ends the others."""
-        judging = [asyncio.create_task(self.score(*pair)) for pair in pairs]
-        try:
-            return await asyncio.gather(*judging)
-        finally:
-            for each in judging:
-                each.cancel()
-            await asyncio.gather(*judging, return_exceptions=True)
+        return await together(self.score(*pair) for pair in pairs)
 
     def usage(self) -> Json:
         """What the parts counted, by name: calls and tokens of a judge."""
@@ -139,9 +149,9 @@ class Reward:
 
     async def _open(self, name: str) -> Checker:
         if name == "auto":
-            return self._by_task
+            return self._by_task if self._own is None else function(self._own, own_name(self._own))
         if name not in OPENED:
-            return plain(name)
+            return function(load_scorer(name), name)
         makers: dict[str, Callable[[Any], AbstractAsyncContextManager[Checker]]]
         makers = {"math": open_math, "tests": open_tests, "judge": open_judge}
         makers["format"] = open_format
@@ -152,21 +162,58 @@ class Reward:
         if name == "auto":
             raise ConfigError(f"task {task.id}: names the reward 'auto', which is no reward.")
         checker = self._checkers.get(name) or await self.open(name)
-        return await checker(task, trajectory)
+        return await _asked(checker, task, trajectory, None)
 
 
-def plain(name: str) -> Checker:
-    """A function as a part: ours or one's own, synchronous or not."""
-    scorer: Callable[[Task, Trajectory], Any] = load_scorer(name)
+def _asked(
+    checker: Checker, task: Task, trajectory: Trajectory, state: Any
+) -> Coroutine[Any, Any, Part]:
+    with_state = getattr(checker, "takes_state", False)
+    asked: Any = checker(task, trajectory, state) if with_state else checker(task, trajectory)
+    return asked  # type: ignore[no-any-return]
 
-    async def judge(task: Task, trajectory: Trajectory) -> Part:
-        with boundary(ConfigError, f"reward {name!r}, on task {task.id},"):
-            found = scorer(task, trajectory)
+
+def own_name(own: Own) -> str:
+    """What a function is called where rewards are listed."""
+    return getattr(own, "__name__", "own")
+
+
+def function(scorer: Own, name: str) -> Checker:
+    """A function as a part: ours or one's own, synchronous or not, with the state or without."""
+    with_state = takes_state(scorer)
+
+    async def judge(task: Task, trajectory: Trajectory, state: Any = None) -> Part:
+        with boundary(ConfigError, f"reward {name!r}, on task {task.id},", located=True):
+            given = (task, trajectory, state) if with_state else (task, trajectory)
+            found = scorer(*given)
             if inspect.isawaitable(found):
                 found = await found
         return part_of(found, name, task)
 
+    judge.takes_state = with_state  # type: ignore[attr-defined]
     return judge
+
+
+def takes_state(scorer: Own) -> bool:
+    """Whether a reward is a function of three: the task, the trajectory and the state."""
+    try:
+        parameters = inspect.signature(scorer).parameters.values()
+    except (TypeError, ValueError):  # of something built in
+        return False
+    placed = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    needed = [p for p in parameters if p.kind in placed and p.default is p.empty]
+    return len(needed) > 2
+
+
+async def together(judging: Iterable[Coroutine[Any, Any, Scored]]) -> list[Scored]:
+    """Wait for all, in the order given; the first failure ends the others."""
+    tasks = [asyncio.create_task(each) for each in judging]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for each in tasks:
+            each.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def mean_parts(scored: Sequence[Scored]) -> Json:

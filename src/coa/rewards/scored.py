@@ -43,11 +43,16 @@ class Scored:
         }
         return {"score": self.score, "parts": parts}
 
+    @classmethod
+    def from_json(cls, record: Json) -> Scored:
+        return cls(record["score"], {name: Part(**part) for name, part in record["parts"].items()})
+
 
 Scorer = Callable[[Task, Trajectory], float | None]
 """A reward that needs nothing to be opened."""
-Checker = Callable[[Task, Trajectory], Awaitable[Part]]
-"""A part of an opened reward."""
+Checker = Callable[..., Awaitable[Part]]
+"""A part of an opened reward: of a task and a trajectory, and of the state of the rollout where
+its attribute `takes_state` is true."""
 
 
 def part_of(found: Any, reward: str, task: Task) -> Part:

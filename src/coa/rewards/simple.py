@@ -10,7 +10,6 @@ from coa.rewards.answers import exact, f1, squad
 from coa.rewards.calls import calls
 from coa.rewards.scored import Scorer
 from coa.rewards.suites import suite_of
-from coa.tasks.sets import kind_of
 from coa.tasks.task import Task
 from coa.trajectory import Trajectory
 
@@ -21,42 +20,42 @@ _MATHEMATICS = frozenset(
 )
 
 
-def gym(task: Task, trajectory: Trajectory) -> float | None:
-    """What the verifier of the task's own generator says; other tasks it cannot judge."""
-    from coa.tasks.gym import score
-
-    return score(task, trajectory.answer)
-
-
 def auto(task: Task, trajectory: Trajectory) -> float | None:
-    """What the task's own set is judged by, so that sets can be mixed.
+    """What the task itself says that it is judged by.
 
-    Without being opened it cannot run tests, and takes the answers of other sets as text.
+    Without being opened it cannot run tests, and takes the answers of other tasks as text.
     """
     named = reward_for(task)
-    plain = named in SCORERS and named != "auto"
-    return SCORERS[named if plain else kind_of(task).reward](task, trajectory)
+    return SCORERS[named if named in SCORERS and named != "auto" else "exact"](task, trajectory)
 
 
 SCORERS: dict[str, Scorer] = {
     "exact": exact,
     "squad": squad,
     "f1": f1,
-    "gym": gym,
     "calls": calls,
     "auto": auto,
 }
 
 
 def reward_for(task: Task) -> str:
-    """The reward that fits a task: what it names itself, tests if it has some, or its set's."""
-    if named := task.meta.get("reward"):
-        return str(named)
+    """The reward that fits a task: what it names itself, tests if it has some, or its answers.
+
+    A task is a record, so the reward that it names is one of ours: code is imported only where a
+    person typed its reference.
+    """
+    if named := str(task.meta.get("reward") or ""):
+        if ":" in named:
+            raise ConfigError(
+                f"task {task.id} names the reward {named!r}: a reference inside a file is never "
+                f"imported. Give it yourself: --reward {named}."
+            )
+        return named
     if "tests" in task.gold:
         return "tests"
     if str(task.meta.get("data_source", "")).lower() in _MATHEMATICS:
         return "math"
-    return kind_of(task).reward
+    return "exact"
 
 
 def lacking(reward: str, task: Task) -> str:
@@ -69,7 +68,7 @@ def lacking(reward: str, task: Task) -> str:
         if name == "tests" and name in task.gold:
             suite_of(task)  # one that cannot be read says so here
         return "" if name in task.gold else name
-    by_answers = name in ("exact", "squad", "f1", "gym", "judge", "math")
+    by_answers = name in ("exact", "squad", "f1", "judge", "math")
     return "gold answer" if by_answers and not task.answers else ""
 
 

@@ -1,6 +1,6 @@
-"""Agents: what clients can name as a model. One engine, and a grammar with its tools for each.
+"""Agents: what clients can name as a model. One engine, and an environment for each.
 
-A client that asks for `NAME` gets the first grammar, one that asks for `NAME:GRAMMAR` that one.
+A client that asks for `NAME` gets the first environment, one that asks for `NAME:GRAMMAR` that one.
 Everything that can be missing (a corpus, a sandbox) is found out before the first request.
 """
 
@@ -9,19 +9,25 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
-from coa.attempts import choose_grammar, choose_prompt, remembered
 from coa.engines.store import OURS, resolve
+from coa.environment import Environment, OpenEnvironment, ToolSettings, open_environments
 from coa.errors import CoaError, UsageError
 from coa.machine import cores
 from coa.protocol import Grammar, PromptKind
-from coa.tasks.sets import DEFAULT_SET, KINDS
+from coa.rollouts import (
+    References,
+    choose_prompt,
+    default_environments,
+    remembered,
+    trained_grammar,
+)
+from coa.runs import Json
 from coa.tasks.task import Task
-from coa.tools.kits import KitSettings, ToolboxOf, open_kit
 
-UNTRAINED = ("mhqa", "web", "code")
-"""Grammars of a model that was trained on none."""
 ANY = Task("any question")
 
 
@@ -31,8 +37,9 @@ class Agent:
 
     name: str
     grammar: Grammar
+    """Bound to the tools of any question."""
     prompt: PromptKind
-    toolbox_of: ToolboxOf
+    environment: OpenEnvironment
 
 
 def public_name(model: str) -> str:
@@ -50,44 +57,63 @@ def public_name(model: str) -> str:
 async def open_agents(
     model: str,
     *,
+    env: References = (),
     name: str = "",
     grammars: Sequence[str] = (),
     prompt: str = "auto",
-    corpus: str = "atlas",
+    tools: ToolSettings | None = None,
+    settings: Json | None = None,
     note: Callable[[str], None] = lambda line: None,
 ) -> AsyncIterator[dict[str, Agent]]:
     """The agents of a model by the names that clients use; the first is the default.
 
-    Without `grammars` they are those that the model was trained on, first the one that `coa ask`
-    takes; of these, one whose tools this machine cannot open is left out with a line. One that was
-    asked for has to work.
+    Without an environment they are the shipped one in `grammars`, or in those that the model was
+    trained on, first the one that `coa ask` takes; of these, one whose tools this machine cannot
+    open is left out with a line. One that was asked for has to work.
     """
     name = name or public_name(model)
-    known = remembered("grammar", model) or UNTRAINED
-    usual = KINDS[DEFAULT_SET].grammar
-    wanted = list(grammars) or sorted(known, key=lambda each: each != usual)
     chosen = choose_prompt(prompt, model)
     agents: dict[str, Agent] = {}
     why = ""
     async with AsyncExitStack() as stack:
-        for each in wanted:
-            grammar = choose_grammar(each, model)
+        for wanted in _wanted(model, env, grammars, tools, settings, note):
+            value = wanted.value()
             try:
-                toolbox_of = await stack.enter_async_context(
-                    open_kit([ANY] * cores(), KitSettings(corpus=corpus), grammar)
+                opened = await stack.enter_async_context(
+                    open_environments((wanted,), [ANY] * cores(), tools)
                 )
-                bound = toolbox_of(ANY).bind(grammar)
+                bound = (await opened.toolbox(ANY)).bind(value)
             except CoaError as error:
-                if grammars:
+                if env or grammars:
                     raise
-                why = f"{name}:{grammar.name} is not served: {error}"
+                why = f"{name}:{value.name} is not served: {error}"
                 note(why)
                 continue
-            agents.setdefault(name, Agent(name, bound, chosen, toolbox_of))
-            full = f"{name}:{grammar.name}"
+            agents.setdefault(name, Agent(name, bound, chosen, opened))
+            full = f"{name}:{value.name}"
             if full in agents:
-                raise UsageError(f"two grammars are named {grammar.name!r}; rename one.")
-            agents[full] = Agent(full, bound, chosen, toolbox_of)
+                raise UsageError(f"two grammars are named {value.name!r}; rename one.")
+            agents[full] = Agent(full, bound, chosen, opened)
         if not agents:
             raise UsageError(f"{model}: no grammar can be served. {why}")
         yield agents
+
+
+def _wanted(
+    model: str,
+    env: References,
+    grammars: Sequence[str],
+    tools: ToolSettings | None,
+    settings: Json | None,
+    note: Callable[[str], None],
+) -> list[Environment]:
+    how: Any = {"tools": tools, "settings": settings, "note": note, "model": model}
+    if env:
+        asked = grammars or ["auto"]
+        return [made for each in asked for made in default_environments(env, grammar=each, **how)]
+    shipped: Any = import_module("coa.environments")
+    usual = next(iter(shipped.BY_GRAMMAR))
+    known = remembered("grammar", model) or [*shipped.BY_GRAMMAR][:3]
+    known = sorted(known, key=lambda each: each != usual)
+    wanted: list[str | Grammar] = [*grammars] or [trained_grammar(model, each) for each in known]
+    return [made for each in wanted for made in default_environments((), grammar=each, **how)]

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from coa.display import fold, harmless
 from coa.engines.base import Engine
 from coa.runs import Appender
-from coa.runtime import Budget, Decoding, open_trajectory, rollout
+from coa.runtime import Budget, Decoding
 from coa.serve.agents import Agent
 from coa.serve.narration import Narrator, Piece
 from coa.serve.places import Places, Ticket
@@ -104,31 +104,25 @@ class Desk:
         tell: Callable[[Piece], None],
     ) -> Played:
         await ticket.wait(self.limits.seconds)
+        narrator: Narrator
         try:
-            task = Task(asked.question)
-            toolbox = agent.toolbox_of(task)
-            grammar = toolbox.bind(agent.grammar)
-            decoding = self._decoding(asked, agent)
-            trajectory = open_trajectory(task, grammar, self.engine, decoding)
-            trajectory.meta["request"] = reply.id
-            narrator = Narrator(grammar, tell)
-            steps = rollout(
-                task,
+            async with agent.environment.rollout(
+                Task(asked.question),
                 self.engine,
-                grammar,
-                toolbox,
                 budget=self._budget(asked),
-                decoding=decoding,
-                into=trajectory,
-                on_text=narrator.model_text,
-            )
-            try:
-                async with aclosing(steps):
-                    async for step in steps:
-                        narrator.end_turn(step, trajectory.stop is StopReason.ANSWERED)
-            finally:
-                if self.out is not None:
-                    self.out.write(trajectory.to_json())
+                decoding=self._decoding(asked, agent),
+                on_text=lambda text: narrator.model_text(text),
+            ) as rollout:
+                narrator = Narrator(rollout.grammar, tell)  # its tools may be the question's own
+                trajectory = rollout.trajectory
+                trajectory.meta["request"] = reply.id
+                try:
+                    async with aclosing(rollout.steps()) as steps:
+                        async for step in steps:
+                            narrator.end_turn(step, trajectory.stop is StopReason.ANSWERED)
+                finally:
+                    if self.out is not None:
+                        self.out.write(trajectory.to_json())
         finally:
             ticket.give_back()
         self._check(trajectory)

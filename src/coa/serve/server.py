@@ -21,14 +21,16 @@ from typing import TYPE_CHECKING
 
 from coa.engines import Engine, load_engine, rollouts_at_once, slots_for
 from coa.engines.store import pull_missing, resolve_default
+from coa.environment import ToolSettings
 from coa.errors import ConfigError, MissingExtra, UsageError
-from coa.runs import Appender
+from coa.rollouts import References
+from coa.runs import Appender, Json
 from coa.runtime import Decoding
 from coa.serve.agents import open_agents
 from coa.serve.desk import Desk
 from coa.serve.keys import KEY_VARIABLE, is_loopback
 from coa.serve.request import Limits
-from coa.tools.kits import check_corpus
+from coa.tools.sources import check_corpus
 
 if TYPE_CHECKING:
     import uvicorn
@@ -48,9 +50,13 @@ class Serving:
     model: str = "auto"
     name: str = ""
     """What clients call it; empty: the reference without paths."""
+    env: References = ()
+    """Environments; none: the shipped one that searches the Atlas, a corpus or the web."""
     grammars: tuple[str, ...] = ()
     """The first is the default; none: those that the model was trained on."""
-    corpus: str = "atlas"
+    tools: ToolSettings = field(default_factory=ToolSettings)
+    settings: Json = field(default_factory=dict)
+    """Of the environments."""
     prompt: str = "auto"
     host: str = "127.0.0.1"
     port: int = 8000
@@ -122,7 +128,8 @@ async def listening(
             f"host {settings.host!r} can be reached by others, and there is no key. "
             f"Set {KEY_VARIABLE} or --key-file, or serve 127.0.0.1 only."
         )
-    check_corpus(settings.corpus)
+    if settings.tools.corpus:
+        check_corpus(settings.tools.corpus)
     async with contextlib.AsyncExitStack() as stack:
         door = stack.enter_context(_bind(settings.host, settings.port))
         _give_up_on_stalled(door, settings.limits.stall_s)
@@ -133,12 +140,17 @@ async def listening(
             open_agents(
                 model,
                 name=settings.name,
+                env=settings.env,
                 grammars=settings.grammars,
                 prompt=settings.prompt,
-                corpus=settings.corpus,
+                tools=settings.tools,
+                settings=settings.settings,
                 note=note,
             )
         )
+        if settings.out is not None:
+            for agent in agents.values():
+                agent.environment.grammars.save(settings.out.parent)
         engine = engine or _load(model, settings)
         stack.push_async_callback(engine.close)
         at_once = rollouts_at_once(engine, settings.limits.rollouts)

@@ -24,7 +24,7 @@ from coa.speedrun.questions import answer_questions
 from coa.speedrun.recipe import STAGES, SpeedrunRecipe, TaskPart, Who, read_speedrun_recipe
 from coa.speedrun.stages import Note, Stages
 from coa.tasks.task import TaskSet
-from coa.teachers.stage import run_recording
+from coa.teachers.stage import Recording, run_recording
 from coa.train.rl_stage import among, run_rl
 from coa.train.stage import train_on
 from coa.trajectory import Trajectory
@@ -135,7 +135,7 @@ def _distil(recipe: SpeedrunRecipe, stages: Stages) -> list[Trajectory]:
     """Chains of all sets, each in the grammar of its set, in one file."""
     tasks, episodes = stages.root / TASKS, stages.root / "episodes.jsonl"
     options = {"error_rate": recipe.teacher.error_rate}
-    run_recording(tasks, episodes, "experts", options, seed=recipe.teacher.seed)
+    run_recording(Recording(tasks=tasks, options=options, seed=recipe.teacher.seed), episodes)
     out = stages.root / "distilled"
     distilled = run_distillation(episodes, out, tasks, DistillSettings(filter=recipe.filter))
     stages.note(f"   {len(distilled.kept)} trajectories of {distilled.funnel['episodes']} episodes")

@@ -14,17 +14,18 @@ from pathlib import Path
 from coa.engines.base import Engine
 from coa.engines.codec import Codec
 from coa.engines.store import model_folder, resolve
+from coa.environment import open_environments
 from coa.estimates import estimate
 from coa.evaluate.run import SUMMARY, compare
 from coa.evaluate.stage import EvalPart, run_eval
-from coa.rewards import Scored, open_reward
+from coa.rewards import RewardSettings, Scored
+from coa.rollouts import choose_environments
 from coa.runs import Json, read_records, write_atomic
 from coa.speedrun.recipe import Measurement, SpeedrunRecipe, Who
 from coa.speedrun.stages import Stages
-from coa.tasks.sets import grammar_of
 from coa.tasks.task import TaskSet
 from coa.teachers.episode import Episode, Use
-from coa.teachers.stage import run_recording
+from coa.teachers.stage import Recording, run_recording
 from coa.trajectory import StopReason, Trajectory
 
 TEAM = "team.json"
@@ -82,7 +83,7 @@ def _measure_team(recipe: SpeedrunRecipe, part: Measurement, root: Path, base: s
     path, out = task_file(root, part), summary_file(root, "team", part)
     recorded = out.with_name("episodes.jsonl")
     options = {"error_rate": recipe.teacher.error_rate}
-    run_recording(path, recorded, "experts", options, seed=recipe.teacher.seed)
+    run_recording(Recording(tasks=path, options=options, seed=recipe.teacher.seed), recorded)
     tasks, episodes = TaskSet.load(path), read_records(recorded, Episode.from_json)
     scores = [each.score or 0.0 for each in asyncio.run(_judged(tasks, episodes))]
     codec = Codec.from_folder(model_folder(resolve(base)))
@@ -107,14 +108,16 @@ async def _judged(tasks: TaskSet, episodes: Sequence[Episode]) -> list[Scored]:
         Trajectory(
             task.id,
             task.question,
-            grammar_of(task),
+            "",
             answer=episode.answer,
             stop=None if episode.answer is None else StopReason.ANSWERED,
         )
         for task, episode in zip(tasks, episodes, strict=True)
     ]
-    async with open_reward("auto", tasks=tasks) as reward:
-        return await reward.score_all(zip(tasks, answers, strict=True))
+    environments, known = choose_environments((), tasks)
+    async with open_environments(environments, dry=True) as opened:
+        await opened.open_rewards(RewardSettings(), known)
+        return await opened.score_all(zip(known, answers, strict=True))
 
 
 def _gains(recipe: SpeedrunRecipe, root: Path) -> Iterator[Json]:

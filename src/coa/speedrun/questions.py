@@ -9,17 +9,17 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 
 from coa.asking import answer
-from coa.attempts import choose_grammars, choose_prompt
 from coa.display import LABEL, console, harmless
 from coa.engines import load_engine
 from coa.engines.store import OURS, trained_on
+from coa.environment import load_environment, open_environments
 from coa.errors import MissingExtra
 from coa.models.card import listed
+from coa.rollouts import choose_environments, choose_prompt
 from coa.runtime import Budget, Decoding
 from coa.tasks import make_tasks
-from coa.tasks.sets import ATLAS_WEB, DEFAULT_SET, GYM, KINDS, kind_of
-from coa.tasks.task import Task
-from coa.tools.kits import open_kit
+from coa.tasks.sets import ATLAS_WEB, DEFAULT_SET, GYM
+from coa.tasks.task import Task, TaskSet
 from coa.tools.sandbox import SandboxError
 from coa.trajectory import Trajectory
 
@@ -43,14 +43,14 @@ def answer_questions(
         return asyncio.run(_answer_all(chosen, model, budget))
     except SandboxError as reason:  # it is opened before the first question
         note(f"no question for programs: {reason}")
-        without = [task for task in chosen if "code" not in kind_of(task).tools]
+        without = [task for task in chosen if task.meta.get("set") != GYM]
         return asyncio.run(_answer_all(without, model, budget))
 
 
 def _one_of_each_kind(note: Callable[[str], None], model: str) -> Iterator[Task]:
     known = listed(trained_on(model).get("grammar"))
     for name, split in ASKED:
-        if KINDS[name].grammar not in known:
+        if load_environment(name).value().name not in known:
             continue
         try:
             yield make_tasks(name, split, 1, SEED)[0]
@@ -62,16 +62,14 @@ async def _answer_all(tasks: Sequence[Task], model: str, budget: Budget) -> list
     if not tasks:
         return []
     answered, out = [], console()
-    grammars = choose_grammars("auto", model, tasks)
+    environments, known = choose_environments((), TaskSet(tuple(tasks)), model=model)
     decoding = Decoding(prompt=choose_prompt("auto", model))
-    async with open_kit(tasks, grammar=grammars.single) as toolbox_of:
+    async with open_environments(environments, known) as opened:
         engine = load_engine(model, slots=1, context=CONTEXT)
         try:
-            for task in tasks:
+            for task in known:
                 out.print(f"{'question':>{LABEL}}  {harmless(task.question)}", style="bold")
-                public, grammar = task.public(), grammars.of(task)
-                box = toolbox_of(public)
-                answered.append(await answer(public, engine, grammar, box, decoding, budget, out))
+                answered.append(await answer(task, engine, opened, decoding, budget, out))
                 right = harmless(" | ".join(task.answers))  # which nobody knew until this line
                 out.print(f"{'right is':>{LABEL}}  {right}\n", style="bold")
         finally:

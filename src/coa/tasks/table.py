@@ -18,7 +18,7 @@ from coa.tasks.task import Task, TaskSet
 
 QUESTION = ("question", "query", "prompt", "input")
 ANSWER = ("answer", "answers", "gold", "target", "output")
-REWARDS = ("exact", "squad", "f1", "gym", "calls", "auto", "format", "judge", "math", "tests")
+REWARDS = ("exact", "squad", "f1", "calls", "auto", "format", "judge", "math", "tests")
 """Named again, because rewards are built on tasks; a test holds both together."""
 
 
@@ -163,5 +163,5 @@ def _expected(name: str, value: str) -> str:
     if name == "grammar" and value not in PRESETS and not value.endswith(".toml"):
         return f"a path ending in .toml or one of {', '.join(PRESETS)}"
     if name == "reward" and value not in REWARDS and ":" not in value:
-        return f"module:attribute or one of {', '.join(REWARDS)}"
+        return f"one of {', '.join(REWARDS)}"
     return ""

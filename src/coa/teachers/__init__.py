@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from inspect import isawaitable
 from pathlib import Path
 from typing import Any, Protocol
 
-from coa.collect import OnDone, collect
 from coa.config import load_object, load_recipe, read_pairs, to_json
 from coa.crew.channel import shortened
 from coa.errors import ConfigError, RecordError, UsageError, boundary
@@ -17,7 +16,7 @@ from coa.tasks.task import Task
 from coa.teachers.episode import Episode
 from coa.tools.base import Toolbox
 
-__all__ = ["Teacher", "load_teacher", "opened", "read_options", "record_all", "recorded"]
+__all__ = ["Teacher", "load_teacher", "opened", "read_options", "recorded"]
 
 
 class Teacher(Protocol):
@@ -26,9 +25,11 @@ class Teacher(Protocol):
     async def record(self, task: Task, toolbox: Toolbox, seed: int = 0) -> Episode: ...
 
 
-def load_teacher(reference: str, **options: Any) -> Teacher:
+def load_teacher(reference: Any, **options: Any) -> Teacher:
     """`experts`, `llm`, or `module:attribute` for one's own: a Teacher, or a class of one, to which
-    options are arguments."""
+    options are arguments. A value is taken as such."""
+    if not isinstance(reference, str):
+        return _own(reference, getattr(reference, "__name__", type(reference).__name__), options)
     if reference == "experts":
         from coa.teachers.experts import Experts
 
@@ -43,7 +44,10 @@ def load_teacher(reference: str, **options: Any) -> Teacher:
         raise ConfigError(
             f"{reference!r} is not a teacher; expected experts, llm or module:attribute."
         )
-    teacher = load_object(reference, "teacher")
+    return _own(load_object(reference, "teacher"), reference, options)
+
+
+def _own(teacher: Any, reference: str, options: dict[str, Any]) -> Teacher:
     if isinstance(teacher, type):
         with boundary(ConfigError, f"making the teacher {reference!r}", located=True):
             teacher = teacher(**options)
@@ -105,33 +109,3 @@ async def recorded(teacher: Teacher, task: Task, toolbox: Toolbox, seed: int) ->
             f"question, {shortened(task.question)!r}."
         )
     return episode
-
-
-async def record_all(
-    tasks: Sequence[Task],
-    teacher: Teacher,
-    toolbox_of: Callable[[Task], Toolbox],
-    path: Path,
-    *,
-    seed: int = 0,
-    concurrency: int = 8,
-    on_done: OnDone | None = None,
-) -> list[Episode]:
-    """Record every task into `path`, continuing what is there. The teacher never sees gold."""
-
-    def work(task: Task) -> Callable[[], Awaitable[Episode]]:
-        public = task.public()
-
-        async def record() -> Episode:
-            return await recorded(teacher, public, toolbox_of(public), seed)
-
-        return record
-
-    return await collect(
-        path,
-        {task.id: work(task) for task in tasks},
-        parse=Episode.from_json,
-        key=lambda episode: episode.task_id,
-        concurrency=concurrency,
-        on_done=on_done,
-    )

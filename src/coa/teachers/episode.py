@@ -26,9 +26,10 @@ from coa.errors import RecordError, did_you_mean
 from coa.runs import Json, read_jsonl, read_records
 from coa.tools.base import Failure
 
-SCHEMA = 2
-READABLE = (1, 2)
-"""Schema 1 had neither branches nor model calls; both have defaults, so it reads as it is."""
+SCHEMA = 3
+READABLE = (1, 2, 3)
+"""Schema 1 had neither branches nor model calls, schema 2 did not say which tools there were; all
+of these have defaults, so old files read as they are."""
 _FIELDS = "task_id question teacher seed answer error meta agents events".split()
 """Of an episode on disk: each must be there, though it may be null where it has a default."""
 USER = "user"
@@ -44,6 +45,17 @@ class AgentSpec:
     part: str
     """planner, searcher, reader, coder, reflector, verifier ..."""
     system: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSpec:
+    """A tool that the team had: what a prompt says of it."""
+
+    name: str
+    about: str = ""
+    body: str = "text"
+    schema: str = ""
+    """JSON schema of the argument as JSON text, for a body of JSON."""
 
 
 class Message(NamedTuple):
@@ -137,6 +149,8 @@ class Episode:
     error: str | None = None
     seed: int = 0
     meta: dict[str, Any] = field(default_factory=dict)
+    tools: list[ToolSpec] = field(default_factory=list)
+    """The tools that the team had, used or not; empty: nobody noted them."""
     seconds: dict[str, float] = field(default_factory=dict, compare=False)
     """Wall-clock figures: total, model, tools. Not part of the record."""
 
@@ -218,6 +232,7 @@ class Episode:
             "error": self.error,
             "meta": self.meta,
             "agents": [_plain(agent) for agent in self.agents],
+            "tools": [_plain(each) for each in self.tools],
             "events": [
                 {"kind": "say" if isinstance(event, Say) else "use", **_plain(event)}
                 for event in self.events
@@ -232,12 +247,16 @@ class Episode:
                 "Is this an episodes.jsonl from `coa record`?"
             )
         given = {name: record[name] for name in _FIELDS}
+        given["tools"] = record.get("tools")
         if isinstance(given["task_id"], int | float):  # a task file may have numbers as ids, too
             given["task_id"] = str(given["task_id"])
         given = _checked(cls, given, "the episode")
         if not given["question"].strip():
             raise RecordError("the question is empty.")
         given["agents"] = _team(given["agents"])
+        given["tools"] = [
+            ToolSpec(**_checked(ToolSpec, each, "tools")) for each in given.get("tools", [])
+        ]
         names = [agent.name for agent in given["agents"]]
         events = enumerate(given.get("events", []), 1)
         given["events"] = [_event(number, event, names) for number, event in events]
@@ -258,7 +277,7 @@ def _common(one: Sequence[Message], other: Sequence[Message]) -> int:
     return next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 
 
-def _plain(record: AgentSpec | Happening | ModelCall) -> Json:
+def _plain(record: AgentSpec | ToolSpec | Happening | ModelCall) -> Json:
     """Fields that are not what they are anyway."""
     found: Json = {}
     for each in fields(record):

@@ -2,7 +2,7 @@
 
     teacher = LLMTeacher(LLMSettings("openai:NAME@http://localhost:8000"))
     async with teacher.opened(out):
-        await record_all(tasks, teacher, toolbox_of, out)
+        episode = await teacher.record(task.public(), toolbox)
 
 Opened beside an episodes file, the teacher keeps a journal of all answers of its model there
 (`OUT.calls.jsonl`), so that a run that was stopped, however it was stopped, pays for nothing twice.
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -40,6 +40,7 @@ _NOT_IDENTITY = (
 
 
 _UNLIMITED = LLMSettings("")
+ToolsOf = Callable[[Task], Awaitable[Toolbox]]
 
 
 class LLMTeacher:
@@ -62,11 +63,11 @@ class LLMTeacher:
         name = resolve(self.settings.model).model or self.settings.model
         return name, find_price(self.settings.prices, name)
 
-    async def estimate(self, tasks: Sequence[Task]) -> Estimate:
+    async def estimate(self, tasks: Sequence[Task], tools_of: ToolsOf) -> Estimate:
         """What recording these tasks will cost; no call is made. See `llm_estimate`."""
         counted = []
         for task in tasks[:: -(-len(tasks) // SAMPLE) or 1]:
-            toolbox = rehearsal_tools(task)
+            toolbox = rehearsal_tools(await tools_of(task.public()))
             mind = Understudy(roster_for(toolbox))
             episode = await _record(task.public(), toolbox, mind, _UNLIMITED, 0)
             assert episode.answer is not None, episode.error

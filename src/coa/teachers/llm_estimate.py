@@ -11,15 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from coa.runs import Json
-from coa.tasks.task import Task
 from coa.teachers.episode import ModelCall
 from coa.teachers.llm_budget import MILLION, Amount, Price
 from coa.teachers.llm_contracts import CRITERIA
 from coa.teachers.llm_roster import CODE, Roster
 from coa.teachers.minds import Paid, Request, count_tokens
 from coa.tools.base import Tool, Toolbox
-from coa.tools.declared import declared_tools
-from coa.tools.kits import tools_of
 
 STEPS, REPLY_TOKENS, RESULT_TOKENS = 3, 60, 500
 ASSUMED = (
@@ -96,19 +93,19 @@ class Understudy:
         return f"THOUGHT: so\nREASON: {_WORDS}\nSCORE: 4"
 
 
-def rehearsal_tools(task: Task) -> Toolbox:
+def rehearsal_tools(box: Toolbox) -> Toolbox:
     """Tools by the names of a task's own, which return text of the assumed length."""
 
     async def run(argument: str) -> str:
         return "words " * (RESULT_TOKENS * 4 // 6)
 
-    known = [
-        Tool(name, run, about=_WORDS[:80], body="code" if name == CODE else "text")
-        for name in tools_of(task)
-    ]
-    # As text: the schema is in the prompt all the same, and an understudy's words are no JSON.
-    declared = [replace(each, run=run, body="text") for each in declared_tools(task)]
-    return Toolbox([*known, *declared])
+    def standing_in(tool: Tool) -> Tool:
+        if tool.schema:
+            # As text: the schema is in the prompt all the same, and these words are no JSON.
+            return replace(tool, run=run, body="text", session=None, with_state=None)
+        return Tool(tool.name, run, about=_WORDS[:80], body="code" if tool.name == CODE else "text")
+
+    return Toolbox(map(standing_in, box.values()))
 
 
 def scaled(counted: Sequence[tuple[int, int, int]], tasks: int, price: Price | None) -> Estimate:

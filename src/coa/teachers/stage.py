@@ -10,25 +10,26 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, replace
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from coa.collect import Line, collect
 from coa.crew import Crew, Work, crew_size
+from coa.environment import Environment, ToolSettings, environment_name, open_environments
 from coa.errors import RecordError, UsageError
 from coa.progress import counted
-from coa.protocol import load_grammar
 from coa.rehearsal import Rehearsal, spread_out
+from coa.rollouts import References, choose_environments
 from coa.runs import Appender, Json, check_growing, claim, dumps, manifest_beside, read_records
 from coa.tasks.task import Task, TaskSet
 from coa.teachers import Teacher, load_teacher, opened, recorded
 from coa.teachers.desk import COUNTED, CRITICS, MISTAKES
-from coa.teachers.episode import READABLE
+from coa.teachers.episode import READABLE, ToolSpec
 from coa.teachers.llm_budget import BudgetSpent
-from coa.tools.kits import KitSettings, one_of_each, open_kit
+from coa.tools.base import Toolbox
 
 if TYPE_CHECKING:
     from coa.teachers.llm_estimate import Estimate
@@ -74,39 +75,67 @@ class Recorded:
 @asynccontextmanager
 async def recorder(settings: Json) -> AsyncIterator[Work]:
     """Records one public task after another; runs in a process of a crew."""
-    kit = KitSettings(**settings["kit"])
+    environments = [Environment.received(each) for each in settings["environments"]]
+    tools = ToolSettings(**settings["tools"])
     sets = [Task.from_json(task) for task in settings["tasks"]]
-    loaded = load_teacher(settings["teacher"], **settings["options"])
     out = Path(settings["out"]) if settings["out"] else None
-    async with open_kit(sets, kit) as toolbox_of, opened(loaded, out) as teacher:
+    async with AsyncExitStack() as stack:
+        held = await stack.enter_async_context(open_environments(environments, sets, tools))
+        teachers: dict[str, Teacher] = {}
+        for env in environments:
+            loaded = load_teacher(_teacher_of(env, settings["teacher"]), **settings["options"])
+            teachers[env.name] = await stack.enter_async_context(opened(loaded, out))
 
         async def record(item: Json) -> Json:
             task, begun = Task.from_json(item), time.monotonic()
-            episode = await recorded(teacher, task, toolbox_of(task), settings["seed"])
-            episode.meta = {**task.meta, **episode.meta}  # the set decides about tools and grammar
+            async with held.session(task) as session:
+                teacher = teachers[held.of(task).name]
+                episode = await recorded(teacher, task, session.tools, settings["seed"])
+                episode.tools = episode.tools or tool_specs(session.tools)
+            episode.meta = {**task.meta, **episode.meta}  # the set decides about the environment
             seconds = {"total": time.monotonic() - begun, **episode.seconds}
             return {"record": episode.to_json(), "seconds": seconds}
 
         yield record
 
 
-def run_recording(
-    tasks: Path,
-    out: Path,
-    teacher: str = "experts",
-    options: Mapping[str, Any] | None = None,
-    *,
-    seed: int = 0,
-    kit: KitSettings | None = None,
-    workers: int | None = None,
-    grammar: str = "auto",
-) -> Recorded:
-    """Record a teacher at work on all tasks, or continue; `options` are the teacher's.
+def tool_specs(toolbox: Toolbox) -> list[ToolSpec]:
+    """The tools of a toolbox as an episode notes them."""
+    return [ToolSpec(t.name, t.about, t.body, t.schema) for t in toolbox.values()]
 
-    `grammar` is what all tasks are taken to be made for, which decides about the tools of those
-    that belong to no set; auto: what each names itself.
-    """
-    job = _job(tasks, out, teacher, options, seed, kit, workers, grammar)
+
+def _teacher_of(env: Environment, asked: Any) -> Any:
+    if teacher := asked or env.teacher:
+        return teacher
+    raise UsageError(f"environment {env.name!r} has no teacher. Name one with --teacher.")
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What is recorded: whose work, on which tasks, in which environments."""
+
+    env: References = ()
+    """Environments; none: the shipped ones that the tasks belong to."""
+    tasks: str | Path | TaskSet = ""
+    """A task file; empty: the environments' own tasks of `split`."""
+    split: str = "train"
+    teacher: Any = ""
+    """`experts`, `llm`, module:attribute or a value; empty: the environment's own."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Of the teacher."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Of the environments."""
+    tools: ToolSettings = field(default_factory=ToolSettings)
+    grammar: str = "auto"
+    """What all tasks are taken to be made for, which decides about the tools of those that belong
+    to no set; auto: what each names itself."""
+    seed: int = 0
+    workers: int | None = None
+
+
+def run_recording(recording: Recording, out: Path) -> Recorded:
+    """Record a teacher at work on all tasks, or continue."""
+    job = _job(recording, out)
     with claim(out, job.claim):
         try:
             lines = asyncio.run(_record(job.tasks, out, job.settings, job.workers))
@@ -124,69 +153,121 @@ class _Job(NamedTuple):
     workers: int
 
 
-def _job(
-    tasks: Path,
-    out: Path,
-    teacher: str,
-    options: Mapping[str, Any] | None,
-    seed: int,
-    kit: KitSettings | None,
-    workers: int | None,
-    grammar: str,
-) -> _Job:
-    if out.resolve() == tasks.resolve():
+def _job(asked: Recording, out: Path) -> _Job:
+    named = isinstance(asked.tasks, str | Path) and str(asked.tasks)
+    if named and out.resolve() == Path(named).resolve():
         raise UsageError(f"{out}: holds the tasks. Name another file for the episodes.")
     check_growing(out)
     if out.is_file() and not manifest_beside(out).is_file():  # what else it holds is left as it is
         read_records(out, _stored, growing=True)
-    kit, options = kit or KitSettings(), dict(options or {})
-    loaded = load_teacher(teacher, **options)  # what is wrong with it is said before any work
-    public = [task.public() for task in TaskSet.load(tasks)]
-    if grammar != "auto":  # a task that names it is also distilled in it
-        load_grammar(grammar)
-        public = [replace(task, meta={**task.meta, "grammar": grammar}) for task in public]
-    made_of = TaskSet(tuple(public)).fingerprint()
-    identity = loaded.identity() if hasattr(loaded, "identity") else options
-    named = {} if grammar == "auto" else {"grammar": grammar}
-    claimed = {"teacher": teacher, **identity, "seed": seed, **named, "tasks": made_of}
-    claimed |= kit.identity()
-    settings: Json = {"teacher": teacher, "options": options, "seed": seed, "kit": asdict(kit)}
-    settings["out"] = str(out)
-    settings["tasks"] = [task.to_json() for task in one_of_each(public)]
-    if hasattr(loaded, "opened"):  # what it keeps beside the file is one process's
+    options = dict(asked.options)
+    environments, tasks = choose_environments(
+        asked.env,
+        asked.tasks,
+        split=asked.split,
+        tools=asked.tools,
+        settings=dict(asked.settings),
+        grammar=asked.grammar,
+        note=_say,
+    )
+    teacher = asked.teacher or ("" if asked.env else "experts")
+    loaded = [load_teacher(_teacher_of(env, teacher), **options) for env in environments]
+    public = [task.public() for task in tasks]
+    if asked.env:
+        public = [_at_home(task, environments) for task in public]
+    elif asked.grammar != "auto":  # a task that names it is also distilled in it
+        public = [replace(task, meta={**task.meta, "grammar": asked.grammar}) for task in public]
+    settings: Json = {"teacher": teacher if isinstance(teacher, str) else "", "options": options}
+    settings |= {"seed": asked.seed, "tools": asdict(asked.tools), "out": str(out)}
+    if not isinstance(teacher, str):
+        environments = tuple(replace(env, teacher=teacher, reference="") for env in environments)
+    settings["environments"] = [env.passed_on() for env in environments]
+    settings["tasks"] = [task.to_json() for task in one_of_each(public, environments)]
+    named = teacher if isinstance(teacher, str) and teacher else _name(loaded[0])
+    claimed: Json = {"teacher": named, **_identity(loaded[0], options), "seed": asked.seed}
+    claimed |= {} if asked.grammar == "auto" else {"grammar": asked.grammar}
+    claimed["tasks"] = TaskSet(tuple(public)).fingerprint()
+    for name, value in _opened_with(environments, settings, asked.tools).items():
+        claimed.setdefault(name, value)  # a grammar that was asked for is told by its name
+    return _Job(loaded[0], public, settings, claimed, _workers(asked, loaded, environments, public))
+
+
+def _workers(
+    asked: Recording,
+    teachers: Sequence[Teacher],
+    environments: Sequence[Environment],
+    tasks: Sequence[Task],
+) -> int:
+    """Processes to record with; what cannot be loaded in another works in this one, and says so."""
+    workers = asked.workers
+    why = ""
+    if any(hasattr(each, "opened") for each in teachers):  # it keeps something beside the file
+        why = f"the teacher {_name(teachers[0])} works in one process"
+    elif not all(env.reference for env in environments):
+        why = "an environment that is made in Python works in its own process"
+    if why:
         if workers not in (None, 1):
-            said = f"coa: workers {workers} is ignored: the teacher {teacher} works in one process"
-            print(said, file=sys.stderr)
-        workers = 1
+            _say(f"coa: workers {workers} is ignored: {why}")
+        return 1
     if workers is None:  # a teacher of one's own may not be made for several processes
-        workers = crew_size(len(public)) if teacher == "experts" else 1
-    return _Job(loaded, public, settings, claimed, workers)
+        ours = all(_name(each) == "experts" for each in teachers)
+        return crew_size(len(tasks)) if ours else 1
+    return workers
 
 
-def rehearse_recording(
-    tasks: Path,
-    out: Path,
-    teacher: str = "experts",
-    options: Mapping[str, Any] | None = None,
-    *,
-    seed: int = 0,
-    kit: KitSettings | None = None,
-    workers: int | None = None,
-    grammar: str = "auto",
-) -> Rehearsal | Estimate:
+def _name(teacher: Teacher) -> str:
+    return str(getattr(teacher, "name", "") or type(teacher).__name__)
+
+
+def _identity(teacher: Teacher, options: Json) -> Json:
+    """What decides what a teacher does, for a manifest."""
+    return teacher.identity() if hasattr(teacher, "identity") else options
+
+
+def _at_home(task: Task, environments: Sequence[Environment]) -> Task:
+    """The task, which names its environment, so that what is made of it does, too."""
+    name = task.meta.get("environment", environments[0].name)
+    return replace(task, meta={**task.meta, "environment": name})
+
+
+def _opened_with(environments: Sequence[Environment], settings: Json, tools: ToolSettings) -> Json:
+    """Fingerprints of what the tasks are worked on with."""
+
+    async def inputs() -> Json:
+        sets = [Task.from_json(task) for task in settings["tasks"]]
+        async with open_environments(environments, sets, tools, dry=True) as opened:
+            return dict(opened.inputs())
+
+    return asyncio.run(inputs())
+
+
+def one_of_each(tasks: Iterable[Task], environments: Sequence[Environment]) -> list[Task]:
+    """A task for each way in which tools are opened: enough to find out what is missing."""
+    found: dict[Any, Task] = {}
+    for task in tasks:
+        meta = task.meta
+        key = (environment_name(task), str(meta.get("world")), meta.get("grammar"))
+        found.setdefault((*key, "tools" in meta), task)
+    return list(found.values())
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
+def rehearse_recording(recording: Recording, out: Path) -> Rehearsal | Estimate:
     """What `run_recording` would take, by recording a few tasks and writing nothing."""
-    job = _job(tasks, out, teacher, options, seed, kit, workers, grammar)
+    job = _job(recording, out)
     stored = read_records(out, _stored, growing=True) if out.is_file() else []
     held = {line.record["task_id"] for line in stored}
     left = [task for task in job.tasks if task.id not in held]
     if hasattr(job.teacher, "estimate"):  # trying would cost money
-        estimate: Estimate = asyncio.run(job.teacher.estimate(left))
-        return estimate
+        return asyncio.run(_estimated(job, left, recording.tools))
     chosen = spread_out(left)
 
     async def work() -> tuple[float, list[Json]]:
         async with recorder({**job.settings, "out": ""}) as record:
-            for task in one_of_each(chosen):  # opens what is opened once, which is not timed
+            for task in one_of_each(chosen, ()):  # opens what is opened once, which is not timed
                 await record(task.to_json())
             begun = time.monotonic()
             done = [await record(task.to_json()) for task in chosen]
@@ -197,6 +278,14 @@ def rehearse_recording(
     written = sum(len(dumps(record)) for record in records)
     counts = (len(job.tasks), len(held), len(chosen), good, job.workers)
     return Rehearsal("tasks", *counts, seconds, written)
+
+
+async def _estimated(job: _Job, tasks: Sequence[Task], tools: ToolSettings) -> Estimate:
+    """What a teacher says that recording these tasks will cost."""
+    environments = [Environment.received(each) for each in job.settings["environments"]]
+    async with open_environments(environments, tools=tools, dry=True) as opened:
+        estimate: Estimate = await job.teacher.estimate(tasks, opened.toolbox)  # type: ignore[attr-defined]
+        return estimate
 
 
 async def _record(tasks: Sequence[Task], out: Path, settings: Json, workers: int) -> list[Line]:

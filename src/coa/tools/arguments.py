@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from coa.errors import ToolMistake
@@ -56,6 +56,16 @@ def read_arguments(text: str, schema: Mapping[str, Any]) -> dict[str, Value]:
         return meant[0]
     what = "can be read in several ways" if meant else "cannot be read as JSON"
     raise ToolMistake(f"The arguments {what}. Expected {shape_of(schema)}")
+
+
+def unwrap(text: str, parameter: str) -> str:
+    """The text of a tool that takes only text, where a model wrote it as `{"parameter": "text"}`,
+    which is how most frameworks write calls."""
+    if not text.lstrip().startswith("{"):
+        return text
+    value = _parsed(text, json.loads)
+    only = value.get(parameter) if isinstance(value, dict) and len(value) == 1 else None
+    return only if isinstance(only, str) else text
 
 
 def _unwrapped(value: dict[str, Value], schema: Mapping[str, Any]) -> dict[str, Value]:
@@ -278,6 +288,33 @@ def shape_of(schema: Mapping[str, Any]) -> str:
         for name, part in schema.get("properties", {}).items()
     ]
     return f"{{{', '.join(parts)}}}"
+
+
+def described(about: str, schema: Mapping[str, Any]) -> str:
+    """What a prompt says of a tool with JSON arguments: what it does, their shape and meaning."""
+    shape = f"the content is a JSON object {shape_of(schema)}"
+    said = f"{about}; {shape}" if about else shape[0].upper() + shape[1:]
+    meanings = [
+        f"{name}: {each['description'].strip().rstrip('.')}"
+        for name, each in schema.get("properties", {}).items()
+        if each.get("description")
+    ]
+    return f"{said}. {'; '.join(meanings)}" if meanings else said
+
+
+def without_words(schema: Any, words: Collection[str] = ("description",)) -> Any:
+    """The schema without keywords that decide about no value."""
+    if isinstance(schema, list):
+        return [without_words(each, words) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    kept = {}
+    for key, value in schema.items():
+        if key in ("properties", "$defs") and isinstance(value, dict):  # names, not keywords
+            kept[key] = {name: without_words(part, words) for name, part in value.items()}
+        elif key not in words:
+            kept[key] = without_words(value, words)
+    return kept
 
 
 def _kind(schema: Mapping[str, Any], root: Mapping[str, Any]) -> str:

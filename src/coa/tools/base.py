@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 
 from coa.errors import CoaError, ConfigError, ToolError, ToolMistake, ToolTimeout, boundary
 from coa.protocol.grammar import Body, Grammar, Role
-from coa.tools.arguments import read_arguments
+from coa.tools.arguments import read_arguments, unwrap
 
 __all__ = ["Observation", "Tool", "ToolCall", "ToolMistake", "ToolUsage", "Toolbox"]
 
@@ -85,10 +85,18 @@ class Tool:
     """JSON schema of the argument as JSON text, for a body of JSON; constrained decoding obeys."""
     fingerprint: str = ""
     """What results depend on besides the argument (a corpus, settings): part of a cache's key."""
+    origin: str = ""
+    """What it answers from, where the fingerprint also names the task; empty: the fingerprint."""
     session: Callable[[], AbstractAsyncContextManager[RunTool]] | None = None
     """For a tool that remembers: opened once for each rollout, gives the function to call."""
     block: str = ""
     """What its blocks are called, where the tool's name is none of a block."""
+    pure: bool = False
+    """The same argument always gets the same answer, so a repeated call is answered from memory."""
+    parameter: str = ""
+    """Name of the only argument of a text tool: `{"name": "text"}` then reaches it as the text."""
+    with_state: Callable[[Any], RunTool] | None = None
+    """For a tool that works on the state of its rollout: gives the function to call, given it."""
 
     def __post_init__(self) -> None:
         if self.timeout_s <= 0 or self.max_chars < 1 or self.concurrency < 0:
@@ -109,6 +117,8 @@ class Tool:
 
     def argument(self, text: str) -> str:
         """The argument as the tool gets it: JSON repaired and checked, other text as it is."""
+        if self.body == "text" and self.parameter:
+            return unwrap(text, self.parameter)
         if self.body != "json" or not self.schema:
             return text
         return json.dumps(read_arguments(text, json.loads(self.schema)), ensure_ascii=False)
@@ -173,6 +183,16 @@ class Toolbox(Mapping[str, Tool]):
         tools = [(role.name, self._tools.get(role.tool or role.name)) for role in roles]
         return tuple((name, each.schema) for name, each in tools if each and each.schema)
 
+    def with_state(self, state: Any) -> Toolbox:
+        """The toolbox whose tools work on this state of a rollout, where they work on any."""
+        if all(each.with_state is None for each in self._tools.values()):
+            return self
+        bound = (
+            each if each.with_state is None else replace(each, run=each.with_state(state))
+            for each in self._tools.values()
+        )
+        return Toolbox((replace(each, with_state=None) for each in bound), beside=self)
+
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[Toolbox]:
         """The toolbox of one rollout: tools that remember have a session of their own in it."""
@@ -182,7 +202,7 @@ class Toolbox(Mapping[str, Tool]):
                 if each.session is not None:
                     with boundary(ToolError, each.name):
                         run = await stack.enter_async_context(each.session())
-                    each = replace(each, run=run)
+                    each = replace(each, run=run, session=None)
                 tools.append(each)
             yield Toolbox(tools, beside=self)
 

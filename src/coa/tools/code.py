@@ -70,6 +70,7 @@ def code_tool(box: Sandbox, *, persistent: bool = False, max_chars: int = 2000) 
             sys.version_info[:2], _releases(box.asked), box.limits, box.unsafe
         ),
         session=session if persistent else None,
+        pure=not persistent,
     )
 
 

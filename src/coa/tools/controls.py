@@ -39,7 +39,7 @@ def withheld_search() -> Tool:
     async def search(query: str) -> str:
         return NOTHING
 
-    return Tool("wiki_search", search, about=WIKI_ABOUT, fingerprint="withheld")
+    return Tool("wiki_search", search, about=WIKI_ABOUT, fingerprint="withheld", pure=True)
 
 
 def wrong_search(corpus: Corpus, passages: int = PASSAGES) -> Tool:
@@ -51,7 +51,17 @@ def wrong_search(corpus: Corpus, passages: int = PASSAGES) -> Tool:
         return show_passages([(passage.heading, passage.text) for passage in picks])
 
     name = fingerprint_of("wrong", corpus.fingerprint, passages)
-    return Tool("wiki_search", search, about=WIKI_ABOUT, fingerprint=name)
+    return Tool("wiki_search", search, about=WIKI_ABOUT, fingerprint=name, pure=True)
+
+
+def withheld(real: Tool) -> Tool:
+    """Any tool that never finds anything."""
+
+    async def run(argument: str) -> str:
+        return NOTHING
+
+    same = replace(real, run=run, session=None, with_state=None, pure=True)
+    return replace(same, fingerprint="withheld", origin="")
 
 
 def withheld_code(real: Tool) -> Tool:
@@ -60,7 +70,7 @@ def withheld_code(real: Tool) -> Tool:
     async def run(block: str) -> str:
         return PRINTED_NOTHING
 
-    return replace(real, run=run, session=None, fingerprint="withheld")
+    return replace(real, run=run, session=None, fingerprint="withheld", pure=True)
 
 
 def wrong_code(real: Tool) -> Tool:
@@ -70,7 +80,7 @@ def wrong_code(real: Tool) -> Tool:
         (place,) = _places(block, 1, 1000)
         return str(place)
 
-    return replace(real, run=run, session=None, fingerprint="wrong")
+    return replace(real, run=run, session=None, fingerprint="wrong", pure=True)
 
 
 CODE_CONTROLS = {"withheld": withheld_code, "wrong": wrong_code}

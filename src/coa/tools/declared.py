@@ -12,9 +12,8 @@ import json
 from typing import Any
 
 from coa.errors import RecordError
-from coa.runs import Json
 from coa.tasks.task import Task
-from coa.tools.arguments import shape_of
+from coa.tools.arguments import described, without_words
 from coa.tools.base import Tool
 
 NOTED = "The call was noted. Make another one if the task needs it; otherwise answer."
@@ -33,7 +32,7 @@ def _tool(task: Task, declaration: Any) -> Tool:
     try:
         name, schema = declaration["name"], declaration["parameters"]
         about = str(declaration.get("description") or "").strip().rstrip(".")
-        explained = _explained(schema)
+        said = described(about, schema)
         if not isinstance(name, str):
             raise TypeError
     except (KeyError, TypeError, AttributeError):
@@ -41,31 +40,9 @@ def _tool(task: Task, declaration: Any) -> Tool:
             f"task {task.id}: a tool is {str(declaration)[:60]!r}, expected an object with name, "
             "description and parameters (a JSON schema)."
         ) from None
-    shape = f"the content is a JSON object {shape_of(schema)}"
-    said = f"{about}; {shape}" if about else shape[0].upper() + shape[1:]
-    plain = json.dumps(_without_words(schema))
-    return Tool(name=name, run=_note, about=said + explained, body="json", schema=plain)
+    plain = json.dumps(without_words(schema))
+    return Tool(name, run=_note, about=said, body="json", schema=plain, pure=True)
 
 
 async def _note(argument: str) -> str:
     return NOTED
-
-
-def _explained(schema: Json) -> str:
-    """What the arguments mean, for the prompt."""
-    parts = [
-        f"{name}: {each['description'].strip().rstrip('.')}"
-        for name, each in schema.get("properties", {}).items()
-        if each.get("description")
-    ]
-    return f". {'; '.join(parts)}" if parts else ""
-
-
-def _without_words(schema: Any) -> Any:
-    """The schema without descriptions, which decide about no value."""
-    if isinstance(schema, list):
-        return [_without_words(each) for each in schema]
-    if not isinstance(schema, dict):
-        return schema
-    kept = {k: v for k, v in schema.items() if k != "description" or not isinstance(v, str)}
-    return {key: _without_words(value) for key, value in kept.items()}

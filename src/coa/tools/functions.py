@@ -1,8 +1,10 @@
 """`tool`: a Python function becomes a Tool; its schema, role and prompt line are derived from it.
 
 A function of one string takes the text of its block as it stands. Any other signature takes a JSON
-object: names, types, defaults and `Annotated[..., Field(...)]` become the schema that the model is
-shown, that constrained decoding obeys and that arguments are checked against.
+object: names, types, defaults, `Annotated[..., Field(...)]` and the `Args:` of the docstring become
+the schema and the description that the model is shown, that constrained decoding obeys and that
+arguments are checked against. A parameter annotated `State` is not an argument: it gets the state
+of the rollout, which the environment's `setup` made.
 """
 
 from __future__ import annotations
@@ -11,68 +13,159 @@ import asyncio
 import contextlib
 import inspect
 import json
+import re
 import threading
-from collections.abc import Callable
-from typing import Any, get_type_hints
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
-from coa.errors import ConfigError, ToolMistake
-from coa.tools.arguments import shape_of
-from coa.tools.base import Tool
+from coa.errors import CoaError, ConfigError, ToolError, ToolMistake, ToolTimeout
+from coa.tools.arguments import described, without_words
+from coa.tools.base import RunTool, Tool
 
-_ANNOTATIONS = ("title", "default")
+Blames = Literal["model", "outside"]
+_ANNOTATIONS = ("title", "default", "description")
 """Keywords of a schema that say nothing about which arguments are right."""
+_SECTION = re.compile(r"^\s*(?:Args|Arguments|Parameters):\s*$")
+_ARGUMENT = re.compile(r"^(\s+)\*{0,2}(\w+)\s*(?:\([^)]*\))?\s*:\s*(.*)$")
 
 
-def tool(function: Callable[..., Any] | None = None, *, name: str = "", **limits: Any) -> Any:
+class State:
+    """Annotates the parameter of a tool or a reward that is given the state of its rollout:
+    `state: State`, or `state: Annotated[Ledger, State]` for a type checker."""
+
+
+def tool(
+    function: Callable[..., Any] | None = None,
+    *,
+    name: str = "",
+    errors: Blames = "model",
+    **limits: Any,
+) -> Any:
     """Make a Tool of a function (async, or plain and run in a thread).
 
-    The name is the function's, the description its docstring's first line. What it returns is
-    shown as text; anything but a string as JSON.
+    The name is the function's, the description its docstring's first line and its `Args:`. What it
+    returns is shown as text; anything but a string as JSON. What it raises is an observation that
+    the model can act on, and counts as the model's mistake; `errors="outside"` says that failures
+    are the world's (a database, a network), which never count against the model.
     """
+    if errors not in get_args(Blames):
+        raise ConfigError(f"tool errors={errors!r}: expected 'model' or 'outside'.")
 
     def build(function: Callable[..., Any]) -> Tool:
-        about = (inspect.getdoc(function) or "").partition("\n")[0].rstrip(".")
-        called = name or function.__name__
-        if _takes_text(function):
-
-            async def run(argument: str) -> str:
-                return _text(await _call(function, argument))
-
-            return Tool(name=called, run=run, about=about, **limits)
-        model = _arguments_model(function, called)
-        schema = _plain(model.model_json_schema())
-
-        async def run_with_arguments(argument: str) -> str:
-            return _text(await _call(function, **_converted(model, argument)))
-
-        shape = f"the content is a JSON object {shape_of(schema)}"
-        return Tool(
-            name=called,
-            run=run_with_arguments,
-            about=f"{about}; {shape}" if about else shape[0].upper() + shape[1:],
-            body="json",
-            schema=json.dumps(schema),
-            **limits,
-        )
+        if not callable(function):
+            raise ConfigError(f"a tool is {function!r}, expected a function.")
+        called = name or getattr(function, "__name__", type(function).__name__)
+        return _tool(function, called, errors, limits)
 
     return build if function is None else build(function)
 
 
-def _takes_text(function: Callable[..., Any]) -> bool:
-    parameters = list(inspect.signature(function).parameters.values())
+def _tool(function: Callable[..., Any], name: str, errors: Blames, limits: dict[str, Any]) -> Tool:
+    hints = _hints(function, name)
+    states = [each for each, hint in hints.items() if _is_state(hint)]
+    parameters = [
+        each for each in inspect.signature(function).parameters.values() if each.name not in states
+    ]
+    about = (inspect.getdoc(function) or "").partition("\n")[0].rstrip(".")
+    meanings = argument_meanings(inspect.getdoc(function) or "")
+
+    async def call(*given: Any, **arguments: Any) -> str:
+        try:
+            return _text(await _call(function, *given, **arguments))
+        except CoaError:
+            raise
+        except TimeoutError:
+            raise ToolTimeout(f"{name} gave no answer in time.") from None
+        except Exception as exc:
+            kind = ToolMistake if errors == "model" else ToolError
+            raise kind(f"{name} failed: {type(exc).__name__}: {exc}") from exc
+
+    def with_state(run: Callable[..., Awaitable[str]]) -> dict[str, Any]:
+        """The function of a tool without a state, or what makes one of a state."""
+
+        def bound(state: Any) -> RunTool:
+            return lambda argument: run(argument, dict.fromkeys(states, state))
+
+        async def without(argument: str) -> str:
+            raise ToolError(f"{name} works on the state of a rollout, and there is none here.")
+
+        return {"run": without, "with_state": bound} if states else {"run": bound(None)}
+
+    if _takes_text(parameters, hints):
+        only = parameters[0].name
+        if meaning := meanings.get(only):
+            about = f"{about}; the content is {meaning}" if about else f"The content is {meaning}"
+
+        async def run(argument: str, state: dict[str, Any]) -> str:
+            if parameters[0].kind is inspect.Parameter.POSITIONAL_ONLY:
+                return await call(argument, **state)
+            return await call(**{only: argument}, **state)
+
+        return Tool(name=name, about=about, parameter=only, **with_state(run), **limits)
+    model = _arguments_model(parameters, hints, name)
+    schema = _schema_of(model, name)
+    for each, part in schema.get("properties", {}).items():
+        if each in meanings:
+            part.setdefault("description", meanings[each])
+
+    async def run_with_arguments(argument: str, state: dict[str, Any]) -> str:
+        return await call(**_converted(model, argument), **state)
+
+    return Tool(
+        name=name,
+        about=described(about, schema),
+        body="json",
+        schema=json.dumps(without_words(schema, _ANNOTATIONS)),
+        **with_state(run_with_arguments),
+        **limits,
+    )
+
+
+def argument_meanings(doc: str) -> dict[str, str]:
+    """What the `Args:` section of a docstring says of each argument."""
+    found: dict[str, str] = {}
+    lines = iter(doc.splitlines())
+    if not any(_SECTION.match(line) for line in lines):
+        return {}
+    depth, name = "", ""
+    for line in lines:
+        matched = _ARGUMENT.match(line)
+        if matched and (not depth or matched[1] == depth):
+            depth, name = matched[1], matched[2]
+            found[name] = matched[3].strip()
+        elif line.strip() and line.startswith(depth + " ") and name:
+            found[name] = f"{found[name]} {line.strip()}".strip()
+        elif line.strip() or not name:
+            break
+    return {each: said.rstrip(".") for each, said in found.items() if said}
+
+
+def _hints(function: Callable[..., Any], name: str) -> dict[str, Any]:
+    try:
+        return get_type_hints(function, include_extras=True)
+    except Exception as exc:
+        raise ConfigError(
+            f"tool {name!r}: a type of its parameters cannot be read: {type(exc).__name__}: {exc}."
+        ) from exc
+
+
+def _is_state(hint: Any) -> bool:
+    return hint is State or (get_origin(hint) is Annotated and State in get_args(hint)[1:])
+
+
+def _takes_text(parameters: list[inspect.Parameter], hints: dict[str, Any]) -> bool:
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     if len(parameters) != 1 or parameters[0].kind not in positional:
         return False
-    return get_type_hints(function).get(parameters[0].name, str) is str
+    return hints.get(parameters[0].name, str) is str
 
 
-def _arguments_model(function: Callable[..., Any], name: str) -> Any:
+def _arguments_model(parameters: list[inspect.Parameter], hints: dict[str, Any], name: str) -> Any:
     """A pydantic model with a field for each parameter."""
     from pydantic import ConfigDict, PydanticSchemaGenerationError, create_model
 
-    hints = get_type_hints(function, include_extras=True)
     fields: dict[str, Any] = {}
-    for parameter in inspect.signature(function).parameters.values():
+    for parameter in parameters:
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise ConfigError(
                 f"tool {name!r}: parameter {parameter.name!r} has no name in JSON; give each "
@@ -92,6 +185,16 @@ def _arguments_model(function: Callable[..., Any], name: str) -> Any:
         raise ConfigError(f"tool {name!r}: a parameter's type has no schema: {first}") from exc
 
 
+def _schema_of(model: Any, name: str) -> Any:
+    from pydantic.errors import PydanticInvalidForJsonSchema
+
+    try:
+        return model.model_json_schema()
+    except PydanticInvalidForJsonSchema as exc:
+        first = str(exc).partition("\n")[0]
+        raise ConfigError(f"tool {name!r}: a parameter's type has no schema: {first}") from exc
+
+
 def _converted(model: Any, argument: str) -> dict[str, Any]:
     """Python values of the arguments, nested models and enumerations included."""
     from pydantic import ValidationError
@@ -103,21 +206,6 @@ def _converted(model: Any, argument: str) -> dict[str, Any]:
         where = ".".join(map(str, first["loc"])) or "the arguments"
         raise ToolMistake(f"{where}: {first['msg']}.") from exc
     return {field: getattr(values, field) for field in model.model_fields}
-
-
-def _plain(schema: Any) -> Any:
-    """The schema without what only describes it."""
-    if isinstance(schema, list):
-        return [_plain(each) for each in schema]
-    if not isinstance(schema, dict):
-        return schema
-    kept = {}
-    for key, value in schema.items():
-        if key in ("properties", "$defs"):  # names of ours, not keywords
-            kept[key] = {name: _plain(part) for name, part in value.items()}
-        elif key not in _ANNOTATIONS:
-            kept[key] = _plain(value)
-    return kept
 
 
 def _text(result: Any) -> str:
@@ -154,5 +242,7 @@ async def _call(function: Callable[..., Any], *args: Any, **arguments: Any) -> A
         with contextlib.suppress(RuntimeError):  # the loop has ended; nobody waits any more
             loop.call_soon_threadsafe(settle, value, error)
 
-    threading.Thread(target=work, name=f"tool {function.__name__}", daemon=True).start()
+    threading.Thread(
+        target=work, name=f"tool {getattr(function, '__name__', '')}", daemon=True
+    ).start()
     return await future

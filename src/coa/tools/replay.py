@@ -67,6 +67,11 @@ def cached(toolbox: Toolbox, cache: ToolCache, mode: Mode) -> Toolbox:
         return toolbox
     if mode == "record" and cache.read_only:
         raise ConfigError(f"{cache.path}: was opened for reading only; nothing can be recorded.")
+    if own := next((each.name for each in toolbox.values() if each.with_state is not None), ""):
+        raise ConfigError(
+            f"tool cache: {own} works on the state of its rollout, so its answers cannot be "
+            "recorded. Leave the cache out."
+        )
     tools = [_Through(each, cache, mode).tool() for each in toolbox.values()]
     return Toolbox(tools, beside=toolbox)
 

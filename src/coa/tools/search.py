@@ -28,4 +28,6 @@ def wiki_search(corpus: Corpus, passages: int = PASSAGES) -> Tool:
         return show_passages([(hit.heading, hit.text) for hit in corpus.search(query, passages)])
 
     name = fingerprint_of(corpus.fingerprint, passages)
-    return Tool("wiki_search", search, about=WIKI_ABOUT, fingerprint=name)
+    return Tool(
+        "wiki_search", search, about=WIKI_ABOUT, fingerprint=name, pure=True, parameter="query"
+    )

@@ -101,7 +101,9 @@ def web_search(source: Source, results: int = RESULTS) -> Tool:
         return show_hits(list(hits)[:results], query)
 
     name = fingerprint_of(source.fingerprint, results)
-    return Tool("web_search", search, about=_SEARCH_ABOUT, fingerprint=name)
+    return Tool(
+        "web_search", search, about=_SEARCH_ABOUT, fingerprint=name, pure=True, parameter="query"
+    )
 
 
 def show_hits(hits: Sequence[SearchHit], query: str) -> str:
@@ -153,6 +155,9 @@ def crawl_page(
         timeout_s=timeout_s,
         max_chars=max_chars,
         fingerprint=name,
+        origin=fingerprint_of(source.fingerprint, max_chars, links, writer),
+        pure=True,
+        parameter="url",
     )
 
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from coa.attempts import Grammars
 from coa.errors import TrainingError
 from coa.train.advantages import group_advantages, overlong_penalty
 from coa.train.groups import Group, LeftOut, has_void_turn
@@ -175,7 +174,7 @@ def look_before(
             setattr(sample, name, values)
 
 
-def assign_advantages(experience: Experience, grammars: Grammars, settings: RlSettings) -> None:
+def assign_advantages(experience: Experience, settings: RlSettings) -> None:
     """Give every sample its advantages; leave out what must not become a negative example."""
     loss = settings.loss
     if not experience.samples:
@@ -190,7 +189,7 @@ def assign_advantages(experience: Experience, grammars: Grammars, settings: RlSe
         experience.leave_out("truncated", cut)
         failed = [s for s in failed if s not in cut]  # by identity
     if settings.void_turns == "leave_out":
-        void = [s for s in failed if has_void_turn(grammars, s.trajectory)]
+        void = [s for s in failed if has_void_turn(s.trajectory)]
         experience.leave_out("void", void)
 
 

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from coa.attempts import Grammars, ToolboxOf, attempt
 from coa.engines.base import Engine
+from coa.environment import OpenEnvironment
 from coa.errors import ConfigError
 from coa.protocol import parse
-from coa.protocol.bound import bound_to
-from coa.rewards import Reward, Scored
+from coa.rewards import Scored
+from coa.rollouts import roll_out
 from coa.runtime import Budget, Decoding
 from coa.tasks.task import Task
 from coa.train.processes import Processes
@@ -115,9 +115,7 @@ class Sampler:
 
     stream: TaskStream
     engine: Engine
-    grammars: Grammars
-    toolbox_of: ToolboxOf
-    reward: Reward
+    opened: OpenEnvironment
     budget: Budget
     decoding: Decoding
     directory: Path
@@ -182,11 +180,10 @@ class Sampler:
             here = (found.task_id, found.sample) in wanted
             return not here or found.weights != self.engine.weights or found.failed_outside
 
-        found = await attempt(
+        found = await roll_out(
             pairs,
             self.engine,
-            self.grammars,
-            self.toolbox_of,
+            self.opened,
             path,
             budget=self.budget,
             decoding=decoding,
@@ -195,14 +192,15 @@ class Sampler:
             on_done=on_rollout,
         )
         # As it is read from a file: a resumed update must see the same numbers to the last bit.
-        found = [Trajectory.from_json(trajectory.to_json()) for trajectory in found]
+        book = self.opened.grammars
+        found = [Trajectory.from_json(trajectory.to_json(), book) for trajectory in found]
         judged = zip(pairs, found, strict=True)
-        return found, await self.reward.score_all((task, t) for (task, _), t in judged)
+        return found, await self.opened.score_all((task, t) for (task, _), t in judged)
 
 
-def has_void_turn(grammars: Grammars, trajectory: Trajectory) -> bool:
+def has_void_turn(trajectory: Trajectory) -> bool:
     """Whether a turn held neither a whole call nor a whole answer, and no budget cut it."""
-    grammar = bound_to(grammars.named(trajectory.grammar), trajectory.tools)
+    grammar = trajectory.protocol
     acts = {*grammar.tool_roles, *grammar.of_kind("answer")}
     turns = trajectory.steps
     if turns and trajectory.truncated:

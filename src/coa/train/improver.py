@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from coa.attempts import Grammars
 from coa.train.experience import (
     Experience,
     Sample,
@@ -61,14 +60,14 @@ class Improver:
         )
 
     def improve(
-        self, experience: Experience, grammars: Grammars, update: int, on_part: OnPart | None = None
+        self, experience: Experience, update: int, on_part: OnPart | None = None
     ) -> tuple[list[Step], list[PolicyMetrics]]:
         """Advantages, then `passes` times over the experience in `minibatches` steps each."""
         settings = self.settings
         look_before(
             experience, self.policy, self.value_head, settings, self.temperature, self.processes
         )
-        assign_advantages(experience, grammars, settings)
+        assign_advantages(experience, settings)
         steps: list[Step] = []
         found: list[PolicyMetrics] = []
         for turn in range(settings.passes):

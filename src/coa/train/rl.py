@@ -155,15 +155,15 @@ class RlLoop:
 
     def _learn(self, drawn: Drawn, done: int, clock: Clock) -> Json:
         """Optimiser steps on what was drawn; the record of the update."""
-        settings, rollout, grammars = self.recipe.rl, self.recipe.rollout, self.sampler.grammars
+        settings, rollout = self.recipe.rl, self.recipe.rollout
         make_row = row_maker(self.policy.codec, max_length=rollout.context)
         with clock("train"):
             try:
                 experience = experience_of(drawn.groups, make_row, settings, rollout.tokens)
-                steps, found = self.improver.improve(experience, grammars, done, self.watch.phase)
+                steps, found = self.improver.improve(experience, done, self.watch.phase)
             except TrainingError as wrong:
                 raise TrainingError(f"Update {done + 1}: {wrong}") from None
-        record = {"update": done + 1, **rollout_record(drawn, grammars)}
+        record = {"update": done + 1, **rollout_record(drawn)}
         return record | learning_record(experience, steps, found)
 
     async def _hand_over(self, done: int) -> None:

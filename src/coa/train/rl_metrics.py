@@ -7,9 +7,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import get_args
 
-from coa.attempts import Grammars
 from coa.protocol import parse
-from coa.protocol.bound import bound_to
 from coa.rewards import mean_parts
 from coa.runs import Json
 from coa.train.experience import Experience
@@ -19,7 +17,7 @@ from coa.train.losses import PolicyMetrics
 from coa.trajectory import Author, StopReason, Trajectory
 
 
-def rollout_record(drawn: Drawn, grammars: Grammars) -> Json:
+def rollout_record(drawn: Drawn) -> Json:
     """Of all rollouts that were drawn, used or not: every one counts."""
     pairs = [
         pair
@@ -42,7 +40,7 @@ def rollout_record(drawn: Drawn, grammars: Grammars) -> Json:
         "answered_rate": sum(t.stop is StopReason.ANSWERED for t in trajectories) / n,
         "malformed_rate": sum(t.usage.malformed > 0 for t in trajectories) / n,
         "truncated_rate": sum(t.truncated for t in trajectories) / n,
-        "agents": agent_shares(trajectories, grammars),
+        "agents": agent_shares(trajectories),
     }
     if len(parts := mean_parts([scored for _, _, scored in pairs])) > 1:
         record["parts"] = {name: part["mean"] for name, part in parts.items()}
@@ -68,14 +66,14 @@ def learning_record(
     return record
 
 
-def agent_shares(trajectories: Sequence[Trajectory], grammars: Grammars) -> dict[str, float]:
+def agent_shares(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """The share of sampled tokens that each role wrote, its tags included; `none` is outside.
 
     Tokens of a turn are shared out by characters.
     """
     tokens: Counter[str] = Counter()
     for trajectory in trajectories:
-        bound = bound_to(grammars.named(trajectory.grammar), trajectory.tools)
+        bound = trajectory.protocol
         for segment in trajectory.segments:
             if segment.author is not Author.MODEL or not segment.text:
                 continue

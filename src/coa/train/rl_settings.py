@@ -12,10 +12,10 @@ from typing import Any, Literal
 
 from coa.config import read_toml, to_json
 from coa.engines.store import OURS
+from coa.environment import ToolSettings
 from coa.errors import ConfigError
 from coa.rewards import RewardSettings
 from coa.runtime import Budget, Decoding
-from coa.tools.kits import KitSettings
 from coa.train.loss_settings import PRESETS, RlLossSettings
 from coa.train.settings import Schedule
 
@@ -143,7 +143,9 @@ class CheckSettings:
     """Evaluation during training, on tasks that are not trained on."""
 
     tasks: str = ""
-    """A task file; empty: no evaluation."""
+    """A task file; empty: those of `split`, or no evaluation."""
+    split: str = ""
+    """Measure with this split of the environments' own tasks."""
     every: int = 10
     """Updates between two; the first is before training, the last after it."""
     samples: int = 1
@@ -244,8 +246,12 @@ class RlSettings:
 class RlRecipe:
     """What `coa rl` reads."""
 
+    env: str | list[str] = ""
+    """An environment, or several; empty: the shipped ones that the tasks belong to."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Of the environments."""
     tasks: str = ""
-    """Path of a task file with gold answers."""
+    """A task file with gold answers; empty: the environments' own for training."""
     out: str = "runs/rl"
     grammar: str = "auto"
     prompt: str = "auto"
@@ -255,7 +261,7 @@ class RlRecipe:
     select: SelectSettings = field(default_factory=SelectSettings)
     alarms: AlarmSettings = field(default_factory=AlarmSettings)
     check: CheckSettings = field(default_factory=CheckSettings)
-    tools: KitSettings = field(default_factory=KitSettings)
+    tools: ToolSettings = field(default_factory=ToolSettings)
 
     def __post_init__(self) -> None:
         if self.rollout.engine and self.rl.deterministic:
@@ -336,7 +342,7 @@ def ignored(recipe: RlRecipe) -> Iterator[str]:
         (not recipe.select.no_tool_samples, "select.no_tool_samples is 0", "select.no_tool_most"),
         (not recipe.select.samples, "select.samples is 0", "select.least select.most"),
         (
-            not recipe.check.tasks,
+            not (recipe.check.tasks or recipe.check.split),
             "check.tasks is not set",
             "check.every check.samples check.temperature check.keep",
         ),

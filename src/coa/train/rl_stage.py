@@ -6,23 +6,24 @@ import asyncio
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, ExitStack
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from coa.attempts import Grammars, choose_grammars, choose_prompt, remembered
 from coa.config import load_recipe, to_json, without_speed
 from coa.engines import load_engine, rollouts_at_once, slots_for
 from coa.engines.lora import MANIFEST
 from coa.engines.store import identity
-from coa.errors import ConfigError, MissingExtra, TrainingError, UsageError
+from coa.environment import Environment, OpenEnvironment, open_environments
+from coa.errors import ConfigError, MissingExtra, TrainingError
 from coa.estimates import estimate
-from coa.rewards import Scored, lacking, open_reward
+from coa.rewards import Scored
+from coa.rollouts import References, choose_environments, choose_prompt, known_grammars, remembered
 from coa.runs import METRICS, Json, Run, read_jsonl, write_jsonl
 from coa.runtime import Decoding
 from coa.tasks.task import Task, TaskSet
-from coa.tools.kits import KitSettings, open_kit
 from coa.train.rl_settings import RlRecipe, ignored, preset_defaults, with_length
 from coa.train.selection import select
 from coa.train.trackers import check_tracker
@@ -48,13 +49,23 @@ def read_rl_recipe(path: Path | None, overrides: Sequence[str]) -> RlRecipe:
 def rl_from_recipe(path: Path, overrides: Sequence[str], note: Note) -> Path:
     """Train by recipe; returns the adapter's folder."""
     recipe = read_rl_recipe(path, overrides)
-    if not recipe.tasks:
-        raise ConfigError(f"{path}: tasks is not set; give a task file with gold answers.")
+    if not recipe.tasks and not recipe.env:
+        raise ConfigError(
+            f"{path}: neither env nor tasks is set; name an environment, or a task file with gold "
+            "answers."
+        )
     return run_rl(recipe, note=note).adapter
 
 
-def run_rl(recipe: RlRecipe, *, note: Note = lambda line: None, quiet: bool = False) -> RlResult:
-    """Train in the recipe's run directory; the same call continues an interrupted run."""
+def run_rl(
+    recipe: RlRecipe,
+    *,
+    env: References = (),
+    note: Note = lambda line: None,
+    quiet: bool = False,
+) -> RlResult:
+    """Train in the recipe's run directory; the same call continues an interrupted run. `env` are
+    environments as values, instead of the recipe's references."""
     try:
         from coa.train.processes import Processes
     except ImportError as exc:
@@ -62,43 +73,47 @@ def run_rl(recipe: RlRecipe, *, note: Note = lambda line: None, quiet: bool = Fa
     processes = Processes.open()
     if not processes.main:
         note, quiet = (lambda line: None), True
-    return asyncio.run(_run(recipe, processes, note, quiet))
+    return asyncio.run(_run(recipe, env, processes, note, quiet))
 
 
-async def _run(recipe: RlRecipe, processes: Processes, note: Note, quiet: bool) -> RlResult:
+async def _run(
+    recipe: RlRecipe, env: References, processes: Processes, note: Note, quiet: bool
+) -> RlResult:
     from coa.train.rl import ADAPTER, RlResult
     from coa.train.sft import set_up_torch
 
     settings, root = recipe.rl, Path(recipe.out)
     for line in ignored(recipe):
         note(line)
-    tasks, check_tasks = _load_tasks(recipe)
+    environments, tasks, check_tasks = _load_tasks(recipe, env, note)
     both = [*tasks, *(check_tasks or ())]
-    grammars = choose_grammars(recipe.grammar, settings.model, both)
     prompt = choose_prompt(recipe.prompt, settings.model)
     check_tracker(settings.log)
     set_up_torch(settings)
-    policy = make_policy(recipe)
-    made: Json = {"grammar": grammars.names, "prompt": prompt}
-    inputs = {"tasks": tasks.fingerprint(), "grammar": grammars.fingerprint()}
-    inputs |= {"check": check_tasks.fingerprint()} if check_tasks else {}
-    inputs |= _start(settings.model) | recipe.tools.identity()
-    with ExitStack() as held:
-        asked = _recipe(recipe) | made | {"reward": recipe.reward.identity(tasks)}
-        base = policy.base_sha256
-        seed = settings.seed
-        run = processes.by_main(
-            lambda: Run.open(root, "rl", asked, inputs, seed, base=base, counting=without_speed)
-        )
-        if run is not None:
-            held.enter_context(run)
-        if (root / ADAPTER / MANIFEST).is_file():
-            note(f"{root / ADAPTER} is finished already")
-            done = max((record["update"] for _, record in read_jsonl(root / METRICS)), default=0)
-            return RlResult(root / ADAPTER, done, trained=False)
-        return await _train(
-            recipe, tasks, check_tasks, policy, grammars, made, run, processes, note, quiet
-        )
+    async with open_environments(environments, both, recipe.tools, recipe.reward) as opened:
+        policy = make_policy(recipe)
+        made: Json = {"grammar": opened.grammar_names, "prompt": prompt}
+        inputs = {"tasks": tasks.fingerprint(), **opened.inputs()}
+        inputs |= {"check": check_tasks.fingerprint()} if check_tasks else {}
+        inputs |= _start(settings.model)
+        with ExitStack() as held:
+            judged = opened.reward_details() or {"expression": opened.reward_name}
+            asked = _recipe(recipe) | made | {"reward": judged}
+            base, seed = policy.base_sha256, settings.seed
+            run = processes.by_main(
+                lambda: Run.open(root, "rl", asked, inputs, seed, base=base, counting=without_speed)
+            )
+            if run is not None:
+                held.enter_context(run)
+                opened.grammars.save(root)
+            if (root / ADAPTER / MANIFEST).is_file():
+                note(f"{root / ADAPTER} is finished already")
+                records = read_jsonl(root / METRICS)
+                done = max((record["update"] for _, record in records), default=0)
+                return RlResult(root / ADAPTER, done, trained=False)
+            return await _train(
+                recipe, tasks, check_tasks, policy, opened, made, run, processes, note, quiet
+            )
 
 
 async def _train(
@@ -106,7 +121,7 @@ async def _train(
     tasks: TaskSet,
     check_tasks: TaskSet | None,
     policy: Policy,
-    grammars: Grammars,
+    opened: OpenEnvironment,
     made: Json,
     run: Run | None,
     processes: Processes,
@@ -119,12 +134,9 @@ async def _train(
     from coa.train.rl import ROLLOUTS, RlLoop
 
     settings, rollout, root = recipe.rl, recipe.rollout, Path(recipe.out)
-    budget, both = rollout.budget(), [*tasks, *(check_tasks or ())]
+    budget = rollout.budget()
     decoding = Decoding(temperature=rollout.temperature, seed=settings.seed, prompt=made["prompt"])
     async with AsyncExitStack() as stack:
-        # Tools and rewards first: what is wrong with them is found before a model is loaded.
-        toolbox_of = await stack.enter_async_context(open_kit(both, recipe.tools, grammars.single))
-        reward = await stack.enter_async_context(open_reward(recipe.reward, tasks=both))
         engine = load_sampler(recipe, policy)
         stack.push_async_callback(engine.close)
         concurrency = rollouts_at_once(engine, rollout.concurrency)
@@ -134,9 +146,7 @@ async def _train(
             tasks,
             recipe.select,
             engine,
-            grammars,
-            toolbox_of,
-            reward,
+            opened,
             budget,
             decoding,
             root,
@@ -149,9 +159,7 @@ async def _train(
         sampler = Sampler(
             TaskStream(selected.tasks, settings.seed),
             engine,
-            grammars,
-            toolbox_of,
-            reward,
+            opened,
             budget,
             decoding,
             root / ROLLOUTS,
@@ -163,6 +171,7 @@ async def _train(
         check = None
         if check_tasks:
             check = _checker(recipe, check_tasks, sampler)
+        known = made | _knows(settings.model, opened) | {"settings": to_json(settings)}
         loop = RlLoop(
             recipe,
             policy,
@@ -173,7 +182,7 @@ async def _train(
             root,
             watch,
             check,
-            made | _knows(settings.model, grammars) | {"settings": to_json(settings)},
+            known,
             processes,
         )
         result = await loop.execute()
@@ -239,18 +248,38 @@ def load_sampler(recipe: RlRecipe, policy: Policy) -> Loadable:
     return cast("Loadable", engine)
 
 
-def _load_tasks(recipe: RlRecipe) -> tuple[TaskSet, TaskSet | None]:
-    """Tasks to train on and to measure with; that they are not the same ones is checked."""
-    tasks = _judgeable(recipe.tasks, recipe)
-    if not recipe.check.tasks:
-        return tasks, None
-    check_tasks = _judgeable(recipe.check.tasks, recipe)
+def _load_tasks(
+    recipe: RlRecipe, env: References, note: Note
+) -> tuple[tuple[Environment, ...], TaskSet, TaskSet | None]:
+    """The environments, tasks to train on and to measure with, which are not the same ones."""
+    how: Any = {"tools": recipe.tools, "settings": recipe.settings, "grammar": recipe.grammar}
+    how |= {"model": recipe.rl.model, "note": note}
+    environments, tasks = choose_environments(env or recipe.env, recipe.tasks, split="train", **how)
+    check = recipe.check
+    if not check.tasks and not check.split:
+        return environments, tasks, None
+    others, check_tasks = choose_environments(
+        env or recipe.env, check.tasks, split=check.split or "test", **how
+    )
     if both := among(check_tasks, tasks):
         raise ConfigError(
-            f"{recipe.check.tasks}: task {both[0].id} is in {recipe.tasks}, too, and so are "
-            f"{len(both)} of {len(check_tasks)}. Measure with tasks that are not trained on."
+            f"{check.tasks or check.split}: task {both[0].id} is in {recipe.tasks or 'train'}, "
+            f"too, and so are {len(both)} of {len(check_tasks)}. Measure with tasks that are not "
+            "trained on."
         )
-    return tasks, check_tasks
+    names = {env.name for env in environments}
+    together = (*environments, *(o for o in others if o.name not in names))
+    if len(together) > 1:
+        tasks, check_tasks = _named(tasks, environments), _named(check_tasks, others)
+    return together, tasks, check_tasks
+
+
+def _named(tasks: TaskSet, environments: Sequence[Environment]) -> TaskSet:
+    """Tasks that say which environment they belong to, also where theirs was the only one."""
+    if len(environments) > 1:
+        return tasks
+    home = {"environment": environments[0].name}
+    return TaskSet(tuple(replace(task, meta={**task.meta, **home}) for task in tasks), tasks.name)
 
 
 def among(tasks: Iterable[Task], trained: Iterable[Task]) -> list[Task]:
@@ -267,20 +296,6 @@ def among(tasks: Iterable[Task], trained: Iterable[Task]) -> list[Task]:
             for other in asked.get(task.question, ())
         )
     ]
-
-
-def _judgeable(path: str, recipe: RlRecipe) -> TaskSet:
-    tasks = TaskSet.load(Path(path))
-    if not len(tasks):
-        raise UsageError(f"{path}: holds no task.")
-    for name in recipe.reward.needs():
-        for task in tasks:
-            if missing := lacking(name, task):
-                raise UsageError(
-                    f"{path}: task {task.id} has no {missing}, so {name!r} cannot judge it. "
-                    "RL needs gold answers for every task."
-                )
-    return tasks
 
 
 def _checker(recipe: RlRecipe, tasks: TaskSet, sampler: Sampler) -> Check:
@@ -345,21 +360,27 @@ def _check_environment(failed: Sequence[Sequence[str]], n: int, directory: Path)
 def _recipe(recipe: RlRecipe) -> Json:
     """What results depend on; the rest is speed, or is said by a fingerprint."""
     made = without_speed(to_json(recipe))
-    for name in ("tasks", "out", "reward", "tools"):
+    for name in ("tasks", "out", "reward", "tools", "env", "settings"):
         del made[name]
-    usual = KitSettings()
-    for name in ("observations", "passages"):  # a corpus, a cache and the like have fingerprints
-        if (chosen := getattr(recipe.tools, name)) != getattr(usual, name):
-            made.setdefault("tools", {})[name] = chosen
     del made["check"]["tasks"]
+    if recipe.tools.passages:  # by its name: a fingerprint of answers does not tell what changed
+        made["tools"] = {"passages": recipe.tools.passages}
+    if not made["check"]["split"]:  # as in records from before there was a choice
+        del made["check"]["split"]
     return made
 
 
-def _knows(model: str, grammars: Grammars) -> Json:
-    """The grammars that the adapter can be asked in: those of this run's tasks, and those that its
-    start was trained on. Practice in one of them does not make it forget that it knows others."""
-    names = {*remembered("grammar", model), *(grammar.name for grammar in grammars.known)}
-    return {"grammar": sorted(names) if len(names) > 1 else grammars.names}
+def _knows(model: str, opened: OpenEnvironment) -> Json:
+    """The grammars that the adapter can be asked in, and the environments that it is at home in:
+    those of this run, and those that its start was trained on. Practice in one of them does not
+    make it forget that it knows others."""
+    names = {*remembered("grammar", model), *opened.grammars.names}
+    homes = {*remembered("environments", model), *(env.name for env in opened.environments)}
+    return {
+        "grammar": sorted(names) if len(names) > 1 else opened.grammar_names,
+        "environments": sorted(homes),
+        "grammars": known_grammars(model) | opened.grammars.to_json(),
+    }
 
 
 def _start(model: str) -> dict[str, str]:

@@ -17,7 +17,6 @@ from coa.display import fold, harmless
 from coa.engines.codec import Codec
 from coa.errors import GrammarError
 from coa.protocol import parse
-from coa.protocol.bound import load_bound
 from coa.rehearsal import spread_out
 from coa.runs import Json
 from coa.train.packing import Order
@@ -139,7 +138,7 @@ def agents_of(trajectory: Trajectory, segment: Segment, codec: Codec) -> list[st
     else:
         spans = codec.encode_with_offsets(segment.text)[1]
     try:
-        blocks = parse(load_bound(trajectory.grammar, tuple(trajectory.tools)), segment.text).blocks
+        blocks = parse(trajectory.protocol, segment.text).blocks
     except GrammarError:  # somebody else's file: what is trained does not depend on it
         return [UNKNOWN] * len(spans)
     roles = [OUTSIDE] * (len(segment.text) + 1)

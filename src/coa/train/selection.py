@@ -22,16 +22,15 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from coa.attempts import Grammars, ToolboxOf, attempt, choose_prompt
 from coa.engines import load_engine, rollouts_at_once, slots_for
 from coa.engines.base import Engine, sampling_key
+from coa.environment import OpenEnvironment
 from coa.errors import RecordError, TrainingError
 from coa.progress import Mode, counted
-from coa.rewards import Reward
+from coa.rollouts import choose_prompt, roll_out
 from coa.runs import Json, read_records, write_jsonl
 from coa.runtime import Budget, Decoding
 from coa.tasks.task import Task
-from coa.tools.base import Toolbox
 from coa.train.rl_settings import SelectSettings
 
 if TYPE_CHECKING:
@@ -88,9 +87,7 @@ async def select(
     tasks: Sequence[Task],
     settings: SelectSettings,
     engine: Engine,
-    grammars: Grammars,
-    toolbox_of: ToolboxOf,
-    reward: Reward,
+    opened: OpenEnvironment,
     budget: Budget,
     decoding: Decoding,
     directory: Path,
@@ -113,10 +110,8 @@ async def select(
     known = read_records(path, Verdict.from_json) if path.is_file() else []
     verdicts = known = processes.gather(known)[0]
     if not known:
-        work = _Attempts(
-            grammars, reward, budget, decoding, directory, concurrency, processes, mode
-        )
-        verdicts = await _judge(tasks, settings, engine, toolbox_of, work)
+        work = _Attempts(budget, decoding, directory, concurrency, processes, mode)
+        verdicts = await _judge(tasks, settings, engine, opened, work)
     elif [verdict.task_id for verdict in known] != [task.id for task in tasks]:
         raise RecordError(
             f"{path}: is about other tasks than the {len(tasks)} of this run. "
@@ -132,8 +127,6 @@ async def select(
 class _Attempts:
     """What the attempts of both questions have in common."""
 
-    grammars: Grammars
-    reward: Reward
     budget: Budget
     decoding: Decoding
     directory: Path
@@ -142,7 +135,12 @@ class _Attempts:
     mode: Mode
 
     async def rates(
-        self, name: str, tasks: Sequence[Task], samples: int, engine: Engine, tools: ToolboxOf
+        self,
+        name: str,
+        tasks: Sequence[Task],
+        samples: int,
+        engine: Engine,
+        opened: OpenEnvironment,
     ) -> dict[str, Rate]:
         """The pass rate of every task, by id; what is known already is not asked again."""
         ours = self.processes
@@ -151,7 +149,7 @@ class _Attempts:
         if known.is_file():  # a judge may see things differently the second time
             found = dict(read_records(known, _rate_of))
         else:
-            found = await self._attempt(name, ours.share(tasks), samples, engine, tools, path)
+            found = await self._attempt(name, ours.share(tasks), samples, engine, opened, path)
             if any(rate.n for rate in found.values()):
                 write_jsonl(known, ({"task_id": i, **asdict(rate)} for i, rate in found.items()))
         shares = ours.gather(found)
@@ -163,17 +161,16 @@ class _Attempts:
         tasks: Sequence[Task],
         samples: int,
         engine: Engine,
-        tools: ToolboxOf,
+        opened: OpenEnvironment,
         path: Path,
     ) -> dict[str, Rate]:
         # Draws of their own: training would otherwise begin with the very rollouts that were seen.
         seed = sampling_key(self.decoding.seed, f"selection {name}", 0, 0) >> 32
         with counted(f"select {name}", len(tasks) * samples, self.mode) as on_done:
-            trajectories = await attempt(
+            trajectories = await roll_out(
                 ((task, sample) for task in tasks for sample in range(samples)),
                 engine,
-                self.grammars,
-                tools,
+                opened,
                 path,
                 budget=self.budget,
                 decoding=replace(self.decoding, seed=seed),
@@ -182,7 +179,7 @@ class _Attempts:
                 on_done=on_done,
             )
         by_id = {task.id: task for task in tasks}
-        scored = await self.reward.score_all((by_id[t.task_id], t) for t in trajectories)
+        scored = await opened.score_all((by_id[t.task_id], t) for t in trajectories)
         scores: dict[str, list[float]] = {task.id: [] for task in tasks}
         for trajectory, found in zip(trajectories, scored, strict=True):
             if found.score is not None and not trajectory.failed_outside:
@@ -194,18 +191,18 @@ async def _judge(
     tasks: Sequence[Task],
     settings: SelectSettings,
     engine: Engine,
-    toolbox_of: ToolboxOf,
+    opened: OpenEnvironment,
     work: _Attempts,
 ) -> list[Verdict]:
     """A verdict on every task; those that need no tool are not attempted with tools."""
     verdicts = {task.id: Verdict(task.id) for task in tasks}
     if settings.no_tool_samples:
-        for task_id, found in (await _without_tools(tasks, settings, engine, work)).items():
+        for task_id, found in (await _without_tools(tasks, settings, engine, opened, work)).items():
             why = _why_no_tool(found, settings)
             verdicts[task_id] = Verdict(task_id, found.rate, found.n, why=why)
     if settings.samples:
         left = [task for task in tasks if verdicts[task.id].kept]
-        rates = await work.rates("with_tools", left, settings.samples, engine, toolbox_of)
+        rates = await work.rates("with_tools", left, settings.samples, engine, opened)
         for task_id, found in rates.items():
             verdicts[task_id] = replace(
                 verdicts[task_id], rate=found.rate, n=found.n, why=_why(found, settings)
@@ -214,7 +211,11 @@ async def _judge(
 
 
 async def _without_tools(
-    tasks: Sequence[Task], settings: SelectSettings, engine: Engine, work: _Attempts
+    tasks: Sequence[Task],
+    settings: SelectSettings,
+    engine: Engine,
+    opened: OpenEnvironment,
+    work: _Attempts,
 ) -> dict[str, Rate]:
     async with AsyncExitStack() as stack:
         if reference := settings.no_tool_engine:
@@ -223,8 +224,8 @@ async def _without_tools(
             stack.push_async_callback(engine.close)
             prompt = choose_prompt("auto", reference)  # it may never have seen the protocol
             work = replace(work, decoding=replace(work.decoding, prompt=prompt))
-        samples = settings.no_tool_samples
-        return await work.rates("without_tools", tasks, samples, engine, lambda task: Toolbox())
+        closed = opened.without_tools()
+        return await work.rates("without_tools", tasks, settings.no_tool_samples, engine, closed)
 
 
 def _why_no_tool(found: Rate, settings: SelectSettings) -> str:

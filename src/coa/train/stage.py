@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from coa.attempts import remembered
 from coa.config import load_recipe
-from coa.errors import ConfigError, MissingExtra, RecordError
+from coa.errors import ConfigError, GrammarError, MissingExtra, RecordError
 from coa.machine import memory_gb
 from coa.progress import duration
+from coa.protocol.book import GrammarBook
+from coa.rollouts import known_grammars, remembered
 from coa.runs import Json
 from coa.train.settings import SftSettings
 from coa.trajectory import Trajectory, load_trajectories
@@ -90,7 +91,7 @@ class SftPlan:
         )
 
 
-def sft_from_recipe(path: Path, overrides: Sequence[str], note: Note) -> Path:
+def sft_from_recipe(path: Path | None, overrides: Sequence[str], note: Note) -> Path:
     """Train by recipe; returns the adapter's folder."""
     recipe, trajectories = _read(path, overrides)
     return train_on(trajectories, recipe.sft, Path(recipe.out), note)
@@ -224,7 +225,7 @@ def choose(trajectories: Sequence[Trajectory], settings: SftSettings, codec: Cod
     return Chosen(kept, rows, len(refused))
 
 
-def protocol_of(trajectories: Sequence[Trajectory], start: str = "") -> dict[str, str | list[str]]:
+def protocol_of(trajectories: Sequence[Trajectory], start: str = "") -> Json:
     """Grammar and prompt that the adapter will know, one each or a list of several. A grammar that
     its start was trained on counts: it is not forgotten because the rows are of another."""
     grammars = {*(trajectory.grammar for trajectory in trajectories), *remembered("grammar", start)}
@@ -232,11 +233,31 @@ def protocol_of(trajectories: Sequence[Trajectory], start: str = "") -> dict[str
         "grammar": sorted(grammars),
         "prompt": sorted({trajectory.prompt for trajectory in trajectories}),
     }
-    return {name: held[0] if len(held) == 1 else held for name, held in found.items()}
+    made: Json = {name: held[0] if len(held) == 1 else held for name, held in found.items()}
+    said = (each.meta.get("environment") or each.meta.get("set") for each in trajectories)
+    homes = {str(name) for name in said if name}
+    if homes := homes | {*remembered("environments", start)}:
+        made["environments"] = sorted(homes)
+    return made | {"grammars": known_grammars(start) | book_of(trajectories).to_json()}
 
 
-def _read(path: Path, overrides: Sequence[str]) -> tuple[SftRecipe, list[Trajectory]]:
+def book_of(trajectories: Sequence[Trajectory], where: str = "the dataset") -> GrammarBook:
+    """The grammars that trajectories were written in, of which no two have one name."""
+    book = GrammarBook()
+    seen = dict.fromkeys((t.grammar, t.grammar_id, t.book) for t in trajectories)
+    for name, fingerprint, held in seen:
+        try:
+            book.add((held or GrammarBook()).find(name, fingerprint))
+        except GrammarError:  # somebody else's file: what is trained does not depend on it
+            continue
+    book.check_names(where)
+    return book
+
+
+def _read(path: Path | None, overrides: Sequence[str]) -> tuple[SftRecipe, list[Trajectory]]:
     recipe = load_recipe(path, overrides, SftRecipe)
     if not recipe.trajectories:
         raise ConfigError(f"{path}: trajectories is not set; give the file to train on.")
-    return recipe, load_trajectories(Path(recipe.trajectories))
+    trajectories = load_trajectories(Path(recipe.trajectories))
+    book_of(trajectories, recipe.trajectories)
+    return recipe, trajectories

@@ -27,11 +27,11 @@ from coa.distill.exports.rows import (
 from coa.distill.exports.sift import LeftOut, Note, choose_grammar, sift
 from coa.distill.exports.verl import Truth, rl_rows, rl_schema, sft_schema
 from coa.engines.codec import Codec
-from coa.errors import CoaError, GrammarError, UsageError, did_you_mean
+from coa.errors import CoaError, ConfigError, GrammarError, UsageError, did_you_mean
 from coa.protocol import Grammar, load_grammar, system_prompt
+from coa.rollouts import choose_environments
 from coa.runs import Json, write_atomic, write_jsonl
 from coa.tasks.published import need_pyarrow
-from coa.tasks.sets import grammar_for
 from coa.tasks.task import Task, TaskSet
 from coa.trajectory import Trajectory
 
@@ -67,10 +67,10 @@ def export(
     if not trajectories and not (to == "verl" and tasks):
         raise UsageError("there is no trajectory to export.")
     check_place(out, [*FILES[to], *([RL] if to == "verl" and tasks else ())])
-    name = choose_grammar(trajectories, grammar) if trajectories else grammar or grammar_for(tasks)
+    name = choose_grammar(trajectories, grammar) if trajectories else grammar or _grammar_for(tasks)
     left = LeftOut()
     kept = sift(trajectories, name, left, plain=to != "trl-tokens")
-    made = _rows(kept, _maker(to, grammar or name, codec, make_row), left)
+    made = _rows(kept, _maker(to, codec, make_row), left)
     rows, used = [row for row, _ in made], [trajectory for _, trajectory in made]
     judged = [task for task in TaskSet(tuple(tasks)) if task.answers] if to == "verl" else []
     left.add("tasks without a gold answer", len(tasks) - len(judged) if to == "verl" else 0)
@@ -85,8 +85,18 @@ def export(
     return report
 
 
+def _grammar_for(tasks: Sequence[Task]) -> str:
+    """The grammar that all these tasks are made for."""
+    environments, _ = choose_environments((), TaskSet(tuple(tasks)))
+    found = sorted({env.value().name for env in environments})
+    if len(found) > 1:
+        listed = ", ".join(found)
+        raise ConfigError(f"the tasks suit several grammars: {listed}. Choose one with --grammar.")
+    return found[0]
+
+
 def _maker(
-    to: Format, grammar: str, codec: Codec | None, make_row: MakeRow | None
+    to: Format, codec: Codec | None, make_row: MakeRow | None
 ) -> Callable[[Trajectory], Json]:
     encode = codec.encode_with_offsets if codec else None
     if to == "trl-tokens":
@@ -95,8 +105,7 @@ def _maker(
         check_markers(codec)
         return lambda trajectory: token_row(trajectory, make_row(trajectory))
     if to == "alpaca":
-        tag = _load(grammar).observation
-        return lambda trajectory: alpaca_row(trajectory, tag)
+        return lambda trajectory: alpaca_row(trajectory, trajectory.protocol.observation)
     if to == "sharegpt":
         frame = frame_of(codec) if codec else None
         return lambda trajectory: sharegpt_row(trajectory, frame, encode)

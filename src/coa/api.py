@@ -1,0 +1,201 @@
+"""The stages as functions: objects in, objects out. The command line is a thin shell over these.
+
+    made = record(env, "episodes.jsonl")
+    dataset = distill("episodes.jsonl", env=env, out="dataset")
+    trained = sft("dataset", out="runs/sft")
+    better = rl(env, model=trained.model, out="runs/rl")
+    measured = evaluate(env, model=better.model, out="runs/eval")
+
+Each writes a run directory and continues what is there; the same call again gives the same result.
+Settings that a function does not name are those of the recipe, by their dotted names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from coa.errors import UsageError
+from coa.rollouts import References
+from coa.runs import Json
+from coa.trajectory import Trajectory, load_trajectories
+
+if TYPE_CHECKING:
+    from coa.distill.pipeline import Distilled
+    from coa.environment import ToolSettings
+    from coa.teachers.stage import Recorded
+
+Place = str | Path
+Note = Callable[[str], None]
+
+
+def _silent(line: str) -> None:
+    """For whoever does not want to be told."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What training made."""
+
+    adapter: Path
+    model: str
+    """A model reference, for `evaluate`, `rl`, `serve` and `load_engine`."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A finished evaluation."""
+
+    directory: Path
+    summary: Json
+
+    @property
+    def accuracy(self) -> float:
+        return float(self.summary["accuracy"])
+
+    @property
+    def ci95(self) -> tuple[float, float]:
+        low, high = self.summary["ci95"]
+        return float(low), float(high)
+
+    @property
+    def trajectories(self) -> list[Trajectory]:
+        return load_trajectories(self.directory)
+
+
+def ask(
+    question: str,
+    env: References = (),
+    model: str = "auto",
+    *,
+    quiet: bool = True,
+    tools: ToolSettings | None = None,
+    **how: Any,
+) -> Trajectory:
+    """Answer one question; `how` is grammar, prompt, temperature, constrain, seed, settings."""
+    from coa.asking import Asking, ask_once
+    from coa.environment import ToolSettings
+
+    asked = Asking(env=env, model=model, tools=tools or ToolSettings(), **how)
+    return asyncio.run(ask_once(question, asked, None, quiet))
+
+
+def record(env: References, out: Place, *, teacher: Any = "", **how: Any) -> Recorded:
+    """Record a teacher at work on the environment's training tasks; `how` is what a `Recording`
+    takes: tasks, split, options, settings, tools, seed, workers."""
+    from coa.teachers.stage import Recording, run_recording
+
+    return run_recording(Recording(env=env, teacher=teacher, **how), Path(out))
+
+
+def distill(
+    episodes: Place,
+    env: References = (),
+    *,
+    out: Place,
+    tasks: Place | None = None,
+    against: Sequence[Place] = (),
+    settings: Mapping[str, Any] | None = None,
+    **how: Any,
+) -> Distilled:
+    """Turn episodes into a dataset of trajectories; `settings` are those of `DistillSettings`,
+    `how` is env_settings, kit and workers."""
+    from coa.config import load_recipe
+    from coa.distill.stage import DistillSettings, run_distillation
+
+    chosen = load_recipe(None, [], DistillSettings, dict(settings or {}))
+    given = Path(tasks) if tasks else None
+    paths = [Path(each) for each in against]
+    return run_distillation(Path(episodes), Path(out), given, chosen, env=env, against=paths, **how)
+
+
+def sft(
+    dataset: Place,
+    *,
+    out: Place,
+    recipe: Place | None = None,
+    note: Note = _silent,
+    **settings: Any,
+) -> Trained:
+    """Fine-tune on a dataset; `settings` are those of the table `[sft]`: model, rank, lr."""
+    from coa.train.stage import sft_from_recipe
+
+    chosen = [f"trajectories={dataset}", f"out={out}", *_overrides("sft", settings)]
+    adapter = sft_from_recipe(_recipe(recipe), chosen, note)
+    return _trained(adapter, out)
+
+
+def rl(
+    env: References = (),
+    *,
+    out: Place,
+    recipe: Place | None = None,
+    note: Note = _silent,
+    **settings: Any,
+) -> Trained:
+    """Improve a model by what its own rollouts earn. `settings` are those of the table `[rl]`:
+    model, updates, group_size; with two underscores of another: `check__split="test"`."""
+    from coa.train.rl_stage import read_rl_recipe, run_rl
+
+    read = read_rl_recipe(_recipe(recipe), [f"out={out}", *_overrides("rl", settings)])
+    result = run_rl(read, env=env, note=note)
+    return _trained(result.adapter, out)
+
+
+def evaluate(env: References, *, model: str = "auto", out: Place, **settings: Any) -> Evaluation:
+    """Measure a model on the environment's test tasks; `settings` are those of `EvalSettings`."""
+    from coa.evaluate.stage import EvalSettings, run_eval
+
+    directory = Path(out)
+    summary = run_eval(EvalSettings(model=model, **settings), directory, env=env, quiet=True)
+    return Evaluation(directory, summary)
+
+
+def compare(*runs: Place | Evaluation) -> Json:
+    """Compare finished evaluations of the same tasks with the first one, paired by task."""
+    from coa.evaluate.run import compare as compare_runs
+
+    folders = [run.directory if isinstance(run, Evaluation) else Path(run) for run in runs]
+    if len(folders) < 2:
+        raise UsageError("compare needs at least two runs.")
+    return compare_runs(folders)
+
+
+def serve(env: References = (), *, note: Note = print, **settings: Any) -> None:
+    """Answer OpenAI-compatible clients until a signal comes; `settings` are those of `Serving`."""
+    from coa.serve.server import Serving
+    from coa.serve.server import serve as serve_until_stopped
+
+    serve_until_stopped(Serving(env=env, **settings), note)
+
+
+def _recipe(path: Place | None) -> Path | None:
+    return None if path is None else Path(path)
+
+
+def _overrides(table: str, settings: Mapping[str, Any]) -> list[str]:
+    """Settings as a recipe's overrides: `a__b` is `a.b`, and a plain name is of the table."""
+    import json
+
+    made = []
+    for name, value in settings.items():
+        key = name.replace("__", ".") if "__" in name else f"{table}.{name}"
+        made.append(f"{key}={value if isinstance(value, str) else json.dumps(value)}")
+    return made
+
+
+def _trained(adapter: Path, out: Place) -> Trained:
+    """The result of a training with the reference by which it is loaded."""
+    import json
+
+    from coa.engines.lora import MANIFEST, is_whole
+    from coa.engines.store import base_of
+
+    if is_whole(adapter):
+        return Trained(adapter, f"hf:{adapter}")
+    manifest = json.loads((adapter / MANIFEST).read_text(encoding="utf-8"))
+    start = str((manifest.get("settings") or {}).get("model", ""))
+    return Trained(adapter, f"{base_of(start)}+{adapter}")

@@ -1,0 +1,156 @@
+"""`coa init` and `coa check`: a small environment that runs, and what an environment amounts to.
+
+A check finds before hours of rollouts what would otherwise be found after them: it loads the tasks,
+opens the tools, writes one whole prompt, and asks the reward about a trajectory without an answer
+and about one with the gold answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from coa.environment import SPLITS, Environment, OpenEnvironment, open_environments
+from coa.errors import UsageError
+from coa.protocol import system_prompt
+from coa.rewards import RewardSettings
+from coa.runs import Json
+from coa.tasks.task import Task, TaskSet
+from coa.trajectory import StopReason, Trajectory
+
+_ENDING = ".txt"
+"""Of the starter's files inside the package, where they are content and no modules."""
+
+
+def write_starter(folder: Path) -> list[Path]:
+    """Write a small environment that runs into a new or empty folder."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"{folder}: is not empty. Name a folder that is new or empty.")
+    folder.mkdir(parents=True, exist_ok=True)
+    made = []
+    for each in sorted(resources.files("coa").joinpath("starter").iterdir(), key=lambda e: e.name):
+        if each.name.endswith(_ENDING):
+            path = folder / each.name.removesuffix(_ENDING)
+            path.write_text(each.read_text(encoding="utf-8"), encoding="utf-8")
+            made.append(path)
+    return made
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What an environment amounts to."""
+
+    name: str
+    reference: str
+    grammar: str
+    fingerprints: dict[str, str]
+    tasks: dict[str, int]
+    """By split."""
+    tools: list[Json]
+    prompt: str
+    """The whole prompt of a question, as a model that was never trained on the grammar gets it."""
+    question: str
+    reward: str
+    unanswered: float | None
+    """What the reward says of a trajectory that has no answer."""
+    gold: float | None
+    """What it says of one with the gold answer and no work; None: there is none, or it cannot."""
+    state: str
+    """The type of what `setup` makes; empty: there is no setup."""
+
+    def to_json(self) -> Json:
+        return dict(vars(self))
+
+    def lines(self) -> Iterator[str]:
+        yield f"environment  {self.name}" + (f" ({self.reference})" if self.reference else "")
+        counts = ", ".join(f"{count} {split}" for split, count in self.tasks.items())
+        yield f"tasks        {counts or 'none of its own'}"
+        yield f"grammar      {self.grammar}"
+        for tool in self.tools:
+            yield f"tool         {tool['name']}: {tool['about']}"
+        if self.state:
+            yield f"state        {self.state}, made anew for each rollout"
+        said = f"{_shown(self.unanswered)} without an answer"
+        said += f", {_shown(self.gold)} for the gold answer alone" if self.question else ""
+        yield f"reward       {self.reward}: {said}"
+        prints = ", ".join(f"{name} {value[:12]}" for name, value in self.fingerprints.items())
+        yield f"fingerprints {prints}"
+        yield "prompt"
+        yield from (f"  | {line}" for line in self.prompt.splitlines())
+        if self.question:
+            yield f"  question: {self.question}"
+
+
+def _shown(score: float | None) -> str:
+    return "not judged" if score is None else f"{score:g}"
+
+
+def check_environment(env: Environment) -> Checked:
+    """Load, open and try an environment; what is wrong with it is a CoaError."""
+    return asyncio.run(_check(env))
+
+
+async def _check(env: Environment) -> Checked:
+    tasks: dict[str, TaskSet] = {}
+    if env.tasks is not None:
+        tasks = {split: env.load_tasks(split) for split in SPLITS}
+    chosen = [*tasks.get("train", ())][:1] or [Task("What would you like to know?")]
+    some = [task for own in tasks.values() for task in own[:20]] or chosen
+    async with open_environments((env,), some) as opened:
+        await opened.open_rewards(
+            RewardSettings(), [task for own in tasks.values() for task in own]
+        )
+        task = chosen[0]
+        bound = await opened.bound(task.public())
+        box = await opened.toolbox(task.public())
+        async with opened.session(task.public()) as session:
+            state = session.state
+            unanswered = await _score(opened, task, None, state)
+            gold = await _score(opened, task, task.answers[0], state) if task.answers else None
+        inputs = opened.inputs()
+        return Checked(
+            name=env.name,
+            reference=env.reference,
+            grammar=env.value().name,
+            fingerprints={
+                "grammar": inputs["grammar"],
+                "binding": inputs["binding"],
+                **({"code": code} if (code := env.code()) else {}),
+            },
+            tasks={split: len(own) for split, own in tasks.items()},
+            tools=[
+                {
+                    "name": each.name,
+                    "about": each.about,
+                    "body": each.body,
+                    "schema": json.loads(each.schema) if each.schema else None,
+                }
+                for each in box.values()
+            ],
+            prompt=system_prompt(bound, "full"),
+            question=task.question if tasks else "",
+            reward=opened.reward_name,
+            unanswered=unanswered,
+            gold=gold,
+            state=type(state).__name__ if env.setup is not None else "",
+        )
+
+
+async def _score(
+    opened: OpenEnvironment, task: Task, answer: str | None, state: Any
+) -> float | None:
+    """What the reward says of a trajectory that is an answer and nothing else, or not even that."""
+    made = Trajectory(
+        task.id,
+        task.question,
+        opened.of(task).value().name,
+        answer=answer,
+        stop=StopReason.ANSWERED if answer else StopReason.TURNS,
+        book=opened.grammars,
+    )
+    return (await opened.reward_of(task).score(task, made, state)).score

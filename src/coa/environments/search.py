@@ -1,0 +1,90 @@
+"""`search`: questions of one's own, answered by searching the Atlas, a corpus or the web.
+
+Its tools are those that its grammar names: passages for `mhqa`, pages for `web`, programs for
+`code`. Tasks that bring declarations of tools along (a benchmark of function calls) get these.
+"""
+
+from __future__ import annotations
+
+from coa.corpus.site import load_corpus
+from coa.environment import Environment
+from coa.errors import RecordError
+from coa.protocol import load_grammar
+from coa.tasks.task import Task
+from coa.tools.declared import declared_tools
+from coa.tools.search import PASSAGES
+from coa.tools.sources import (
+    READING,
+    CorpusTools,
+    ToolSource,
+    WebTools,
+    check_corpus,
+    corpus_tools,
+    is_web,
+    sandbox,
+)
+
+GROUPS = ("family", "hops", "level", "set")
+
+
+def search(grammar: str = "", corpus: str = "", passages: int = 0, world: int = 0) -> Environment:
+    """Questions over the Atlas of a world, unless `corpus` names a corpus or the web."""
+    chosen = grammar or "mhqa"
+    known = named_by(chosen)
+    if corpus:
+        check_corpus(corpus)
+
+    def tools(task: Task) -> list[ToolSource]:
+        if "tools" in task.meta:
+            return declared_tools(task)  # type: ignore[return-value]
+        return reading_tools(known, corpus, passages, world_of(task, world))
+
+    return Environment(
+        "search",
+        tools=tools,
+        grammar=chosen,
+        groups=GROUPS,
+        settings={"grammar": grammar},
+    )
+
+
+def named_by(grammar: str) -> tuple[str, ...]:
+    """The tools that a grammar names, of those that there are; passages where it names none."""
+    value = load_grammar(grammar)
+    named = [value.by_name[role].tool or role for role in value.tool_roles]
+    return tuple(name for name in named if name in (*READING, "code")) or ("wiki_search",)
+
+
+def reading_tools(
+    names: tuple[str, ...], corpus: str, passages: int, world: int
+) -> list[ToolSource]:
+    """Sources of the tools of these names, in their order."""
+    reading = tuple(name for name in names if name in READING)
+    made: list[ToolSource] = []
+    if reading and is_web(corpus):
+        # NOTE: where a grammar names wiki_search beside the tools of the web, the web has the rest.
+        rest = tuple(name for name in reading if name != "wiki_search") or reading
+        made.append(WebTools(corpus, rest))
+    elif reading:
+        made += _over_corpus(reading, corpus, passages or PASSAGES, world)
+    if "code" in names:
+        made.append(sandbox())
+    order = {name: at for at, name in enumerate(names)}
+    return sorted(made, key=lambda each: min(order[n] for n in getattr(each, "tools", ("code",))))
+
+
+def _over_corpus(
+    names: tuple[str, ...], corpus: str, passages: int, world: int
+) -> list[ToolSource]:
+    if corpus and not corpus.startswith("atlas"):
+        return [corpus_tools(corpus, *names, passages=passages)]
+    held = load_corpus(corpus or f"atlas:{world}")
+    return [CorpusTools(held, names, passages)]
+
+
+def world_of(task: Task, usual: int = 0) -> int:
+    """The world of the Atlas that a task is about."""
+    world = str(task.meta.get("world", usual))
+    if not world.isdecimal():
+        raise RecordError(f"task {task.id}: world is {world!r}, expected the number of one.")
+    return int(world)

@@ -1,0 +1,201 @@
+"""Sources of tools: what has to be opened before it gives any, a corpus, the web, a sandbox.
+
+A source is a small value that says what to open; environments list it among their tools. It is
+opened once for a process, and then gives the tools of each task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from coa.config import load_recipe
+from coa.corpus.site import Corpus, load_corpus
+from coa.errors import ConfigError, UsageError
+from coa.machine import cores
+from coa.tasks.task import Task
+from coa.tools.base import Tool
+from coa.tools.code import code_tool
+from coa.tools.controls import CODE_CONTROLS, WithheldWeb, WrongWeb, withheld_search, wrong_search
+from coa.tools.sandbox import Sandbox
+from coa.tools.search import PASSAGES, wiki_search
+from coa.tools.web import CRAWL_S, CorpusSource, Source, crawl_page, web_search
+
+if TYPE_CHECKING:
+    from coa.tools.live import WebSettings
+
+READING = ("wiki_search", "web_search", "crawl_page")
+SESSIONS = 128
+"""Rollouts whose programs share their variables at a time; each is a frozen process in between."""
+ToolsOf = Callable[[Task], Sequence[Tool]]
+
+
+@dataclass(frozen=True)
+class Opening:
+    """How a run opens its tools."""
+
+    rollouts: int = 1
+    """Rollouts that there will be; nothing is opened for more at a time."""
+    live: bool = True
+    """False: recorded answers stand in for the tools, so nothing has to run."""
+    observations: str = "real"
+    code_session: bool = False
+    unsafe_code: bool = False
+
+
+class ToolSource(Protocol):
+    """Opened once for a process; values that are equal are opened as one."""
+
+    def open(self, how: Opening) -> AbstractAsyncContextManager[ToolsOf]: ...
+
+
+@dataclass(frozen=True)
+class CorpusTools:
+    """Tools that read a corpus: `wiki_search` gives passages, `web_search` and `crawl_page` make
+    it look like the web."""
+
+    corpus: str | Corpus
+    """A corpus directory, or an open corpus."""
+    tools: tuple[str, ...] = ("wiki_search",)
+    passages: int = PASSAGES
+    """Most that one wiki_search returns."""
+
+    def __post_init__(self) -> None:
+        _check_reading(self.tools)
+        if self.passages < 1:
+            raise ConfigError(f"passages is {self.passages!r}, expected at least 1.")
+
+    @asynccontextmanager
+    async def open(self, how: Opening) -> AsyncIterator[ToolsOf]:
+        held = self.corpus if isinstance(self.corpus, Corpus) else open_corpus(self.corpus)
+        source = _site(held, how.observations)
+        made = {
+            "wiki_search": _passages(held, self.passages, how.observations),
+            "web_search": web_search(source),
+        }
+
+        def tools(task: Task) -> list[Tool]:
+            return [made.get(n) or crawl_page(source, focus=task.question) for n in self.tools]
+
+        yield tools
+
+
+@dataclass(frozen=True)
+class WebTools:
+    """`web_search` and `crawl_page` on the web itself, as a recipe describes it."""
+
+    recipe: str
+    """A .toml with `WebSettings`."""
+    tools: tuple[str, ...] = ("web_search", "crawl_page")
+
+    def __post_init__(self) -> None:
+        _check_reading(self.tools)
+        if "wiki_search" in self.tools:
+            raise UsageError(
+                f"{self.recipe}: the web has no passages for wiki_search; use --grammar web."
+            )
+
+    @asynccontextmanager
+    async def open(self, how: Opening) -> AsyncIterator[ToolsOf]:
+        if how.observations == "wrong":
+            raise ConfigError(
+                f"observations 'wrong': needs a corpus, and {self.recipe} is the web."
+            )
+        settings = web_settings(self.recipe)
+        source: Source = WithheldWeb() if how.observations == "withheld" else settings.source()
+        summariser = settings.summariser()
+        search = web_search(source)
+
+        def tools(task: Task) -> list[Tool]:
+            page = crawl_page(
+                source,
+                focus=task.question,
+                summariser=summariser,
+                timeout_s=settings.crawl_seconds or CRAWL_S,
+            )
+            return [search if name == "web_search" else page for name in self.tools]
+
+        try:
+            yield tools
+        finally:
+            if summariser is not None:
+                await summariser.close()
+
+
+@dataclass(frozen=True)
+class SandboxTools:
+    """`code`: runs Python programs in a sandbox."""
+
+    session: bool = False
+    """The programs of one rollout share their variables."""
+
+    @asynccontextmanager
+    async def open(self, how: Opening) -> AsyncIterator[ToolsOf]:
+        persistent = self.session or how.code_session
+        control = CODE_CONTROLS.get(how.observations)
+        box = Sandbox(slots=min(cores(), how.rollouts), unsafe=how.unsafe_code, sessions=SESSIONS)
+        if control or not how.live or how.observations == "closed_book":
+            # A control or a replay runs nothing: the sandbox only names the tool.
+            real = code_tool(box, persistent=persistent)
+            made = control(real) if control else real
+            yield lambda task: [made]
+            return
+        async with box as opened:
+            made = code_tool(opened, persistent=persistent)
+            yield lambda task: [made]
+
+
+def corpus_tools(name: str | Path, *tools: str, passages: int = PASSAGES) -> CorpusTools | WebTools:
+    """The tools of a corpus directory, or of the web where a .toml describes it; `wiki_search`
+    unless others are named."""
+    if is_web(str(name)):
+        return WebTools(str(name), tools or ("web_search", "crawl_page"))
+    return CorpusTools(str(name), tools or ("wiki_search",), passages)
+
+
+def sandbox(session: bool = False) -> SandboxTools:
+    """The tool `code`, which runs programs in a sandbox."""
+    return SandboxTools(session)
+
+
+def _passages(held: Corpus, passages: int, observations: str) -> Tool:
+    if observations == "withheld":
+        return withheld_search()
+    return (wrong_search if observations == "wrong" else wiki_search)(held, passages)
+
+
+def _site(held: Corpus, observations: str) -> Source:
+    if observations == "withheld":
+        return WithheldWeb()
+    return WrongWeb(held) if observations == "wrong" else CorpusSource(held)
+
+
+def is_web(name: str) -> bool:
+    return name.endswith(".toml")
+
+
+def check_corpus(name: str) -> None:
+    """Say what is wrong with the name of a corpus before any work."""
+    web_settings(name) if is_web(name) else open_corpus(name)
+
+
+@cache
+def open_corpus(name: str) -> Corpus:
+    return load_corpus(name)
+
+
+@cache
+def web_settings(recipe: str) -> WebSettings:
+    from coa.tools.live import WebSettings
+
+    return load_recipe(Path(recipe), (), WebSettings)
+
+
+def _check_reading(tools: Sequence[str]) -> None:
+    for name in tools:
+        if name not in READING:
+            raise ConfigError(f"a corpus has no tool {name!r}; it has {', '.join(READING)}.")
