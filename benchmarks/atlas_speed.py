@@ -6,9 +6,10 @@ import json
 import time
 from collections.abc import Callable
 
-from coa.corpus.atlas import atlas_passages
-from coa.corpus.index import SearchIndex, atlas_index
-from coa.tasks import make_tasks
+from coa.corpus.index import SearchIndex
+from coa.environments import make_tasks
+from coa.environments.atlas.pages import atlas_passages
+from coa.environments.atlas.site import atlas_index
 
 
 def seconds(work: Callable[[], object]) -> float:

@@ -16,7 +16,7 @@ import time
 
 from coa.engines import Sampling
 from coa.engines.local import LocalEngine
-from coa.protocol import Limits, State, load_grammar, system_prompt, turn_grammar
+from coa.grammar import Limits, State, load_grammar, system_prompt, turn_grammar
 
 TOKENS, ROUNDS = 64, 3
 QUESTION = "What is the capital of the country that the river Seine flows through?"

@@ -16,10 +16,10 @@ import time
 from collections import Counter
 
 from coa.engines import Engine, load_engine
-from coa.protocol import PRESETS, FaultKind, check, load_grammar, parse
-from coa.runtime import Budget, Decoding, run
-from coa.tasks import make_tasks
-from coa.tasks.task import Task
+from coa.environments import make_tasks
+from coa.grammar import PRESETS, FaultKind, check, load_grammar, parse
+from coa.loop import Budget, Decoding, run
+from coa.tasks import Task
 from coa.tools import Tool, Toolbox
 from coa.trajectory import StopReason, Trajectory
 

@@ -19,8 +19,8 @@ import torch
 
 from coa.engines import Sampling
 from coa.engines.local import LocalEngine
-from coa.engines.store import model_folder, resolve
-from coa.tasks import make_tasks
+from coa.environments import make_tasks
+from coa.models.references import model_folder, resolve
 
 TOKENS = 48
 OBSERVATION = "<observation>The Loire rises in the Ardeche and flows 1,006 km.</observation>"

@@ -24,9 +24,9 @@ from typing import Any
 from coa.engines import Completion, Sampling
 from coa.engines.base import OnText
 from coa.engines.local import LocalEngine
-from coa.protocol import load_grammar
-from coa.runtime import Budget, Decoding, run
-from coa.tasks.task import Task
+from coa.grammar import load_grammar
+from coa.loop import Budget, Decoding, run
+from coa.tasks import Task
 from coa.tools import Tool, Toolbox
 from coa.trajectory import Trajectory
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from coa.evaluate.bench import bench_parse
-from coa.runs import Json
+from coa.io.runs import Json
+from coa.lab.bench import bench_parse
 
 
 def measure() -> Json:

@@ -84,10 +84,10 @@ def main(root: Path) -> None:
     write_chains(root)
     write_tasks(root)
     sft = [f"trajectories={root / 'chains.jsonl'}", f"out={root / 'sft'}"]
-    coa("sft", "recipes/sft-135m.toml", *sft, "sft.batch_size=4", "sft.rank=16")
+    coa("sft", "sft-135m", *sft, "sft.batch_size=4", "sft.rank=16")
     start = f"smollm2-135m+{root / 'sft/adapter'}"
     rl = [f"tasks={root / 'train.jsonl'}", f"check.tasks={root / 'check.jsonl'}"]
-    coa("rl", "recipes/rl-135m.toml", f"rl.model={start}", f"out={root / 'rl'}", *rl)
+    coa("rl", "rl-135m", f"rl.model={start}", f"out={root / 'rl'}", *rl)
     for name, model in (("before", start), ("after", f"smollm2-135m+{root / 'rl/adapter'}")):
         coa(
             "eval", "--tasks", root / "test.jsonl", "--model", model, *ROLLOUT, "--out", root / name

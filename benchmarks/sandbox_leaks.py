@@ -21,7 +21,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from coa.tools.sandbox import Limits, Sandbox
+from coa.sandbox import Limits, Sandbox
 
 PROGRAMS = {
     "print": "print(1)",

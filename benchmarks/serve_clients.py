@@ -24,9 +24,9 @@ from typing import Any
 
 from openai import AsyncOpenAI
 
+from coa.environments import make_tasks
 from coa.rewards.answers import exact_match
-from coa.tasks import make_tasks
-from coa.tasks.task import Task
+from coa.tasks import Task
 
 SEED = 4242
 

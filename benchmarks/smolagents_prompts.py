@@ -123,8 +123,8 @@ def installed(env: Path) -> Path:
 
 
 def measure(env: Path) -> dict[str, Any]:
-    from coa.engines.codec import Codec
-    from coa.engines.store import model_folder, resolve
+    from coa.models.codec import Codec
+    from coa.models.references import model_folder, resolve
 
     codec = Codec.from_folder(model_folder(resolve(MODEL)))
     command = [str(installed(env)), "-I", __file__, "--render"]

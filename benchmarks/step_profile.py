@@ -19,7 +19,7 @@ import torch
 
 from coa.engines import kernels
 from coa.engines.llama import Chunk, LlamaForward
-from coa.engines.store import model_folder, resolve
+from coa.models.references import model_folder, resolve
 
 PIECE = 256
 STEPS = 5

@@ -8,9 +8,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from coa.evaluate.cost_counts import CACHINGS, PROMPTS
-from coa.evaluate.study_cost import PEER, STRETCHED
-from coa.runs import Json
+from coa.evaluation.spending import CACHINGS, PROMPTS
+from coa.io.runs import Json
+from coa.lab.study_cost import PEER, STRETCHED
 
 PARTS = ("planner", "searcher", "reader", "coder", "reflector", "critic", "verifier")
 LENGTHS = {

@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
-from coa import AgentSpec, DistillSettings, Episode, Say, Use, run_distillation
-from coa.runs import dumps
+from coa import AgentSpec, Episode, Say, Use
+from coa.distillation.dataset import DistillSettings, run_distillation
+from coa.io.runs import dumps
 
 STEPS = [  # as smolagents, OAgents and others keep them
     {"type": "planning", "says": "1. find when Yaren was founded"},

@@ -1,6 +1,7 @@
 """Rewards of your own: `coa eval --reward "own_reward:short_and_right*format" ...` here."""
 
-from coa import Task, Trajectory, exact
+from coa import Task, Trajectory
+from coa.rewards import exact
 
 
 def short_and_right(task: Task, trajectory: Trajectory) -> float | None:

@@ -3,7 +3,7 @@
 import tempfile
 from pathlib import Path
 
-from coa import TaskSet
+from coa.tasks import TaskSet
 
 TABLE = """question,answer,level
 What is the capital of the country where Osaka is located?,Tokyo,1

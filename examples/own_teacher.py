@@ -4,10 +4,11 @@ import re
 import tempfile
 from pathlib import Path
 
-from coa import Task, Toolbox, ToolCall, load_trajectories
-from coa.distill.stage import run_distillation
-from coa.teachers.episode import AgentSpec, Episode, Say, Use
-from coa.teachers.stage import Recording, run_recording
+from coa import Task, ToolCall, load_trajectories
+from coa.distillation.dataset import run_distillation
+from coa.recording.episode import AgentSpec, Episode, Say, Use
+from coa.recording.record import Recording, run_recording
+from coa.tools import Toolbox
 
 
 class Team:

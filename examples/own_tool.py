@@ -2,7 +2,8 @@
 
 import asyncio
 
-from coa import ScriptedEngine, Task, Toolbox, ToolMistake, load_grammar, run, tool
+from coa import ScriptedEngine, Task, ToolMistake, load_grammar, run, tool
+from coa.tools import Toolbox
 
 
 @tool

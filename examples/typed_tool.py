@@ -2,7 +2,9 @@
 
 import asyncio
 
-from coa import ScriptedEngine, Task, Toolbox, load_grammar, run, system_prompt, tool
+from coa import ScriptedEngine, Task, load_grammar, run, tool
+from coa.grammar import system_prompt
+from coa.tools import Toolbox
 
 
 @tool

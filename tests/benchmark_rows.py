@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 
+from coa.environments.published import load_benchmark
 from coa.tasks import TaskSet
-from coa.tasks.benchmarks import load_benchmark
 
 ROOT = Path(__file__).parents[1]
 REAL = Path(

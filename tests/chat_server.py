@@ -21,10 +21,10 @@ from time import sleep
 from types import TracebackType
 from typing import Any
 
-from coa.distill.convert import in_one_line
-from coa.runs import Json
-from coa.teachers.episode import Episode, Use
-from coa.teachers.llm_contracts import CRITERIA
+from coa.distillation.convert import in_one_line
+from coa.io.runs import Json
+from coa.recording.contracts import CRITERIA
+from coa.recording.episode import Episode, Use
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from chat_server import ChatServer, approval, contents, step, who
-from coa.collect import collect
-from coa.runs import Json
+from coa.io.collect import collect
+from coa.io.runs import Json
+from coa.recording import recorded
+from coa.recording.episode import Episode
+from coa.recording.llm import LLMSettings, LLMTeacher
 from coa.tasks import Task, TaskSet
-from coa.teachers import recorded
-from coa.teachers.episode import Episode
-from coa.teachers.llm import LLMSettings, LLMTeacher
 from scripts import TOOLBOX_OF
 
 TASKS = TaskSet(tuple(Task(f"What is the capital of country {n}?") for n in range(6)))

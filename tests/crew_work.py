@@ -10,9 +10,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from coa.crew.worker import Work
 from coa.errors import ConfigError, MissingExtra, ToolTimeout
-from coa.runs import Json
+from coa.io.runs import Json
+from coa.io.workers import Work
 
 HERE = "crew_work"
 

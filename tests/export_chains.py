@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
-from coa.distill.convert import NotConvertible, convert
-from coa.distill.exports import Format, export
-from coa.engines.codec import Codec
-from coa.protocol import load_grammar, system_prompt
-from coa.runs import Json
-from coa.tasks import Task, make_tasks
-from coa.teachers.experts import Experts
+from coa.distillation.convert import NotConvertible, convert
+from coa.distillation.exports import Format, export
+from coa.environments import make_tasks
+from coa.environments.experts import Experts
+from coa.grammar import load_grammar, system_prompt
+from coa.io.runs import Json
+from coa.models.codec import Codec
+from coa.tasks import Task
 from coa.train.rows import row_maker
 from coa.trajectory import Author, Segment, StopReason, Trajectory
 from scripts import TOOLBOX_OF, episodes_of

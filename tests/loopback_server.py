@@ -21,10 +21,10 @@ from typing import Any
 
 from coa.engines import Engine, load_engine
 from coa.engines.base import Completion, Sampling
-from coa.engines.codec import Codec
 from coa.engines.openai import OpenAIEngine
 from coa.engines.scripted import Script, ScriptedEngine
-from coa.runtime import Budget, Decoding, run
+from coa.loop import Budget, Decoding, run
+from coa.models.codec import Codec
 from coa.trajectory import Trajectory
 from playing import ANSWER, MHQA, SEARCH, TASK, box
 from tiny_model import TEMPLATE, make_tokenizer

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from coa.distill.filters import Candidate, Filtered, FilterSettings, apply_filters
-from coa.protocol import Block
+from coa.distillation.filters import Candidate, Filtered, FilterSettings, apply_filters
+from coa.grammar import Block
 from coa.trajectory import Author, Segment, StopReason, Trajectory
 
 Said = tuple[str, str] | tuple[str, str, bool]

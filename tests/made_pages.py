@@ -9,10 +9,10 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from coa.pages.inspect import write_page
-from coa.runs import dumps
-from coa.teachers.episode import AgentSpec, Episode, Say, Use
+from coa.io.runs import dumps
+from coa.recording.episode import AgentSpec, Episode, Say, Use
 from coa.trajectory import Author, Segment, StopReason, Trajectory
+from coa.view.page import write_page
 
 HOSTILE = "</script><img src=x onerror=alert(1)><!-- \u2028 <script>alert(2)</script> ]]> &lt;"
 ORDINARY = "<think> I look.</think>\n<plan> 1. look</plan>"

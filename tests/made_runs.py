@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from coa.evaluate.run import save_summary, summarise
-from coa.pages.report import write_report
+from coa.evaluation.run import save_summary, summarise
+from coa.io.runs import Json, Run, write_jsonl
 from coa.rewards import Scored, exact
-from coa.runs import Json, Run, write_jsonl
-from coa.tasks.task import Task, TaskSet
+from coa.tasks import Task, TaskSet
 from coa.trajectory import StopReason, Trajectory, Usage, save_trajectories
+from coa.view.report import write_report
 from made_chains import GOOD, PLAN, chain
 from made_pages import Page, read
 

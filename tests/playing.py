@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from coa.engines.base import Completion, Engine, OnText, Sampling
 from coa.engines.scripted import Script, ScriptedEngine
 from coa.errors import EngineError
-from coa.protocol import load_grammar
-from coa.runs import dumps
-from coa.runtime import Budget, Decoding, run
-from coa.tasks.task import Task
+from coa.grammar import load_grammar
+from coa.io.runs import dumps
+from coa.loop import Budget, Decoding, run
+from coa.tasks import Task
 from coa.tools import Tool, Toolbox
 from coa.trajectory import Author, StopReason, Trajectory
 

@@ -15,10 +15,10 @@ from coa.engines.base import Completion, OnText, Sampling, sampling_key
 from coa.engines.scripted import ScriptedEngine
 from coa.environment import Environment, OpenEnvironment, ToolSettings
 from coa.errors import EngineError
-from coa.protocol import load_grammar
+from coa.grammar import load_grammar
+from coa.loop import Budget, Decoding
 from coa.rewards import Part, Scored
-from coa.runtime import Budget, Decoding
-from coa.tasks.task import Task
+from coa.tasks import Task
 from coa.train.groups import Group, Sampler, TaskStream
 from coa.train.processes import Processes
 from coa.trajectory import Author, Segment, StopReason, Trajectory, Usage
@@ -111,7 +111,7 @@ def make_sampler(tasks: Sequence[Task], engine: Told, directory: Path, **changes
 
 def key_of(task: Task, sample: int, engine: Told) -> int:
     """The sampling key of the first turn of a rollout."""
-    from coa.runtime import Rollout
+    from coa.loop import Rollout
 
     decoding = Decoding(temperature=1.0, seed=3)
     begun = Rollout(task, engine, GRAMMAR, box("search_r1"), decoding=decoding)

@@ -8,25 +8,23 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from coa.corpus.site import load_corpus
-from coa.distill.convert import convert
-from coa.distill.pipeline import Distilled
-from coa.distill.stage import run_distillation
+from coa.distillation.convert import convert
+from coa.distillation.dataset import Distilled, run_distillation
+from coa.environments.atlas.site import any_corpus
+from coa.environments.experts import Experts
 from coa.errors import UsageError
-from coa.protocol import load_grammar
-from coa.runs import dumps, read_jsonl
-from coa.tasks.task import Task, TaskSet
-from coa.teachers.episode import Episode, load_episodes
-from coa.teachers.experts import Experts
-from coa.teachers.stage import Recording, run_recording
+from coa.grammar import load_grammar
+from coa.io.runs import dumps, read_jsonl
+from coa.recording.episode import Episode, load_episodes
+from coa.recording.record import Recording, run_recording
+from coa.tasks import Task, TaskSet
 from coa.tools.base import Toolbox
-from coa.tools.search import wiki_search
-from coa.tools.web import CorpusSource, crawl_page, web_search
+from coa.tools.web import CorpusSource, crawl_page, web_search, wiki_search
 
 
 def TOOLBOX_OF(task: Task) -> Toolbox:
     """What the set of a task searches the Atlas of its world with: pages, or passages."""
-    held = load_corpus(f"atlas:{task.meta.get('world', 0)}")
+    held = any_corpus(f"atlas:{task.meta.get('world', 0)}")
     if task.meta.get("set") == "atlas-web":
         source = CorpusSource(held)
         return Toolbox([web_search(source), crawl_page(source, focus=task.question)])

@@ -15,8 +15,8 @@ from typing import Any
 from coa.engines.base import Completion, Engine, OnText, Sampling
 from coa.engines.scripted import ScriptedEngine
 from coa.errors import EngineError
-from coa.serve.request import Limits
-from coa.serve.server import Listening, Serving, listening
+from coa.serving.request import Limits
+from coa.serving.server import Listening, Serving, listening
 
 PLAN = "<think>I plan.</think><plan>1. look it up</plan>"
 TURNS = [

@@ -32,7 +32,7 @@ def part_loss(policy: Policy, rows: list[Row], total: float) -> torch.Tensor:
     return -policy.logprobs(hidden, torch.tensor(targets)).sum() / total
 
 
-def train(model: Path, out: Path, kind: str, replaces: bool) -> None:
+def train(model: Path, out: Path, kind: str) -> None:
     out.mkdir(parents=True, exist_ok=True)
     policy = Policy(
         f"hf:{model}",
@@ -71,12 +71,11 @@ def train(model: Path, out: Path, kind: str, replaces: bool) -> None:
     adapter = policy.adapter()
     record["tensors"] = len(adapter.whole or adapter.pairs)
     record["hidden"] = hidden()
-    if replaces:
-        with policy.reference():
-            record["reference_is_start"] = hidden() == start
-        policy.restore(out / "early")
-        learner.saved.load_state_dict(torch.load(out / "early.pt", weights_only=True))
-        record["again"] = step(1).loss
+    with policy.reference():
+        record["reference_is_start"] = hidden() == start
+    policy.restore(out / "early")
+    learner.saved.load_state_dict(torch.load(out / "early.pt", weights_only=True))
+    record["again"] = step(1).loss
     if processes.main:
         (out / "record.json").write_text(json.dumps(record), encoding="utf-8")
     processes.wait()
@@ -84,7 +83,6 @@ def train(model: Path, out: Path, kind: str, replaces: bool) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    for case in sys.argv[3:]:  # model:kind, and :keeps where weights cannot be replaced
-        model, kind, *keeps = case.split(":")
-        place = Path(sys.argv[2]) / f"{model}-{kind}"
-        train(Path(sys.argv[1]) / model, place, kind, not keeps)
+    for case in sys.argv[3:]:  # model:kind
+        model, kind = case.split(":")
+        train(Path(sys.argv[1]) / model, Path(sys.argv[2]) / f"{model}-{kind}", kind)

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coa.config import load_recipe, to_json
 from coa.errors import ConfigError, TrainingError
-from coa.train.advantages import group_advantages, overlong_penalty
-from coa.train.loss_settings import PRESETS, RlLossSettings, preset
+from coa.io.settings import load_recipe, to_json
+from coa.train.experience import group_advantages, overlong_penalty
+from coa.train.rl_settings import PRESETS, RlLossSettings, preset
 
 
 def test_grpo_by_hand_with_groups_in_any_order() -> None:
@@ -178,10 +178,10 @@ def test_k1_is_fine_in_the_reward_and_when_reweighted() -> None:
     assert RlLossSettings(kl=0.1, kl_estimator="k1", kl_reweighted=True).kl == 0.1
 
 
-def test_advantages_and_settings_need_no_torch() -> None:
+def test_settings_need_no_torch() -> None:
     import subprocess
     import sys
 
-    code = "import sys, coa.train.advantages; print('torch' in sys.modules)"
+    code = "import sys, coa.train.rl_settings; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

@@ -11,17 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coa.distill.afm_files import (
+from coa.distillation.exports import export
+from coa.environments.published.afm import (
     detect_grammar,
     import_sft,
     read_rows,
     run_import_rl,
     run_import_sft,
 )
-from coa.distill.exports import export
 from coa.errors import RecordError, UsageError
-from coa.protocol import check, load_grammar, parse, system_prompt
-from coa.runs import Json
+from coa.grammar import check, load_grammar, parse, system_prompt
+from coa.io.runs import Json
 from coa.tasks import Task
 from coa.trajectory import Author, StopReason, load_trajectories
 from export_chains import ANSWER, SEARCH, SETS, chain, chains_of

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coa.distill.afm_files import import_rl, read_rows, run_import_rl
-from coa.distill.exports import export
-from coa.runs import Json
+from coa.distillation.exports import export
+from coa.environments.published.afm import import_rl, read_rows, run_import_rl
+from coa.io.runs import Json
+from coa.io.tables import after_instructions
 from coa.tasks import Task, TaskSet
-from coa.tasks.published import after_instructions
 from export_chains import short_chain
 
 BENCHMARKS = os.environ.get("COA_TEST_BENCHMARKS", "")

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coa.errors import ConfigError
-from coa.train.alarms import Alarm, Alarms
+from coa.train.monitors import Alarm, Alarms
 from coa.train.rl_settings import AlarmSettings
 
 HEALTHY: dict[str, Any] = {

@@ -10,16 +10,14 @@ from pathlib import Path
 import pytest
 
 from atlas_solver import Library, solve
-from coa.corpus.atlas import SECTION_OF, pages, passage_for
-from coa.corpus.reading import read
-from coa.corpus.relations import RELATIONS, values_of
-from coa.corpus.world import World, load_world
+from coa.environments.atlas.families import FAMILIES, Chain
+from coa.environments.atlas.pages import SECTION_OF, pages, passage_for
+from coa.environments.atlas.phrasings import PHRASINGS, is_held_out
+from coa.environments.atlas.reading import read
+from coa.environments.atlas.tasks import SPLITS, families_of, held_out, make_tasks
+from coa.environments.atlas.understanding import understand
+from coa.environments.atlas.world import RELATIONS, World, load_world, values_of
 from coa.errors import CoaError
-from coa.tasks.atlas import SPLITS, families_of, make_tasks
-from coa.tasks.atlas_families import FAMILIES, Chain
-from coa.tasks.atlas_phrasings import PHRASINGS, is_held_out
-from coa.tasks.atlas_splits import held_out
-from coa.tasks.atlas_understanding import understand
 
 WORLDS = (0, 7)
 
@@ -48,7 +46,9 @@ def test_the_world_is_large_enough(world: World) -> None:
 
 
 def test_the_embedded_file_is_small() -> None:
-    path = Path(sys.modules["coa.corpus.world"].__file__ or "").with_name("atlas_facts.json")
+    path = Path(sys.modules["coa.environments.atlas.world"].__file__ or "").with_name(
+        "atlas_facts.json"
+    )
     assert path.stat().st_size < 600_000
 
 
@@ -310,8 +310,8 @@ def test_a_smaller_set_is_the_start_of_a_larger_one_and_seeds_differ() -> None:
 
 def test_the_same_in_a_fresh_process_with_another_hash_seed() -> None:
     program = (
-        "from coa.tasks.atlas import make_tasks\n"
-        "from coa.corpus.index import atlas_index\n"
+        "from coa.environments.atlas.tasks import make_tasks\n"
+        "from coa.environments.atlas.site import atlas_index\n"
         "print(make_tasks('heldout_entity', 60, 4, 7).fingerprint())\n"
         "print([h.url for h in atlas_index(7).search('capital of the city', 5)])\n"
     )

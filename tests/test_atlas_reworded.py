@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from difflib import SequenceMatcher
 
-from coa.tasks.atlas import families_of
-from coa.tasks.atlas_catalogues import MHQA, REWORDED
-from coa.tasks.atlas_phrasings import is_held_out
+from coa.environments.atlas.catalogues import MHQA, REWORDED
+from coa.environments.atlas.phrasings import is_held_out
+from coa.environments.atlas.tasks import families_of
 
 CLOSE = 0.8
 """Share of words in common, in order, from which on two wordings count as the same."""

@@ -11,19 +11,19 @@ from decimal import ROUND_HALF_UP, Decimal
 import pytest
 
 from atlas_solver import Library
-from coa.corpus.atlas import pages, passage_for
-from coa.corpus.reading import read
-from coa.corpus.world import load_world
+from coa.environments import SETS, make_tasks
+from coa.environments.atlas.catalogues import CATALOGUES, CODE, REWORDED, WEB, WIDE
+from coa.environments.atlas.code_team import program
+from coa.environments.atlas.formulas import DENSITY, MEAN, TIMES, TOTAL, Formula, Work
+from coa.environments.atlas.inquiries import Trail
+from coa.environments.atlas.pages import pages, passage_for
+from coa.environments.atlas.phrasings import is_held_out
+from coa.environments.atlas.reading import read
+from coa.environments.atlas.tasks import SPLITS, families_of, held_out
+from coa.environments.atlas.understanding import understand
+from coa.environments.atlas.world import load_world
 from coa.errors import UsageError
-from coa.tasks import SETS, Task, make_tasks
-from coa.tasks.atlas import SPLITS, families_of
-from coa.tasks.atlas_catalogues import CATALOGUES, CODE, REWORDED, WEB, WIDE
-from coa.tasks.atlas_formulas import DENSITY, MEAN, TIMES, TOTAL, Formula, Work
-from coa.tasks.atlas_inquiries import Trail
-from coa.tasks.atlas_phrasings import is_held_out
-from coa.tasks.atlas_splits import held_out
-from coa.tasks.atlas_understanding import understand
-from coa.teachers.code_team import program
+from coa.tasks import Task
 
 WORLDS = (0, 7)
 NEW = (WEB, CODE)

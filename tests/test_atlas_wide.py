@@ -6,19 +6,19 @@ from collections.abc import Iterator
 
 import pytest
 
-from coa.corpus.reading import read
-from coa.corpus.world import load_world
+from coa.environments import make_tasks
+from coa.environments.atlas.catalogues import CATALOGUES, MHQA, REWORDED, WEB, WIDE
+from coa.environments.atlas.families import Catalogue, Chain, Comparison, Difference, Superlative
+from coa.environments.atlas.inquiries import Trail
+from coa.environments.atlas.phrasings import is_held_out
+from coa.environments.atlas.reading import read
+from coa.environments.atlas.tasks import families_of, held_out
+from coa.environments.atlas.understanding import understand
+from coa.environments.atlas.world import load_world
+from coa.environments.experts import Experts
 from coa.errors import UsageError
 from coa.rewards import exact_match
-from coa.tasks import Task, make_tasks
-from coa.tasks.atlas import families_of
-from coa.tasks.atlas_catalogues import CATALOGUES, MHQA, REWORDED, WEB, WIDE
-from coa.tasks.atlas_families import Catalogue, Chain, Comparison, Difference, Superlative
-from coa.tasks.atlas_inquiries import Trail
-from coa.tasks.atlas_phrasings import is_held_out
-from coa.tasks.atlas_splits import held_out
-from coa.tasks.atlas_understanding import understand
-from coa.teachers.experts import Experts
+from coa.tasks import Task
 from scripts import episodes_of
 
 WORLDS = (0, 7)

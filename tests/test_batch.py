@@ -13,10 +13,9 @@ from tiny_model import make_tiny_model
 torch = pytest.importorskip("torch")
 
 from coa.engines import Sampling, load_engine  # noqa: E402
-from coa.engines.batch import PROMPT_TOKENS, Batch, Request  # noqa: E402
-from coa.engines.draw import draw  # noqa: E402
-from coa.engines.guesses import FREE_ROWS, Guesses  # noqa: E402
+from coa.engines.batch import FREE_ROWS, PROMPT_TOKENS, Batch, Guesses, Request  # noqa: E402  # noqa: E402
 from coa.engines.llama import LlamaForward  # noqa: E402
+from coa.engines.sampling import draw  # noqa: E402
 from coa.errors import ConfigError, EngineError  # noqa: E402
 
 

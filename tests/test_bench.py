@@ -7,12 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from coa.engines.codec import Codec
 from coa.errors import UsageError
-from coa.evaluate.bench import bench_parse, run_bench
-from coa.evaluate.bench_rollout import bench_rollout, rollout_lines
-from coa.evaluate.rollout_players import Played, play_generate, play_ours, play_vllm
-from coa.evaluate.rollout_work import Lengths, Texts, Work, cost
+from coa.lab.bench import bench_parse, run_bench
+from coa.lab.bench_rollout import (
+    Lengths,
+    Played,
+    Texts,
+    Work,
+    bench_rollout,
+    cost,
+    play_generate,
+    play_ours,
+    play_vllm,
+    rollout_lines,
+)
+from coa.models.codec import Codec
 
 SHORT = Lengths(prompt=120, sampled=5, observation=20, turns=3)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from coa.evaluate.bench_search import (
+from coa.lab.bench_search import (
     Searched,
     Work,
     bench_search,

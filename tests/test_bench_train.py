@@ -12,23 +12,27 @@ from pathlib import Path
 
 import pytest
 
-from coa.engines.codec import Codec
 from coa.errors import ConfigError, EngineError, UsageError
-from coa.evaluate import train_players
-from coa.evaluate.bench import run_bench
-from coa.evaluate.bench_train import bench_rl, bench_sft, train_lines
-from coa.evaluate.train_players import Trained, train_ours, train_trl
-from coa.evaluate.train_work import (
+from coa.lab import bench_train as train_players
+from coa.lab.bench import run_bench
+from coa.lab.bench_train import (
     TARGETS,
     UNTRAINED,
     RlSetup,
     SftSetup,
+    Trained,
     Work,
+    bench_rl,
+    bench_sft,
     distilled_rows,
     rl_work,
     sft_work,
+    train_lines,
+    train_ours,
+    train_trl,
 )
-from coa.tasks.task import Task
+from coa.models.codec import Codec
+from coa.tasks import Task
 from coa.trajectory import Author, Segment
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -111,7 +115,7 @@ def test_the_rl_work_holds_the_prompt_that_our_rollouts_begin_with(rl_setup: RlS
 
 
 def test_adapters_are_on_the_modules_that_our_policy_trains() -> None:
-    from coa.train import plain
+    from coa.train import forward as plain
 
     assert list(TARGETS) == plain.TARGETS
 

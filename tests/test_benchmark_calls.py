@@ -15,13 +15,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coa.environments.published import load_benchmark
+from coa.environments.published.function_calls import CATEGORIES
 from coa.errors import RecordError, UsageError
-from coa.protocol import PRESETS, load_grammar
+from coa.grammar import PRESETS, load_grammar
 from coa.rewards.calls import calls, calls_in
-from coa.rewards.simple import auto
+from coa.rewards.reward import auto
 from coa.tasks import Task
-from coa.tasks.benchmarks import load_benchmark
-from coa.tasks.benchmarks.function_calls import CATEGORIES
 from coa.trajectory import Author, Segment, StopReason, Trajectory
 
 NUMBER, TEXT = {"type": "number"}, {"type": "string"}

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmark_rows import GOLD, ROOT, ROWS, SHOWN, loaded, packed, sealed, verl, write
+from coa.environments.published import BENCHMARKS, load_benchmark
 from coa.errors import RecordError, UsageError
 from coa.rewards import choose_reward, exact_match
 from coa.tasks import Task, TaskSet
-from coa.tasks.benchmarks import BENCHMARKS, load_benchmark
 
 # -- what comes out --------------------------------------------------------------------------
 

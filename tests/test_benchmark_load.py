@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from benchmark_rows import LIVE, ROWS, packed, write
+from coa.environments.published import BENCHMARKS, load_benchmark
 from coa.tasks import TaskSet
-from coa.tasks.benchmarks import BENCHMARKS, load_benchmark
 from test_benchmark_calls import bfcl
 from test_cli import Coa, coa
 

@@ -11,17 +11,17 @@ import pytest
 from benchmark_rows import ROWS, write
 from coa.engines.scripted import ScriptedEngine
 from coa.environment import load_environment, open_environments
+from coa.environments.published import BENCHMARKS, load_benchmark
 from coa.errors import ConfigError, RecordError, UsageError
-from coa.evaluate.stage import EvalSettings, run_eval
-from coa.protocol import system_prompt
-from coa.protocol.constrain import turn_grammar
-from coa.protocol.grammar import State
+from coa.evaluation.run import EvalSettings, run_eval
+from coa.grammar import system_prompt
+from coa.grammar.constrain import turn_grammar
+from coa.grammar.grammar import State
 from coa.rewards import REWARDS
 from coa.rollouts import choose_environments
 from coa.tasks import Task, TaskSet
-from coa.tasks.benchmarks import BENCHMARKS, load_benchmark
 from coa.tools.base import ToolCall
-from coa.tools.declared import NOTED, declared_tools
+from coa.tools.functions import NOTED, declared_tools
 from coa.trajectory import load_trajectories
 from test_benchmark_calls import bfcl
 from test_benchmark_scores import wheel_file

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from benchmark_rows import FILES, REAL, ROWS, SHOWN, loaded, real, write
-from coa.engines.store import cache_dir
+from coa.environments.published import BENCHMARKS, load_benchmark
+from coa.models.references import cache_dir
 from coa.rewards import exact_match, open_reward
-from coa.rewards.suites import Case, read_suite
+from coa.rewards.programs import Case, read_suite
 from coa.tasks import Task
-from coa.tasks.benchmarks import BENCHMARKS, load_benchmark
 from coa.trajectory import Trajectory
 
 MATHEMATICS = ("aime24", "aime25", "amc23", "math500", "olympiadbench")

@@ -17,10 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmark_rows import GOLD, LIVE, ROWS, loaded, packed, sealed, write
+from coa.environments.published import load_benchmark
+from coa.environments.published.questions import unsealed
 from coa.errors import RecordError
-from coa.rewards.suites import read_suite
-from coa.tasks.benchmarks import load_benchmark
-from coa.tasks.benchmarks.questions import unsealed
+from coa.rewards.programs import read_suite
 
 
 @settings(deadline=None)

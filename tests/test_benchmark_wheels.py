@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from coa.errors import RecordError, Unavailable
-from coa.wheels import wheel_member
+from coa.io.download import wheel_member
 
 FILE = "coa_made_up-1.0-py3-none-any.whl"
 

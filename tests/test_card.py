@@ -7,11 +7,11 @@ from xml.etree import ElementTree
 
 import pytest
 
-from coa.config import to_json
-from coa.distill.card import Making, dataset_card
-from coa.distill.filters import Candidate, Filtered, FilterSettings, apply_filters
-from coa.distill.funnel import markdown, plot, stage_record, table
-from coa.runs import Json
+from coa.distillation.card import Making, dataset_card
+from coa.distillation.filters import Candidate, Filtered, FilterSettings, apply_filters
+from coa.distillation.funnel import markdown, plot, stage_record, table
+from coa.io.runs import Json
+from coa.io.settings import to_json
 from coa.trajectory import Trajectory
 from made_chains import Said, chain, checked, searched
 

@@ -18,7 +18,8 @@ import pytest
 
 from coa.asking import Asking, ask_once
 from coa.cli import main
-from coa.tasks import TaskSet, make_tasks
+from coa.environments import make_tasks
+from coa.tasks import TaskSet
 from coa.trajectory import (
     Author,
     Segment,
@@ -87,12 +88,12 @@ ASK = ("ask", QUESTION, "--model", "scripted:model.jsonl")
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("show", "cut.jsonl"), "cut.jsonl:2: the line is cut in the middle. Delete that line"),
-        (("inspect", "cut.jsonl"), "cut.jsonl:2: the line is cut in the middle."),
-        (("show", "empty.jsonl"), "empty.jsonl: nothing to show."),
-        (("show", "whole.jsonl", "--task", "x"), "nothing to show for task 'x'."),
-        (("show", "tasks.jsonl"), "tasks.jsonl:1: this is a task, expected a trajectory"),
-        (("show", "none.jsonl"), "none.jsonl: no such file."),
+        (("view", "cut.jsonl"), "cut.jsonl:2: the line is cut in the middle. Delete that line"),
+        (("view", "cut.jsonl", "--mask"), "cut.jsonl:2: the line is cut in the middle."),
+        (("view", "empty.jsonl"), "empty.jsonl: nothing to show."),
+        (("view", "whole.jsonl", "--task", "x"), "nothing to show for task 'x'."),
+        (("view", "tasks.jsonl"), "tasks.jsonl:1: this is a task, expected a trajectory"),
+        (("view", "none.jsonl"), "none.jsonl: no such file."),
         (("ask", QUESTION, "--model", "smolm2-135m"), "Did you mean 'smollm2-135m'?"),
         (("ask", QUESTION, "--model", "scripted:none"), "'none' is not a file."),
         (("ask", QUESTION, "--model", "gpt"), "Unknown model 'gpt'. Forms: smollm2-135m"),
@@ -183,7 +184,7 @@ def test_a_mistake_is_one_line_on_stderr_and_exit_2(
 
 
 def test_a_recipe_with_a_typo_is_named_before_anything_heavy_is_loaded(tmp_path: Path) -> None:
-    pytest.importorskip("coa.train.stage")
+    pytest.importorskip("coa.train.sft_stage")
     (tmp_path / "typo.toml").write_text('trajectories = "x.jsonl"\n[sft]\nepoch = 2\n')
     (tmp_path / "unset.toml").write_text("[sft]\nepochs = 2\n")
     (tmp_path / "wrong.toml").write_text('[sft]\nepochs = "two"\n')
@@ -209,8 +210,7 @@ def test_an_unknown_command_or_option_is_explained(coa: Coa) -> None:
         (("asks", "x"), "No such command 'asks'"),
         (("ask", QUESTION, "--modle", "x"), "--modle"),
         (("eval",), "--out"),
-        (("inspect", "t.jsonl", "--grammar", "web"), "--grammar"),
-        (("show", "t.jsonl", "--grammar", "web"), "--grammar"),
+        (("view", "t.jsonl", "--grammar", "web"), "--grammar"),
     ):
         done = coa(*arguments)
         assert done.code == 2 and says in done.err and "Traceback" not in done.err
@@ -249,8 +249,8 @@ def test_a_pipe_gets_no_escape_codes_not_even_from_a_page(
     turns = [TURNS[0].replace("Go.", f"{red}Go.\x07"), TURNS[1].replace("Lima<", f"{red}Lima<")]
     (tmp_path / "model.jsonl").write_text(json.dumps({"turns": turns}) + "\n")
     done = start(*ASK, "--out", "t.jsonl", cwd=tmp_path, **environment)
-    shown = start("show", "t.jsonl", cwd=tmp_path, **environment)
-    mask = start("inspect", "t.jsonl", cwd=tmp_path, **environment)
+    shown = start("view", "t.jsonl", cwd=tmp_path, **environment)
+    mask = start("view", "t.jsonl", "--mask", cwd=tmp_path, **environment)
     for each in (done, shown, mask):
         assert each.returncode == 0 and "Lima" in each.stdout
         assert "\x1b" not in each.stdout + each.stderr and "\x07" not in each.stdout
@@ -381,11 +381,11 @@ def test_tasks_record_distill_show_inspect_eval_compare(coa: Coa, tmp_path: Path
     assert "6 trajectories of 6 episodes" in coa(*distilling).out
     unjudged = coa("distill", "--episodes", "e.jsonl", "--out", "u", "--grammar", "react")
     assert "no --tasks: answers were not judged" in unjudged.err
-    shown = coa("show", "d/trajectories.jsonl", "--n", "2").out
+    shown = coa("view", "d/trajectories.jsonl", "--n", "2").out
     assert shown.count("question  ") == shown.count("answer: ") == 2
-    one = coa("show", "d/trajectories.jsonl", "--task", tasks[3].id).out
+    one = coa("view", "d/trajectories.jsonl", "--task", tasks[3].id).out
     assert tasks[3].question in one and one.count("question  ") == 1
-    mask = coa("inspect", "d/trajectories.jsonl").out
+    mask = coa("view", "d/trajectories.jsonl", "--mask").out
     assert "[[" in mask and "characters: trained" in mask
     write_script(tmp_path / "model.jsonl", tasks)
     common = ("eval", "--model", "scripted:model.jsonl", "--tasks", "tasks.jsonl")
@@ -416,9 +416,9 @@ def test_a_chain_under_a_grammar_of_ones_own_can_be_shown(coa: Coa, tmp_path: Pa
     (tmp_path / "model.jsonl").write_text(json.dumps({"turns": turns}) + "\n")
     assert "answer: Lima" in coa(*ASK, "--grammar", "mine.toml", "--out", "t.jsonl").out
     (tmp_path / "mine.toml").unlink()
-    assert "answer: Lima" in coa("show", "t.jsonl").out
+    assert "answer: Lima" in coa("view", "t.jsonl").out
     (tmp_path / "grammars.json").unlink()
-    alone = coa("show", "t.jsonl")
+    alone = coa("view", "t.jsonl")
     assert alone.code == 2 and "is not stored beside the file (grammars.json)" in alone.err
 
 
@@ -427,7 +427,7 @@ def test_a_chain_with_a_tool_of_ones_own_is_shown_as_it_was(coa: Coa, tmp_path: 
     turn = "<think>Multiply.</think>\n<calculator>6 * 7</calculator>"
     chain.segments = [Segment(Author.PROMPT, "p"), Segment(Author.MODEL, turn)]
     save_trajectories(tmp_path / "own.jsonl", [chain])
-    shown = coa("show", "own.jsonl").out
+    shown = coa("view", "own.jsonl").out
     assert "calculator  6 * 7" in shown and "malformed" not in shown
 
 
@@ -435,8 +435,8 @@ def test_a_directory_of_trajectories_can_be_shown(coa: Coa, tmp_path: Path) -> N
     chain = Trajectory("t", "How much?", "react", answer="42")
     chain.segments = [Segment(Author.PROMPT, "p"), Segment(Author.MODEL, "<answer>42</answer>")]
     save_trajectories(tmp_path / "run" / "trajectories.jsonl", [chain])
-    assert "How much?" in coa("show", "run").out
-    assert coa("show", "run", "--n", "-3").code == 2
+    assert "How much?" in coa("view", "run").out
+    assert coa("view", "run", "--n", "-3").code == 2
 
 
 def test_runs_of_different_rewards_are_not_compared(coa: Coa, tmp_path: Path) -> None:

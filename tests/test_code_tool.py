@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coa.sandbox import Limits, Outcome, Sandbox, SandboxError, Tier, reach_tier
 from coa.tools import Toolbox, ToolCall
 from coa.tools.code import NOTHING, code_tool, describe
-from coa.tools.sandbox import Limits, Outcome, Sandbox, SandboxError, Tier, reach_tier
 
 LIMITS = Limits(seconds=2.0, memory_mb=512, output_bytes=4096)
 
@@ -226,7 +226,7 @@ def test_whatever_a_program_writes_there_is_something_to_show(
 def test_every_runner_of_the_bench_runs_the_same_programs() -> None:
     if reach_tier()[0] < Tier.FULL:
         pytest.skip("this machine has no full sandbox")
-    from coa.evaluate.bench_sandbox import bench_sandbox, sandbox_lines
+    from coa.lab.bench_sandbox import bench_sandbox, sandbox_lines
 
     result = bench_sandbox(0.1, programs=("plain",))
     assert set(result["ratio"]) | {"ours"} == set(result["ms"])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from coa.engines.codec import Codec
 from coa.errors import ModelError
+from coa.models.codec import Codec
 from tiny_model import TEMPLATE, make_tokenizer
 
 DEFAULT_SYSTEM = (

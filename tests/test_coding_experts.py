@@ -16,20 +16,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coa.environments.experts import Experts
+from coa.environments.gym.knowledge import KINDS, LONGEST_QUESTION, RECOGNISERS, plan_for
+from coa.environments.gym.tasks import GENERATORS, generators_of, make_tasks, score
+from coa.environments.gym.team import careless, difference
 from coa.errors import ConfigError
-from coa.estimates import wilson
-from coa.runs import dumps
-from coa.tasks.gym import generators_of, make_tasks, score
-from coa.tasks.gym_generators import GENERATORS
-from coa.tasks.task import Task, TaskSet
-from coa.teachers.coding_knowledge import KINDS, LONGEST_QUESTION, RECOGNISERS, plan_for
-from coa.teachers.coding_mistakes import careless, difference
-from coa.teachers.coding_prompts import PARTS
-from coa.teachers.episode import Episode, Say, Use
-from coa.teachers.experts import Experts
+from coa.io.runs import dumps
+from coa.recording.coding_agents import PARTS
+from coa.recording.episode import Episode, Say, Use
+from coa.sandbox import Sandbox, SandboxError
+from coa.statistics import wilson
+from coa.tasks import Task, TaskSet
 from coa.tools.base import Tool, Toolbox
 from coa.tools.code import code_tool
-from coa.tools.sandbox import Sandbox, SandboxError
 from scripts import distil, texts_of
 
 pytest.importorskip("reasoning_gym")

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from coa.collect import Line, collect
 from coa.errors import RecordError
-from coa.runs import Json, dumps
+from coa.io.collect import Line, collect
+from coa.io.runs import Json, dumps
 
 
 def made(name: str, seed: int = 0, failed: bool = False) -> Json:

@@ -10,11 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coa.tasks import make_tasks
-from coa.tasks.atlas_families import Superlative
-from coa.tasks.atlas_inquiries import Tally
-from coa.tasks.reckoning import Side, apart, counted_up, lettered, side_by_side, weighed
-from coa.teachers.plans import Plan, conclude, plan_for
+from coa.environments import make_tasks
+from coa.environments.atlas.families import Superlative
+from coa.environments.atlas.inquiries import Tally
+from coa.environments.atlas.reckoning import (
+    Side,
+    apart,
+    counted_up,
+    lettered,
+    side_by_side,
+    weighed,
+)
+from coa.environments.atlas.team import Plan, conclude, plan_for
 
 numbers = st.integers(0, 10**10)
 

@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 import pytest
 
-from coa.config import load_object, load_recipe, to_json
 from coa.errors import ConfigError
+from coa.io.settings import load_object, load_recipe, to_json
 
 
 class Kind(enum.StrEnum):

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from coa.errors import GrammarError
-from coa.protocol import PRESETS, Block, Grammar, Limits, Role, State, load_grammar, parse
-from coa.protocol import turn_grammar as lark_of
-from coa.protocol.scores import parse_ratings, parse_score
+from coa.grammar import PRESETS, Block, Grammar, Limits, Role, State, load_grammar, parse
+from coa.grammar import turn_grammar as lark_of
+from coa.grammar.grammar import parse_ratings, parse_score
 from coa.tools import Tool, Toolbox
 from walker import legal_blocks
 

@@ -16,12 +16,14 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("llguidance")
 
 from coa.engines import Completion, Sampling, load_engine  # noqa: E402
-from coa.engines.draw import draw  # noqa: E402
-from coa.engines.masks import allowed_tokens  # noqa: E402
+from coa.engines.sampling import (  # noqa: E402
+    allowed_tokens,
+    draw,
+)
 from coa.errors import EngineError  # noqa: E402
-from coa.protocol import PRESETS, Limits, load_grammar  # noqa: E402
-from coa.runtime import Budget, Decoding, run  # noqa: E402
-from coa.tasks.task import Task  # noqa: E402
+from coa.grammar import PRESETS, Limits, load_grammar  # noqa: E402
+from coa.loop import Budget, Decoding, run  # noqa: E402
+from coa.tasks import Task  # noqa: E402
 from coa.trajectory import Author, Segment, StopReason, Trajectory  # noqa: E402
 
 CHOICE = 'start: /(yes|no|perhaps) [0-9]{3}/ "."'

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coa.distill.contamination import GRAMS, SAME, WITHIN, find_leaks
-from coa.tasks import Task, make_tasks
+from coa.distillation.contamination import GRAMS, SAME, WITHIN, find_leaks
+from coa.environments import make_tasks
+from coa.tasks import Task
 
 OSAKA = Task("What is the capital of the country where Osaka is located?", ("Tokyo",), id="osaka")
 

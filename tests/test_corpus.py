@@ -15,14 +15,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coa.corpus.atlas import SITE, atlas_passages, pages
 from coa.corpus.build import CorpusSettings, default_target
 from coa.corpus.index import INDEX_VERSION
-from coa.corpus.site import Corpus, atlas_corpus, load_corpus
+from coa.corpus.site import Corpus, load_corpus
 from coa.corpus.store import PageStore
-from coa.corpus.world import load_world
+from coa.environments.atlas.pages import SITE, atlas_passages, pages
+from coa.environments.atlas.site import any_corpus, atlas_corpus
+from coa.environments.atlas.world import load_world
 from coa.errors import ConfigError, RecordError, UsageError
-from coa.locks import lock
+from coa.io.files import lock
 from manual import build, content, make_manual
 from pdf_files import locked_pdf, pdf
 
@@ -147,9 +148,9 @@ def test_the_atlas_is_a_corpus_too() -> None:
     linked = corpus.page(page.links[0] + "/")
     assert linked is not None and linked.url == page.links[0]
     assert corpus.page(SITE + "/nowhere") is None and corpus.page("") is None
-    assert load_corpus("atlas:7") is corpus
+    assert any_corpus("atlas:7") is corpus
     with pytest.raises(UsageError, match=r"corpus 'atlas:x': expected atlas, atlas:K"):
-        load_corpus("atlas:x")
+        any_corpus("atlas:x")
 
 
 def test_an_atlas_that_says_something_else_has_another_fingerprint(
@@ -160,7 +161,7 @@ def test_an_atlas_that_says_something_else_has_another_fingerprint(
     changed = [dataclasses.replace(first, passages=(said, *first.passages[1:])), *others]
     make = atlas_corpus.__wrapped__  # without what this process remembers
     assert make(7).fingerprint == atlas_corpus(7).fingerprint != atlas_corpus(0).fingerprint
-    monkeypatch.setattr("coa.corpus.site.pages", lambda world: changed)
+    monkeypatch.setattr("coa.environments.atlas.site.pages", lambda world: changed)
     assert make(7).fingerprint != atlas_corpus(7).fingerprint
 
 
@@ -352,7 +353,7 @@ def test_what_is_no_corpus_is_not_opened(folder: Path, target: Path, tmp_path: P
         UsageError, match=r"holds no corpus\. Make one of a folder with: coa corpus"
     ):
         Corpus.open(tmp_path)
-    with pytest.raises(UsageError, match="or the directory of a corpus"):
+    with pytest.raises(UsageError, match="Make one of a folder of documents with"):
         load_corpus(str(tmp_path / "nowhere"))
     build(folder, target)
     manifest = json.loads((target / "manifest.json").read_text())

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from coa.corpus.build import CorpusSettings, build_corpus
-from coa.corpus.read_all import read_all
+from coa.corpus.build import CorpusSettings, build_corpus, read_all
 from coa.corpus.read_file import Job, Limits
 from coa.corpus.scan import Source
 from coa.corpus.site import Corpus
@@ -44,7 +43,7 @@ def test_processes_read_what_one_process_reads(folder: Path, target: Path, tmp_p
 
 DEADLY = """
 import os
-from coa.corpus import read_all
+from coa.corpus import build as read_all
 
 read = read_all.read_file
 read_all.read_file = lambda job, limits: (

@@ -9,34 +9,35 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coa.distill.convert import convert
+from coa.distillation.convert import convert
 from coa.engines.base import TextCodec
-from coa.engines.codec import Codec
 from coa.engines.scripted import ByteCodec, ScriptedEngine
-from coa.engines.store import is_pulled, model_folder, resolve
+from coa.environment import shipped_home
+from coa.environments import make_tasks
+from coa.environments.experts import Experts
 from coa.errors import ConfigError, RecordError
-from coa.evaluate.cost_counts import (
+from coa.evaluation.spending import (
     CACHINGS,
     PROMPTS,
-    Counter,
+    TokenCounter,
     opening_prompts,
     parse_price,
     with_caching,
 )
-from coa.protocol import load_grammar
-from coa.protocol.prompt import PromptKind
-from coa.runs import Json
-from coa.runtime import Budget, Decoding, run
-from coa.tasks import Task, make_tasks
-from coa.tasks.sets import kind_of
-from coa.teachers.episode import USER, AgentSpec, Episode, ModelCall, Say, Tokens, Use
-from coa.teachers.experts import Experts
-from coa.teachers.llm_budget import Price
+from coa.grammar import load_grammar
+from coa.grammar.prompt import PromptKind
+from coa.io.runs import Json
+from coa.loop import Budget, Decoding, run
+from coa.models.codec import Codec
+from coa.models.references import is_pulled, model_folder, resolve
+from coa.recording.budget import Price
+from coa.recording.episode import USER, AgentSpec, Episode, ModelCall, Say, Tokens, Use
+from coa.tasks import Task
 from coa.trajectory import Segment, Trajectory
 from scripts import TOOLBOX_OF, episodes_of
 from tiny_model import TEMPLATE, make_tokenizer
 
-BYTES = Counter(ByteCodec())
+BYTES = TokenCounter(ByteCodec())
 ROOMY = Budget(turns=64, tokens=1 << 20, turn_tokens=1 << 20)
 
 
@@ -164,7 +165,7 @@ def bpe() -> TextCodec:
 
 def chains_of(name: str, n: int = 12) -> list[tuple[Task, Trajectory]]:
     tasks = list(make_tasks(name, "train", n, seed=3))
-    grammar = load_grammar(kind_of(tasks[0]).grammar)
+    grammar = shipped_home(tasks[0].meta).value()
     episodes = episodes_of(tasks, Experts(error_rate=0.3))
     pairs = zip(tasks, episodes, strict=True)
     return [
@@ -197,7 +198,7 @@ def usage_of(task: Task, chain: Trajectory, codec: TextCodec, kind: PromptKind) 
 @pytest.mark.parametrize("name", ["atlas-mhqa", "atlas-web"])
 def test_a_chain_costs_what_a_rollout_of_its_turns_costs(name: str, kind: PromptKind) -> None:
     for codec in (ByteCodec(), bpe()):
-        counter = Counter(codec)
+        counter = TokenCounter(codec)
         for task, chain in chains_of(name):
             counted = counter.chain(chain, opening_prompts(chain)[kind])
             assert counted == usage_of(task, chain, codec, kind)
@@ -211,7 +212,7 @@ def test_so_it_is_with_the_tokenizer_of_the_base_model(kind: PromptKind) -> None
     codec = Codec.from_folder(model_folder(resolve("smollm2-135m")))
     for name in ("atlas-mhqa", "atlas-web"):
         for task, chain in chains_of(name):
-            counted = Counter(codec).chain(chain, opening_prompts(chain)[kind])
+            counted = TokenCounter(codec).chain(chain, opening_prompts(chain)[kind])
             assert counted == usage_of(task, chain, codec, kind)
 
 

@@ -17,10 +17,9 @@ import pytest
 
 from coa.errors import ToolError
 from coa.tools import Observation, Toolbox, ToolCall, ToolMistake
-from coa.tools.cache import ToolCache
+from coa.tools.cache import ToolCache, cached
 from coa.tools.fetch import Fetcher, _Unpacking
 from coa.tools.live import LiveWeb
-from coa.tools.replay import cached
 from coa.tools.web import crawl_page
 from misbehaving_server import ANSWERS, SENTENCE, bomb, certificate, misbehaving
 

@@ -17,11 +17,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from coa.config import load_object
-from coa.crew import Crew, CrewError, crew_size
 from coa.errors import CoaError, ConfigError, MissingExtra, ToolTimeout
-from coa.machine import cores
-from coa.runs import Json
+from coa.io.machine import cores
+from coa.io.runs import Json
+from coa.io.settings import load_object
+from coa.io.workers import Crew, CrewError, crew_size
 
 ODD_JOBS, ECHO = "crew_work:odd_jobs", "crew_work:echo"
 WAYS = pytest.mark.parametrize("workers", [0, 2])
@@ -255,7 +255,7 @@ async def test_workers_find_modules_of_the_current_directory(
 
 SCRIPT = """
 import asyncio, json, sys
-from coa.crew import Crew
+from coa.io.workers import Crew
 
 async def main(settings, items):
     async with Crew("crew_work:odd_jobs", settings, workers=2) as crew:

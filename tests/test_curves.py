@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from chromium_tab import CHROMIUM, Browser
 from coa.errors import RecordError
-from coa.train.curves import PANELS, curve, plot, points, scale, trailing_mean
+from coa.view.curves import PANELS, curve, plot, points, scale, trailing_mean
 
 SVG = "{http://www.w3.org/2000/svg}"
 

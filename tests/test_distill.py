@@ -12,20 +12,20 @@ from typing import NamedTuple
 
 import pytest
 
-from coa.collect import OnDone
-from coa.distill import stage
-from coa.distill.convert import NotConvertible, convert
-from coa.distill.filters import FilterSettings
-from coa.distill.pipeline import Distilled, keys_of
-from coa.distill.stage import DistillSettings
+from coa.distillation import dataset as stage
+from coa.distillation.convert import NotConvertible, convert
+from coa.distillation.dataset import Distilled, DistillSettings, keys_of
+from coa.distillation.filters import FilterSettings
 from coa.engines.scripted import ByteCodec, ScriptedEngine, TextCodec
 from coa.environment import Environment
-from coa.protocol import Grammar, check, load_grammar, parse, system_prompt
+from coa.environments import make_tasks
+from coa.environments.experts import Experts
+from coa.grammar import Grammar, check, load_grammar, parse, system_prompt
+from coa.io.collect import OnDone
+from coa.loop import Budget, Decoding, run
+from coa.recording.episode import AgentSpec, Episode, Say, Use
 from coa.rewards import exact
-from coa.runtime import Budget, Decoding, run
-from coa.tasks import Task, make_tasks
-from coa.teachers.episode import AgentSpec, Episode, Say, Use
-from coa.teachers.experts import Experts
+from coa.tasks import Task
 from coa.tools import Tool, Toolbox
 from coa.trajectory import Author, Segment, StopReason, Trajectory, load_trajectories
 from scripts import TOOLBOX_OF, distil, episodes_of

@@ -12,15 +12,16 @@ import pytest
 from typer.testing import CliRunner
 
 from coa.cli import app
-from coa.distill.filters import FilterSettings
-from coa.distill.stage import DistillSettings, rehearse_distillation, run_distillation
+from coa.distillation.dataset import DistillSettings, rehearse_distillation, run_distillation
+from coa.distillation.filters import FilterSettings
+from coa.environments import make_tasks
 from coa.errors import CoaError, ConfigError, RecordError, UsageError
-from coa.rehearsal import spread_out
-from coa.runs import dumps
-from coa.tasks import Task, TaskSet, make_tasks
-from coa.teachers import read_options
-from coa.teachers.episode import AgentSpec, Episode, Say, Use, load_episodes
-from coa.teachers.stage import Recorded, Recording, rehearse_recording, run_recording
+from coa.io.collect import spread_out
+from coa.io.runs import dumps
+from coa.recording import read_options
+from coa.recording.episode import AgentSpec, Episode, Say, Use, load_episodes
+from coa.recording.record import Recorded, Recording, rehearse_recording, run_recording
+from coa.tasks import Task, TaskSet
 from coa.tools import Toolbox
 from coa.trajectory import load_trajectories
 
@@ -81,7 +82,7 @@ def test_a_recording_says_how_experts_and_critics_did(folder: Path) -> None:
 
 
 def test_a_file_is_not_recorded_by_two_at_once(folder: Path, tmp_path: Path) -> None:
-    from coa.locks import lock
+    from coa.io.files import lock
 
     out = tmp_path / "e.jsonl"
     held = lock(tmp_path / ".e.jsonl.lock", lambda holder: None)
@@ -330,7 +331,7 @@ def test_a_grammar_of_ones_own_that_has_changed_is_another_run(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    preset = resources.files("coa.protocol").joinpath("presets/mhqa.toml").read_text("utf-8")
+    preset = resources.files("coa.grammar").joinpath("presets/mhqa.toml").read_text("utf-8")
     Path("own.toml").write_text(preset.replace('name = "mhqa"', 'name = "own"'))
     settings = DistillSettings(grammar="own.toml")
     distil(folder, tmp_path / "d", settings=settings)
@@ -448,7 +449,7 @@ def test_the_whole_way_on_the_command_line(folder: Path, tmp_path: Path) -> None
     assert "episodes are right, 100.0% of them converted" in table
     assert "put right" in table and " of them copies" in table
     page = tmp_path / "page.html"
-    coa("inspect", dataset, "--html", page)
+    coa("view", dataset, "--html", page)
     assert "<html" in page.read_text()[:200]
     printed = coa("export", dataset, "--to", "alpaca,trl", "--grammar", "web")
     assert printed.count(" rows in ") == 2

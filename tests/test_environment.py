@@ -16,9 +16,9 @@ from coa.cli import app
 from coa.engines.scripted import ScriptedEngine
 from coa.environment import ToolSettings, open_environments, split_of, tasks_of
 from coa.errors import CoaError, ConfigError, UsageError
-from coa.protocol import grammar_from_toml
+from coa.grammar import grammar_from_toml
 from coa.rewards import RewardSettings
-from coa.tasks.task import TaskSet
+from coa.tasks import TaskSet
 from coa.trajectory import StopReason
 from outside_shop import write_shop
 

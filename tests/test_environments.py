@@ -11,28 +11,28 @@ from pathlib import Path
 import pytest
 
 from coa import Task, ToolCall, corpus_tools, load_environment, load_grammar, tool
-from coa.corpus.site import load_corpus
-from coa.distill.exports import export
+from coa.distillation.exports import export
 from coa.environment import (
     Environment,
     OpenEnvironment,
     ToolSettings,
     bound_for,
     open_environments,
+    remarks,
 )
-from coa.environments import NAMES, SETS, at_home, atlas_by_default, home_of
+from coa.environments import NAMES, SETS, at_home, home_of, make_tasks
+from coa.environments.atlas.site import any_corpus
 from coa.errors import CoaError, ConfigError, UsageError
-from coa.evaluate.stage import EvalSettings, run_eval
+from coa.evaluation.run import EvalSettings, run_eval
+from coa.recording.record import one_of_each
 from coa.rollouts import choose_environments
-from coa.tasks import make_tasks
-from coa.tasks.task import TaskSet
-from coa.teachers.stage import one_of_each
+from coa.sandbox import Sandbox
+from coa.tasks import TaskSet
 from coa.tools.base import Toolbox
 from coa.tools.code import NOTHING as PRINTED_NOTHING
 from coa.tools.code import code_tool
-from coa.tools.sandbox import Sandbox
-from coa.tools.search import NOTHING, wiki_search
-from coa.tools.sources import check_corpus, sandbox
+from coa.tools.sources import CorpusTools, check_corpus, sandbox_tools
+from coa.tools.web import NOTHING, wiki_search
 
 WEB = Task("What is the capital of Peru?", meta={"set": "atlas-web"})
 GYM = Task("What is 6 * 7?", meta={"set": "gym-code"})
@@ -132,7 +132,7 @@ async def test_the_key_of_a_recording_holds_what_decides_the_answer() -> None:
 
     ways = [(0,), (7,), (0, "real", 3), (0, "wrong"), (7, "wrong")]
     assert len({await key(*way) for way in ways}) == 5
-    assert await key(7) == wiki_search(load_corpus("atlas:7"), 2).fingerprint
+    assert await key(7) == wiki_search(any_corpus("atlas:7"), 2).fingerprint
 
 
 async def inputs(task: Task, **tools: object) -> dict[str, str]:
@@ -218,7 +218,7 @@ def test_tasks_of_a_benchmark_that_nobody_gave_a_corpus_are_named(
     def said(*tasks: Task, grammar: str = "auto", **tools: str) -> str:
         how = ToolSettings(**tools)  # type: ignore[arg-type]
         environments, found = choose_environments((), TaskSet(tasks), tools=how, grammar=grammar)
-        return atlas_by_default(found, environments, how)
+        return "\n".join(remarks(environments, found, how))
 
     line = "gaia: without --corpus the tools of these tasks search the Atlas"
     assert said(gaia, sums, *ours) == said(gaia) == line
@@ -262,7 +262,8 @@ async def test_the_sources_of_shipped_tools_are_for_ones_own_environment_too() -
         """Double a number."""
         return 2 * number
 
-    sources = [corpus_tools("atlas:0", "wiki_search", "crawl_page"), sandbox(), double]
+    atlas = CorpusTools(any_corpus("atlas:0"), ("wiki_search", "crawl_page"))
+    sources = [atlas, sandbox_tools(), double]
     env = Environment("own", tools=sources)
     async with env.open() as held:
         box = await held.toolbox(Task("?"))
@@ -272,7 +273,7 @@ async def test_the_sources_of_shipped_tools_are_for_ones_own_environment_too() -
         assert await say(box, "double", '{"number": 21}') == "42"
     with pytest.raises(ConfigError, match="a corpus has no tool 'wiki'"):
         corpus_tools("atlas:0", "wiki")
-    twice = Environment("own", tools=[sandbox(), tool(double, name="code")])
+    twice = Environment("own", tools=[sandbox_tools(), tool(double, name="code")])
     with pytest.raises(ConfigError, match="two tools are named 'code'"):
         async with twice.open([Task("?")]):
             pass
@@ -289,7 +290,9 @@ async def test_a_sandbox_is_opened_when_a_task_needs_it_and_only_then(
         return await enter(box)
 
     monkeypatch.setattr(Sandbox, "__aenter__", counted)
-    env = Environment("own", tools=lambda task: [sandbox()] if task.meta else [], grammar="code")
+    env = Environment(
+        "own", tools=lambda task: [sandbox_tools()] if task.meta else [], grammar="code"
+    )
     async with env.open([Task("?")]) as held:
         assert list(await held.toolbox(Task("?"))) == [] == begun
         for _ in range(2):  # nobody announced it, and it is opened once

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coa.distill.convert import NotConvertible, check_record, convert, in_one_line
+from coa.distillation.convert import NotConvertible, check_record, convert, in_one_line
+from coa.environments import make_tasks
+from coa.environments.experts import Experts
 from coa.errors import RecordError
-from coa.protocol import load_grammar
-from coa.runs import dumps
-from coa.tasks import Task, make_tasks
-from coa.teachers.desk import Desk, Rates
-from coa.teachers.episode import (
+from coa.grammar import load_grammar
+from coa.io.runs import dumps
+from coa.recording.episode import (
     SYSTEM,
     USER,
     AgentSpec,
@@ -31,7 +31,8 @@ from coa.teachers.episode import (
     load_episodes,
     read_episodes,
 )
-from coa.teachers.experts import Experts
+from coa.recording.recorder import Desk, Rates
+from coa.tasks import Task
 from coa.tools import Tool, Toolbox
 from scripts import TOOLBOX_OF, episodes_of, texts_of
 

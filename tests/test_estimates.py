@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coa.estimates import (
+from coa.evaluation.compare import Measured, against
+from coa.statistics import (
     Z95,
     Estimate,
     bootstrap,
@@ -20,7 +21,6 @@ from coa.estimates import (
     student,
     wilson,
 )
-from coa.evaluate.comparing import Measured, against
 
 
 @pytest.mark.parametrize(

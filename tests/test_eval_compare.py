@@ -13,17 +13,17 @@ import pytest
 from rich.console import Console
 
 from coa.cli import main
-from coa.display import print_comparison, print_summary
 from coa.errors import RecordError, UsageError
-from coa.evaluate.comparing import Measured, against, spread
-from coa.evaluate.run import compare, load_measured, save_summary, summarise
-from coa.evaluate.side_by_side import print_sides
-from coa.evaluate.spending import Tariff
+from coa.evaluation.compare import Measured, against, spread
+from coa.evaluation.run import compare, load_measured, save_summary, summarise
+from coa.evaluation.side_by_side import print_sides
+from coa.evaluation.spending import Tariff
+from coa.io.runs import Json
+from coa.recording.budget import Price
 from coa.rewards import Scored
-from coa.runs import Json
 from coa.tasks import Task
-from coa.teachers.llm_budget import Price
 from coa.trajectory import Author, Segment, StopReason, Trajectory, Usage, save_trajectories
+from coa.view.terminal import print_comparison, print_summary
 
 QUESTION = "Which city is the capital of the country in which the town of Osaka lies, today?"
 SEEN = "[1] Japan lies in East Asia. The capital city of Japan is Tokyo, on the island of Honshu. "

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from coa.corpus.reading import read
 from coa.engines.scripted import ScriptedEngine
-from coa.evaluate.stage import EvalSettings, run_eval
-from coa.tasks import Task, TaskSet, make_tasks
+from coa.environments import make_tasks
+from coa.environments.atlas.reading import read
+from coa.evaluation.run import EvalSettings, run_eval
+from coa.tasks import Task, TaskSet
 from coa.trajectory import load_trajectories
 from playing import SEARCH
 

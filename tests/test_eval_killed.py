@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from coa.tasks import make_tasks
+from coa.environments import make_tasks
 from scripts import write_script
 from tiny_model import make_tiny_model
 

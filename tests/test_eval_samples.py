@@ -15,14 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chat_server import ChatServer
-from coa.distill.chain import Chain
 from coa.engines.base import Completion, OnText, Sampling
 from coa.engines.scripted import ScriptedEngine
 from coa.environment import open_environments
 from coa.errors import ConfigError
-from coa.estimates import bootstrap, estimate, wilson
-from coa.evaluate.run import summarise
-from coa.evaluate.samples import (
+from coa.evaluation.run import EvalSettings, run_eval, summarise
+from coa.evaluation.samples import (
     Sample,
     best_of,
     depths,
@@ -31,12 +29,12 @@ from coa.evaluate.samples import (
     pass_at,
     sample_figures,
 )
-from coa.evaluate.stage import EvalSettings, run_eval
+from coa.io.runs import Json, read_jsonl
 from coa.rewards import Scored
 from coa.rollouts import choose_environments
-from coa.runs import Json, read_jsonl
+from coa.statistics import bootstrap, estimate, wilson
 from coa.tasks import Task, TaskSet
-from coa.trajectory import StopReason, Trajectory
+from coa.trajectory import Chain, StopReason, Trajectory
 from playing import REPLAN, SUGGEST, play
 
 TASK = Task("Where?", ("Paris",))

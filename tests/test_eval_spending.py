@@ -11,11 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coa.errors import ConfigError
-from coa.evaluate.spending import calls_by_agent, calls_of, find_tariff, latency, money
+from coa.evaluation.spending import calls_by_agent, calls_of, find_tariff, latency, money
 from coa.trajectory import StopReason, Trajectory, Usage
 from playing import AGAIN, ANSWER, REPLAN, SEARCH, SUGGEST, play
 
-ROOT = Path(__file__).resolve().parent.parent
 CRAWL = "<think>i</think><crawl_page>https://a.example</crawl_page>"
 TURNS = {
     "mhqa": [SEARCH.format("x"), AGAIN.format("x"), AGAIN.format("y"), ANSWER, "no tag", ""],
@@ -62,7 +61,7 @@ def spent(prompt: int, cached: int, sampled: int) -> Trajectory:
 
 
 def test_money_is_what_tokens_cost_at_the_price_of_the_model() -> None:
-    tariff = find_tariff(str(ROOT / "recipes" / "prices.toml"), "example-small")
+    tariff = find_tariff("prices.toml", "example-small")
     assert tariff is not None and tariff.currency == "USD"
     found = money([spent(3_000_000, 1_000_000, 1_000_000), spent(0, 0, 0)], 1.0, tariff)
     assert found == {"per_task": 0.4875, "per_solved": 0.975, "currency": "USD"}
@@ -74,10 +73,10 @@ def test_prices_are_a_table_or_three_numbers() -> None:
     plain = find_tariff("1,0.1,5", "any")
     assert plain is not None and plain.price.of(2_000_000, 1_000_000, 1_000_000) == 6.1
     served = "openai:example-local@http://127.0.0.1:1/v1"
-    local = find_tariff(str(ROOT / "recipes" / "prices.toml"), served)
+    local = find_tariff("prices.toml", served)
     assert local is not None and money([spent(9, 0, 9)], 1, local)["per_task"] == 0.0
     with pytest.raises(ConfigError, match="has no price of the model 'smollm2-135m'"):
-        find_tariff(str(ROOT / "recipes" / "prices.toml"), "smollm2-135m")
+        find_tariff("prices.toml", "smollm2-135m")
 
 
 # -- seconds ---------------------------------------------------------------------------------

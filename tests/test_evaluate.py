@@ -14,17 +14,17 @@ from pathlib import Path
 
 import pytest
 
-from coa.corpus.reading import read
 from coa.engines.scripted import ScriptedEngine
 from coa.environment import Environment, load_environment, open_environments
+from coa.environments import make_tasks
+from coa.environments.atlas.reading import read
 from coa.errors import ConfigError, RecordError, UsageError
-from coa.estimates import wilson
-from coa.evaluate.run import compare, save_summary, summarise
-from coa.evaluate.stage import EvalSettings, run_eval
+from coa.evaluation.run import EvalSettings, compare, run_eval, save_summary, summarise
+from coa.loop import Budget, Decoding
 from coa.rewards import Scored, exact
 from coa.rollouts import choose_environments, choose_prompt, default_environments, roll_out_all
-from coa.runtime import Budget, Decoding
-from coa.tasks import Task, TaskSet, make_tasks
+from coa.statistics import wilson
+from coa.tasks import Task, TaskSet
 from coa.tools.base import Tool
 from coa.trajectory import StopReason, Trajectory, Usage, load_trajectories
 from playing import AGAIN, ANSWER, MHQA, SEARCH, FailingEngine, box
@@ -222,7 +222,7 @@ EVALUATE_UNTIL_STUCK = """
 import asyncio, sys
 from pathlib import Path
 from coa.engines.scripted import ScriptedEngine
-from coa.evaluate.stage import EvalSettings, run_eval
+from coa.evaluation.run import EvalSettings, run_eval
 
 class Stuck(ScriptedEngine):
     async def generate(self, *arguments):
@@ -380,7 +380,7 @@ def grammars_of(environments: Sequence[Environment], tasks: TaskSet) -> dict[str
 
 async def test_tasks_may_be_made_for_a_preset_and_for_a_grammar_of_a_file(tmp_path: Path) -> None:
     own = tmp_path / "own.toml"
-    text = resources.files("coa.protocol").joinpath("presets/mhqa.toml").read_text("utf-8")
+    text = resources.files("coa.grammar").joinpath("presets/mhqa.toml").read_text("utf-8")
     own.write_text(text.replace('"mhqa"', '"mine"', 1), encoding="utf-8")
     tasks = TaskSet((Task("Where?"), Task("Where?", id="m", meta={"grammar": str(own)})))
     environments, (plain, mine) = choose_environments((), tasks, model="untrained")
@@ -391,7 +391,7 @@ async def test_tasks_may_be_made_for_a_preset_and_for_a_grammar_of_a_file(tmp_pa
 
 async def test_grammars_that_are_called_the_same_are_told_apart(tmp_path: Path) -> None:
     own = tmp_path / "own.toml"
-    text = resources.files("coa.protocol").joinpath("presets/mhqa.toml").read_text("utf-8")
+    text = resources.files("coa.grammar").joinpath("presets/mhqa.toml").read_text("utf-8")
     own.write_text(text.replace('start = ["plan"]', 'start = ["plan", "answer"]'), encoding="utf-8")
     tasks = TaskSet((Task("Where?"), Task("Where?", id="m", meta={"grammar": str(own)})))
     environments, chosen = choose_environments((), tasks, model="untrained")

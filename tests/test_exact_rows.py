@@ -12,20 +12,20 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from coa.distill.convert import convert  # noqa: E402
+from coa.distillation.convert import convert  # noqa: E402
 from coa.engines.base import Completion, OnText, Sampling  # noqa: E402
 from coa.engines.local import LocalEngine  # noqa: E402
 from coa.environment import Environment, load_environment, open_environments  # noqa: E402
-from coa.protocol import load_grammar  # noqa: E402
+from coa.environments import make_tasks  # noqa: E402
+from coa.grammar import load_grammar  # noqa: E402
+from coa.loop import Budget, Decoding  # noqa: E402
 from coa.rewards import RewardSettings  # noqa: E402
-from coa.runtime import Budget, Decoding  # noqa: E402
-from coa.tasks import make_tasks  # noqa: E402
-from coa.tasks.task import Task  # noqa: E402
+from coa.tasks import Task  # noqa: E402
 from coa.train.experience import experience_of, look_before, sampled_logprobs  # noqa: E402
 from coa.train.groups import Drawn, Sampler, TaskStream  # noqa: E402
-from coa.train.improver import Improver  # noqa: E402
 from coa.train.policy import Policy  # noqa: E402
 from coa.train.processes import Processes  # noqa: E402
+from coa.train.rl import Improver  # noqa: E402
 from coa.train.rl_settings import RlSettings  # noqa: E402
 from coa.train.rows import row_maker  # noqa: E402
 from coa.train.settings import SftSettings  # noqa: E402

@@ -16,12 +16,12 @@ from pathlib import Path
 import pytest
 
 import coa
-from coa.distill.stage import run_distillation
+from coa.distillation.dataset import run_distillation
 from coa.errors import RecordError
-from coa.protocol import PRESETS, grammar_from_toml, load_grammar
-from coa.runs import Json, dumps
+from coa.grammar import PRESETS, grammar_from_toml, load_grammar
+from coa.io.runs import Json, dumps
+from coa.recording.episode import AgentSpec, Episode, ModelCall, Say, ToolSpec, Use
 from coa.tasks import Task, TaskSet
-from coa.teachers.episode import AgentSpec, Episode, ModelCall, Say, ToolSpec, Use
 
 ROOT = Path(__file__).resolve().parent.parent
 LONGER = {"rl_loop": "tests/test_rl_example.py"}

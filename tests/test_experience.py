@@ -12,12 +12,12 @@ torch = pytest.importorskip("torch")
 
 from coa.engines.scripted import ByteCodec  # noqa: E402
 from coa.errors import TrainingError  # noqa: E402
-from coa.train.advantages import group_advantages  # noqa: E402
 from coa.train.experience import (  # noqa: E402
     Experience,
     assign_advantages,
     check_judged,
     experience_of,
+    group_advantages,
     look_before,
     policy_tokens,
     sampled_logprobs,
@@ -25,13 +25,18 @@ from coa.train.experience import (  # noqa: E402
 )
 from coa.train.groups import Group  # noqa: E402
 from coa.train.learner import deal  # noqa: E402
-from coa.train.loss_settings import RlLossSettings, preset  # noqa: E402
 from coa.train.losses import gae, kl_estimate, whiten  # noqa: E402
-from coa.train.policy import Policy  # noqa: E402
+from coa.train.policy import (  # noqa: E402
+    Policy,
+    ValueHead,
+)
 from coa.train.processes import Processes  # noqa: E402
-from coa.train.rl_settings import RlSettings  # noqa: E402
+from coa.train.rl_settings import (  # noqa: E402
+    RlLossSettings,
+    RlSettings,
+    preset,
+)
 from coa.train.rows import row_maker  # noqa: E402
-from coa.train.value_head import ValueHead  # noqa: E402
 from coa.trajectory import StopReason  # noqa: E402
 from rl_parts import CALL, WHOLE, group_of, made, side_by_side  # noqa: E402
 

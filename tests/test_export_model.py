@@ -23,16 +23,18 @@ torch = pytest.importorskip("torch")
 gguf = pytest.importorskip("gguf")
 
 from coa.cli import app  # noqa: E402
-from coa.engines.lora import adapter_hash, read_tensors  # noqa: E402
-from coa.engines.store import base_hash, resolve, trained_on  # noqa: E402
-from coa.engines.weights import convert_gguf  # noqa: E402
 from coa.errors import ModelError, UsageError  # noqa: E402
-from coa.locks import lock_output  # noqa: E402
-from coa.models.beside import whole_folder  # noqa: E402
-from coa.models.export import export_model  # noqa: E402
-from coa.models.merged import Merged  # noqa: E402
-from coa.models.prompting import how_to_prompt  # noqa: E402
-from coa.train.plain import load_causal  # noqa: E402
+from coa.io.files import lock_output  # noqa: E402
+from coa.models.adapters import adapter_hash, read_tensors  # noqa: E402
+from coa.models.card import whole_folder  # noqa: E402
+from coa.models.export import (  # noqa: E402
+    Merged,
+    export_model,
+    how_to_prompt,
+)
+from coa.models.references import base_hash, resolve, trained_on  # noqa: E402
+from coa.models.weights import convert_gguf  # noqa: E402
+from coa.train.forward import load_causal  # noqa: E402
 from coa.train.policy import Policy  # noqa: E402
 
 IDS = [1, 40, 7, 99, 300, 12, 5, 2, 77, 150]
@@ -88,7 +90,7 @@ def test_transformers_computes_what_we_compute(ref: str, tmp_path: Path) -> None
 
 
 def test_the_readme_holds_the_prompts_that_the_model_knows(ref: str, tmp_path: Path) -> None:
-    from coa.protocol import load_grammar, system_prompt
+    from coa.grammar import load_grammar, system_prompt
 
     export_model(ref, tmp_path / "out", note=silent)
     text = (tmp_path / "out" / "README.md").read_text()
@@ -332,7 +334,7 @@ KILLED_AT_EVERY_CHANGE = """
 import os, sys
 from itertools import count
 from pathlib import Path
-from coa.models.beside import whole_folder
+from coa.models.card import whole_folder
 
 target = Path(sys.argv[1])
 

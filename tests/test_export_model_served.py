@@ -15,12 +15,13 @@ from typing import Any
 
 import pytest
 
-from coa.engines import Completion, Engine, Sampling, load_engine, store
+from coa.engines import Completion, Engine, Sampling, load_engine
 from coa.environment import load_environment
-from coa.protocol import load_grammar, system_prompt
+from coa.environments import make_tasks
+from coa.grammar import load_grammar, system_prompt
+from coa.loop import Budget, Decoding
+from coa.models import references as store
 from coa.rollouts import choose_prompt
-from coa.runtime import Budget, Decoding
-from coa.tasks import make_tasks
 from coa.trajectory import Trajectory
 from test_llama_server import ref  # noqa: F401  # a server, for the file of the fixture below
 

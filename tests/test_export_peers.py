@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from coa.distill.exports import FORMATS, Format, export
-from coa.distill.filters import FilterSettings
-from coa.distill.pipeline import Conversion, conclude, save_distilled
-from coa.engines import store
-from coa.engines.codec import Codec
+from coa.distillation.dataset import Conversion, conclude, save_distilled
+from coa.distillation.exports import FORMATS, Format, export
+from coa.distillation.filters import FilterSettings
+from coa.models import references as store
+from coa.models.codec import Codec
 from coa.train.rows import row_maker
 from coa.trajectory import Trajectory
 from export_chains import SETS, chains_of, make_tokenizer_folder, short_chain, tasks_of

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from coa.distill.exports import FORMATS, Format, check_markers, export
-from coa.engines.codec import Codec
+from coa.distillation.exports import FORMATS, Format, check_markers, export
 from coa.errors import ModelError, RecordError, UsageError
-from coa.protocol import load_grammar
-from coa.protocol.book import GrammarBook
-from coa.runs import Json
+from coa.grammar import load_grammar
+from coa.grammar.load import GrammarBook
+from coa.io.runs import Json
+from coa.models.codec import Codec
 from coa.tasks import Task, TaskSet
 from coa.train.export import row_maker, run_export
 from coa.trajectory import Author, Segment, StopReason, Trajectory, save_trajectories

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coa.distill.exports import export
-from coa.distill.exports.pieces import CHATML, Frame, frame_of, pieces
-from coa.engines.codec import Codec
+from coa.distillation.export_rows import CHATML, Frame, frame_of, pieces
+from coa.distillation.exports import export
 from coa.engines.scripted import ByteCodec
 from coa.errors import MissingExtra, RecordError
+from coa.models.codec import Codec
 from coa.tasks import Task
 from coa.train.export import row_maker
 from coa.trajectory import Author, Segment, Trajectory

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coa.corpus.charset import decode
+from coa.corpus.readers import decoded
 from coa.tools import ToolMistake
 from coa.tools.extract import Link, _extractor, read_html, read_page
-from coa.tools.focus import GAP, sentences, summarise, terms
+from coa.tools.web import GAP, sentences, summarise, terms
 from pdf_files import locked_pdf
 
 # -- extraction ----------------------------------------------------------------------------------
@@ -108,7 +108,7 @@ def test_a_pdf_that_is_locked_is_read_if_its_password_is_empty() -> None:
 @pytest.mark.parametrize("charset", ["", "utf-8", "latin-1", "utf-16", "shift_jis", "idna", "hex"])
 @given(body=st.binary(max_size=300))
 def test_any_bytes_are_decoded(charset: str, body: bytes) -> None:
-    assert isinstance(decode(body, charset)[0], str)
+    assert isinstance(decoded(body, charset)[0], str)
 
 
 CHARSETS = {
@@ -123,10 +123,10 @@ CHARSETS = {
 @pytest.mark.parametrize("name", CHARSETS)
 def test_charsets_are_read_from_the_label_and_from_the_page(name: str) -> None:
     word = CHARSETS[name]
-    assert decode(word.encode(name), name)[0] == word
+    assert decoded(word.encode(name), name)[0] == word
     if name != "utf-16-le":
         page = f"<meta charset='{name}'>{word}".encode(name)
-        assert decode(page)[0].endswith(word)
+        assert decoded(page)[0].endswith(word)
 
 
 def test_a_charset_that_plain_text_quotes_is_not_its_own() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from coa.engines.fetch import TRIES, download
+from coa.io.download import TRIES, download
 
 BODY = bytes(range(256)) * 20_000
 

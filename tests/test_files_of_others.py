@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from coa.distill.exports import FORMATS, Format, export
-from coa.engines.codec import Codec
+from coa.distillation.exports import FORMATS, Format, export
 from coa.errors import UsageError
+from coa.models.codec import Codec
 from coa.tasks import Task, TaskSet
 from coa.train.rows import row_maker
 from coa.trajectory import load_trajectories, save_trajectories

@@ -6,21 +6,21 @@ import json
 import random
 from collections import Counter
 from dataclasses import asdict, dataclass, field, fields, replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from coa.config import load_recipe, read_toml
-from coa.distill.chain import Chain
-from coa.distill.convert import NotConvertible, convert
-from coa.distill.filters import Candidate, Filtered, FilterSettings, apply_filters
-from coa.distill.stage import DistillSettings
+from coa.distillation.convert import NotConvertible, convert
+from coa.distillation.dataset import DistillSettings
+from coa.distillation.filters import Candidate, Filtered, FilterSettings, apply_filters
+from coa.environments import make_tasks
+from coa.environments.experts import Experts
 from coa.errors import ConfigError
-from coa.protocol import load_grammar
+from coa.grammar import load_grammar
+from coa.io.settings import find_recipe, load_recipe, read_toml
 from coa.rewards import auto
-from coa.tasks import Task, make_tasks
-from coa.teachers.experts import Experts
+from coa.tasks import Task
+from coa.trajectory import Chain
 from made_chains import (
     GOOD,
     LENIENT,
@@ -39,7 +39,6 @@ from made_chains import (
 )
 from scripts import TOOLBOX_OF, episodes_of
 
-ROOT = Path(__file__).resolve().parent.parent
 STAGES = ["contamination", "complexity", "quality", "duplicates", "reflection", "correction"]
 
 # -- the stages together ---------------------------------------------------------------------
@@ -324,27 +323,27 @@ class Recipe:
 
 def filters_of(name: str) -> tuple[dict[str, Any], FilterSettings]:
     """The table of a shipped recipe, and what it becomes."""
-    written = read_toml(ROOT / "recipes" / name)["filter"]
+    written = read_toml(find_recipe(name))["filter"]
     return written, load_recipe(None, [], Recipe, {"filter": written}).filter
 
 
 def test_the_shipped_recipe_names_every_setting_once_with_its_default() -> None:
-    written, loaded = filters_of("distill.toml")
+    written, loaded = filters_of("distill")
     assert loaded == FilterSettings()
     assert list(written) == [each.name for each in fields(FilterSettings)]
-    lines = (ROOT / "recipes" / "distill.toml").read_text().splitlines()
+    lines = find_recipe("distill").read_text().splitlines()
     keys = Counter(line.split("=")[0].strip() for line in lines if "=" in line.split("#")[0])
     assert set(keys.values()) == {1} and set(keys) >= set(written)
 
 
-@pytest.mark.parametrize("name", ["distill.toml", "distill-paper.toml"])
+@pytest.mark.parametrize("name", ["distill", "distill-paper"])
 def test_the_shipped_recipes_are_what_the_command_reads(name: str) -> None:
-    loaded = load_recipe(ROOT / "recipes" / name, [], DistillSettings)
+    loaded = load_recipe(find_recipe(name), [], DistillSettings)
     assert loaded == replace(DistillSettings(), filter=filters_of(name)[1])
 
 
 def test_the_recipe_of_the_paper_has_its_values() -> None:
-    written, loaded = filters_of("distill-paper.toml")
+    written, loaded = filters_of("distill-paper")
     assert loaded.min_interactions == 5 and loaded.low_check == 2
     assert loaded.reflection_required == loaded.no_copies == ("code",)
     assert loaded.keep_without_reflection < FilterSettings().keep_without_reflection

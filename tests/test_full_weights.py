@@ -17,9 +17,9 @@ from tiny_model import make_tiny_model
 torch = pytest.importorskip("torch")
 
 from coa.engines import Sampling, load_engine  # noqa: E402
-from coa.engines.lora import Adapter, read_adapter, write_adapter  # noqa: E402
-from coa.engines.store import base_hash, trained_on  # noqa: E402
 from coa.errors import ModelError  # noqa: E402
+from coa.models.adapters import Adapter, read_adapter, write_adapter  # noqa: E402
+from coa.models.references import base_hash, trained_on  # noqa: E402
 from coa.train.policy import Policy  # noqa: E402
 
 KINDS = ("llama", "qwen2", "qwen3", "gpt2")

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coa.errors import GrammarError
-from coa.protocol import (
+from coa.grammar import (
     PRESETS,
     Block,
     Fault,
@@ -150,9 +150,9 @@ def test_a_grammar_of_ones_own_is_read_from_a_file_and_named_after_it(tmp_path: 
 
 
 def test_a_preset_from_its_own_toml_is_the_same_value() -> None:
-    import coa.protocol
+    import coa.grammar
 
-    folder = Path(coa.protocol.__file__).parent / "presets"
+    folder = Path(coa.grammar.__file__).parent / "presets"
     assert {path.stem for path in folder.glob("*.toml")} == set(PRESETS)
     for name in PRESETS:
         text = (folder / f"{name}.toml").read_text(encoding="utf-8")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from coa.errors import ConfigError
 from coa.tools import ToolMistake
-from coa.tools.guard import Guard, literal_ip, not_public, parse_address
+from coa.tools.fetch import Guard, literal_ip, not_public, parse_address
 
 ONLY_PUBLIC = "only the public web can be read"
 

@@ -17,14 +17,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import coa.tasks
+import coa.environments
+from coa.environments.gym import tasks as gym
+from coa.environments.gym.tasks import (
+    GENERATORS,
+    LONGEST_ANSWER,
+    SPLITS,
+    generators_of,
+    is_doubtful,
+    item_number,
+    make_tasks,
+    problem_of,
+    score,
+)
 from coa.errors import MissingExtra, RecordError, UsageError
-from coa.tasks import gym
-from coa.tasks.gym import SPLITS, generators_of, item_number, make_tasks, problem_of, score
-from coa.tasks.gym_doubtful import is_doubtful
-from coa.tasks.gym_generators import GENERATORS
-from coa.tasks.gym_verifiers import LONGEST_ANSWER
-from coa.tasks.task import Task, TaskSet
+from coa.tasks import Task, TaskSet
 
 pytest.importorskip("reasoning_gym")
 
@@ -84,7 +91,7 @@ def test_the_same_arguments_give_the_same_tasks_in_another_process() -> None:
     """Also where Python orders its sets in another way."""
     n = 3 * len(generators_of("train"))
     code = (
-        "from coa.tasks.gym import make_tasks\n"
+        "from coa.environments.gym.tasks import make_tasks\n"
         f"print(make_tasks('train', {n}, 5).fingerprint(),"
         " make_tasks('heldout_generator', 60, 5).fingerprint())"
     )
@@ -345,8 +352,8 @@ def test_mistakes_of_the_caller_are_named(arguments: tuple[Any, ...], message: s
 
 def test_a_world_is_refused_because_there_is_none() -> None:
     with pytest.raises(UsageError, match=r"gym-code has no worlds\. Leave --world-seed out\."):
-        coa.tasks.make_tasks("gym-code", "train", 1, 0, world_seed=7)
-    assert len(coa.tasks.make_tasks("gym-code", "train", 1, 0)) == 1
+        coa.environments.make_tasks("gym-code", "train", 1, 0, world_seed=7)
+    assert len(coa.environments.make_tasks("gym-code", "train", 1, 0)) == 1
 
 
 def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -357,7 +364,7 @@ def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_importing_the_tasks_does_not_import_the_package() -> None:
-    code = "import sys, coa.tasks.gym; print('reasoning_gym' in sys.modules)"
+    code = "import sys, coa.environments.gym.tasks; print('reasoning_gym' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 

@@ -16,12 +16,16 @@ from coa.engines.scripted import ByteCodec  # noqa: E402
 from coa.errors import TrainingError  # noqa: E402
 from coa.train.experience import Experience, experience_of, sampled_logprobs  # noqa: E402
 from coa.train.groups import Group  # noqa: E402
-from coa.train.improver import Improver  # noqa: E402
-from coa.train.loss_settings import PRESETS, RlLossSettings, preset  # noqa: E402
 from coa.train.losses import PolicyTokens, policy_loss  # noqa: E402
 from coa.train.policy import Policy  # noqa: E402
 from coa.train.processes import Processes  # noqa: E402
-from coa.train.rl_settings import RlSettings  # noqa: E402
+from coa.train.rl import Improver  # noqa: E402
+from coa.train.rl_settings import (  # noqa: E402
+    PRESETS,
+    RlLossSettings,
+    RlSettings,
+    preset,
+)
 from coa.train.rows import row_maker  # noqa: E402
 from rl_parts import CALL, WHOLE, group_of, made, side_by_side  # noqa: E402
 

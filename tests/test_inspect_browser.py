@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from chromium_tab import CHROMIUM, CONTRAST, Browser
-from coa.pages.inspect import write_page
-from coa.runs import dumps
-from coa.teachers.episode import AgentSpec, Episode, ModelCall, Say, Use
+from coa.io.runs import dumps
+from coa.recording.episode import AgentSpec, Episode, ModelCall, Say, Use
 from coa.trajectory import Author, Segment, StopReason, Trajectory, save_trajectories
+from coa.view.page import write_page
 
 pytestmark = [
     pytest.mark.slow,

@@ -15,18 +15,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coa.distill.convert import NotConvertible, convert
+from coa.distillation.convert import NotConvertible, convert
+from coa.environments import make_tasks
+from coa.environments.experts import Experts
 from coa.errors import RecordError
-from coa.pages.inspect import Written, write_page
-from coa.pages.view import BINS, histogram
-from coa.protocol import load_grammar
-from coa.protocol.book import GrammarBook
-from coa.runs import dumps
-from coa.tasks import make_tasks
-from coa.tasks.task import Task
-from coa.teachers.episode import Episode, ModelCall, Say, Use
-from coa.teachers.experts import Experts
+from coa.grammar import load_grammar
+from coa.grammar.load import GrammarBook
+from coa.io.runs import dumps
+from coa.recording.episode import Episode, ModelCall, Say, Use
+from coa.tasks import Task
 from coa.trajectory import Author, Segment, StopReason, Trajectory, save_trajectories
+from coa.view.browse import BINS, histogram
+from coa.view.page import Written, write_page
 from made_pages import Page, chain, episode, page_of, read
 from scripts import TOOLBOX_OF, episodes_of
 

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coa.errors import CoaError, UsageError
-from coa.pages.inspect import write_page
-from coa.runs import dumps
-from coa.teachers.episode import ModelCall, Say
+from coa.io.runs import dumps
+from coa.recording.episode import ModelCall, Say
 from coa.trajectory import Author, Segment, save_trajectories
+from coa.view.page import write_page
 from made_pages import HOSTILE, ORDINARY, chain, episode, page_of, read
 
 # -- nothing of it can run ------------------------------------------------------------------

@@ -14,13 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from coa.distill.stage import run_distillation
+from coa.distillation.dataset import run_distillation
 from coa.engines.base import Completion, OnText, Sampling
 from coa.engines.scripted import ByteCodec, ScriptedEngine
 from coa.environment import Environment, open_environments
+from coa.environments import make_tasks
 from coa.errors import TrainingError, UsageError
-from coa.evaluate.run import save_summary, summarise
-from coa.protocol import (
+from coa.evaluation.run import save_summary, summarise
+from coa.grammar import (
     PRESETS,
     FaultKind,
     Grammar,
@@ -31,12 +32,12 @@ from coa.protocol import (
     parse,
     system_prompt,
 )
+from coa.io.runs import write_jsonl
+from coa.recording.episode import AgentSpec, Episode, Say, Use
+from coa.recording.record import Recording, run_recording
 from coa.rewards import RewardSettings
 from coa.rollouts import choose_environments, roll_out_all
-from coa.runs import write_jsonl
-from coa.tasks import Task, TaskSet, make_tasks
-from coa.teachers.episode import AgentSpec, Episode, Say, Use
-from coa.teachers.stage import Recording, run_recording
+from coa.tasks import Task, TaskSet
 from coa.tools import Tool, Toolbox, ToolCall
 from coa.trajectory import Author, Segment, Trajectory
 from playing import observed
@@ -143,8 +144,8 @@ def test_only_the_runtime_awaits_an_engine() -> None:
     }
     # Two measurements play no chain of agents: the one of bare engines, and the one of what a model
     # writes when there is no loop that stops it at the end of a call.
-    alone = {"evaluate/rollout_players.py", "evaluate/study_mask.py"}
-    assert callers == {"runtime.py", *alone}
+    alone = {"lab/bench_rollout.py", "lab/study_mask.py"}
+    assert callers == {"loop.py", *alone}
 
 
 def test_observations_are_rendered_by_the_loop_and_by_what_makes_chains_only() -> None:
@@ -156,7 +157,7 @@ def test_observations_are_rendered_by_the_loop_and_by_what_makes_chains_only() -
         and isinstance(node.func, ast.Attribute)
         and node.func.attr == "render_observation"
     }
-    assert callers == {"runtime.py", "distill/convert.py", "distill/afm_files.py"}
+    assert callers == {"loop.py", "distillation/convert.py", "environments/published/afm.py"}
 
 
 # -- 4: masks --------------------------------------------------------------------------------

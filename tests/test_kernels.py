@@ -10,8 +10,8 @@ import pytest
 torch = pytest.importorskip("torch")
 F = torch.nn.functional
 
-from coa.engines.shape import rotate  # noqa: E402
-from coa.train.kernels import (  # noqa: E402
+from coa.models.shape import rotate  # noqa: E402
+from coa.train.forward import (  # noqa: E402
     BLOCK,
     CausalAttention,
     GatedUnit,

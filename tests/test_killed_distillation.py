@@ -23,7 +23,8 @@ from typing import NamedTuple
 
 import pytest
 
-from coa.tasks import TaskSet, make_tasks
+from coa.environments import make_tasks
+from coa.tasks import TaskSet
 
 pytestmark = pytest.mark.slow
 

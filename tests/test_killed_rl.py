@@ -17,7 +17,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from coa.runs import read_jsonl
+from coa.io.runs import read_jsonl
 from rl_worker import settings
 from test_rl import checked, files, lines, train
 

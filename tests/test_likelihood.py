@@ -9,7 +9,6 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from coa.train.loss_settings import RlLossSettings  # noqa: E402
 from coa.train.losses import (  # noqa: E402
     PolicyTokens,
     entropy_of_logits,
@@ -20,6 +19,7 @@ from coa.train.losses import (  # noqa: E402
     sampled_entropy,
     token_logprobs,
 )
+from coa.train.rl_settings import RlLossSettings  # noqa: E402
 
 
 def t(*values: float) -> Any:

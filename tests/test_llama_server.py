@@ -19,12 +19,17 @@ from typing import Any
 
 import pytest
 
-from coa.engines import Completion, Sampling, load_engine, store
-from coa.engines.dialects import TokenCompletions, Turn
-from coa.engines.native import NativeCompletions
+from coa.engines import Completion, Sampling, load_engine
 from coa.engines.openai import OpenAIEngine
-from coa.engines.text_dialects import ChatContinuation, TextCompletions
+from coa.engines.server_apis import (
+    ChatContinuation,
+    NativeCompletions,
+    TextCompletions,
+    TokenCompletions,
+    Turn,
+)
 from coa.errors import EngineError, ModelError
+from coa.models import references as store
 from playing import sampled_rollout
 
 pytestmark = pytest.mark.slow

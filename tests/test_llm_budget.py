@@ -11,16 +11,16 @@ import pytest
 
 from chat_server import ChatServer, contents, who
 from chat_team import CALLS, PRICES, TASKS, lines, one_line, record, two_steps
+from coa.environments import make_tasks
 from coa.errors import ConfigError
-from coa.runs import Json, read_jsonl
-from coa.tasks import Task, TaskSet, make_tasks
-from coa.teachers import load_teacher
-from coa.teachers.episode import Say
-from coa.teachers.llm import LLMSettings, LLMTeacher
-from coa.teachers.llm_budget import Amount, BudgetSpent, Limit, Price, Purse, find_price
-from coa.teachers.llm_estimate import Estimate
-from coa.teachers.minds import journal_of
-from coa.teachers.stage import Recording, rehearse_recording, run_recording
+from coa.io.runs import Json, read_jsonl
+from coa.recording import load_teacher
+from coa.recording.budget import Amount, BudgetSpent, Limit, Price, Purse, find_price
+from coa.recording.chat import journal_of
+from coa.recording.episode import Say
+from coa.recording.llm import Estimate, LLMSettings, LLMTeacher
+from coa.recording.record import Recording, rehearse_recording, run_recording
+from coa.tasks import Task, TaskSet
 
 
 def test_a_price_table_is_checked(tmp_path: Path) -> None:

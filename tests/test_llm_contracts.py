@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coa.protocol.scores import parse_ratings, parse_score
-from coa.teachers.llm_contracts import (
+from coa.grammar.grammar import parse_ratings, parse_score
+from coa.recording.contracts import (
     CRITERIA,
     VERIFY_CONTRACT,
+    Malformed,
     call_contract,
     judge_contract,
     plan_contract,
     report_contract,
 )
-from coa.teachers.llm_labels import Malformed
-from coa.teachers.llm_replies import (
+from coa.recording.llm_replies import (
     MAX_STEPS,
     Called,
     Report,

@@ -17,20 +17,20 @@ from typing import Any
 import pytest
 
 from chat_server import Answer, ChatServer, Oracle, approval, contents, objection, step, who
-from coa.distill.pipeline import convert_one
+from coa.distillation.dataset import convert_one
 from coa.environment import OpenEnvironment, open_environments
-from coa.environments import SETS
+from coa.environments import SETS, make_tasks
+from coa.environments.experts import Experts
 from coa.errors import UsageError
-from coa.protocol import check, parse
+from coa.grammar import check, parse
+from coa.io.runs import Json, dumps, read_jsonl
+from coa.recording.chat import in_turns
+from coa.recording.episode import SYSTEM, Episode, Say, Use, load_episodes
+from coa.recording.llm import LLMSettings, LLMTeacher
+from coa.recording.record import Recording, run_recording
 from coa.rewards import RewardSettings
 from coa.rollouts import choose_environments
-from coa.runs import Json, dumps, read_jsonl
-from coa.tasks import Task, TaskSet, make_tasks
-from coa.teachers.episode import SYSTEM, Episode, Say, Use, load_episodes
-from coa.teachers.experts import Experts
-from coa.teachers.llm import LLMSettings, LLMTeacher
-from coa.teachers.minds import in_turns
-from coa.teachers.stage import Recording, run_recording
+from coa.tasks import Task, TaskSet
 from coa.tools import Toolbox, tool
 from coa.trajectory import Trajectory
 from scripts import TOOLBOX_OF

@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
-from coa.runs import manifest_beside, read_jsonl
-from coa.tasks import TaskSet, make_tasks
-from coa.teachers.episode import Episode, Say, load_episodes
-from coa.teachers.minds import journal_of
-from coa.teachers.stage import Recording, run_recording
+from coa.environments import make_tasks
+from coa.io.runs import manifest_beside, read_jsonl
+from coa.recording.chat import journal_of
+from coa.recording.episode import Episode, Say, load_episodes
+from coa.recording.record import Recording, run_recording
+from coa.tasks import TaskSet
 from test_llama_server import gguf, ref
 
 pytestmark = pytest.mark.slow

@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 
 from coa.engines import Sampling, load_engine  # noqa: E402
 from coa.engines.base import common_prefix  # noqa: E402
-from coa.engines.draw import draw, uniform  # noqa: E402
+from coa.engines.sampling import draw, uniform  # noqa: E402
 from coa.errors import EngineError  # noqa: E402
 
 QUESTIONS = [

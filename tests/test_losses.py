@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch")
 
 from coa.errors import ConfigError, TrainingError  # noqa: E402
-from coa.train.loss_settings import RlLossSettings, preset  # noqa: E402
 from coa.train.losses import (  # noqa: E402
     PolicyMetrics,
     PolicyTokens,
@@ -24,6 +23,7 @@ from coa.train.losses import (  # noqa: E402
     sampler_correction,
     shares,
 )
+from coa.train.rl_settings import RlLossSettings, preset  # noqa: E402
 
 LEVELS = ("token", "sequence", "trajectory")
 NORMALISATIONS = ("token", "sequence", "constant", "group")

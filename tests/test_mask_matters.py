@@ -19,7 +19,7 @@ pytest.importorskip("torch")
 
 from coa.engines import Sampling, load_engine
 from coa.engines.base import sampling_key
-from coa.protocol import FaultKind, parse, system_prompt
+from coa.grammar import FaultKind, parse, system_prompt
 from coa.train.rows import Row
 from toy_tools import GRAMMAR, imitate, make_toy_model, toy_tasks
 

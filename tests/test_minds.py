@@ -17,11 +17,11 @@ from chat_server import Answer, ChatServer, contents, who
 from chat_team import CALLS, PRICES, TASKS, lines, one_line, record, settings, two_steps
 from coa.engines.transport import Refused
 from coa.errors import CoaError, ConfigError, ModelError, RecordError, Unavailable, UsageError
-from coa.runs import Json, read_jsonl
-from coa.teachers.episode import Message, load_episodes
-from coa.teachers.llm import LLMSettings
-from coa.teachers.llm_budget import BudgetSpent
-from coa.teachers.minds import Journal, Request, ServedMind, count_tokens, in_turns, journal_of
+from coa.io.runs import Json, read_jsonl
+from coa.recording.budget import BudgetSpent
+from coa.recording.chat import Journal, Request, ServedMind, count_tokens, in_turns, journal_of
+from coa.recording.episode import Message, load_episodes
+from coa.recording.llm import LLMSettings
 
 REQUEST = Request("t", "reader", [Message("system", "Be brief."), Message("user", "Who?")])
 

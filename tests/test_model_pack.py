@@ -15,13 +15,15 @@ from trained_runs import make_base, make_evaluation, make_run
 torch = pytest.importorskip("torch")
 
 from coa.cli import app  # noqa: E402
-from coa.engines import store  # noqa: E402
-from coa.engines.lora import adapter_hash, load_tensors, read_adapter  # noqa: E402
-from coa.engines.store import base_hash, trained_on  # noqa: E402
 from coa.errors import ModelError, UsageError  # noqa: E402
-from coa.models.card import model_card  # noqa: E402
-from coa.models.history import stages_of  # noqa: E402
-from coa.models.pack import pack  # noqa: E402
+from coa.models import references as store  # noqa: E402
+from coa.models.adapters import adapter_hash, load_tensors, read_adapter  # noqa: E402
+from coa.models.card import (  # noqa: E402
+    model_card,
+    pack,
+    stages_of,
+)
+from coa.models.references import base_hash, trained_on  # noqa: E402
 
 WEIGHTS = "adapter_model.safetensors"
 REAL_BASE = "144c4f6518e28433a9993f00051d7758725abb4934905beaa3006046436e0ce5"

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coa.distill.convert import convert
-from coa.distill.near_duplicates import Twin, near_duplicates, told_text
-from coa.protocol import load_grammar
-from coa.tasks import Task, make_tasks
+from coa.distillation.convert import convert
+from coa.distillation.filters import Twin, near_duplicates, told_text
+from coa.environments import make_tasks
+from coa.grammar import load_grammar
+from coa.tasks import Task
 from coa.trajectory import Author, Segment, Trajectory
 from scripts import TOOLBOX_OF, episodes_of
 

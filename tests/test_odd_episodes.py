@@ -11,15 +11,14 @@ from typing import Any
 
 import pytest
 
-from coa.distill.convert import convert
-from coa.distill.filters import FilterSettings
-from coa.distill.recorded import recorded_tools
-from coa.distill.stage import DistillSettings, run_distillation
+from coa.distillation.convert import convert
+from coa.distillation.dataset import DistillSettings, recorded_tools, run_distillation
+from coa.distillation.filters import FilterSettings
 from coa.errors import RecordError
-from coa.protocol import load_grammar
-from coa.runs import Json, dumps
-from coa.teachers.episode import Episode, load_episodes
-from coa.tools.declared import NOTED
+from coa.grammar import load_grammar
+from coa.io.runs import Json, dumps
+from coa.recording.episode import Episode, load_episodes
+from coa.tools.functions import NOTED
 from coa.trajectory import load_trajectories
 
 RECORDED = DistillSettings(grammar="web", tools="recorded")
@@ -255,7 +254,7 @@ def test_a_declared_tool_that_no_block_can_be_called_gets_a_block_of_another_nam
 
 
 def test_a_task_is_distilled_in_the_grammar_that_it_names(tmp_path: Path) -> None:
-    own = resources.files("coa.protocol").joinpath("presets/code.toml").read_text("utf-8")
+    own = resources.files("coa.grammar").joinpath("presets/code.toml").read_text("utf-8")
     file = tmp_path / "own.toml"
     file.write_text(own.replace('name = "code"', 'name = "mine"'))
     program = {"tool": "code", "argument": "```py\nprint(6 * 7)\n```", "result": "42"}

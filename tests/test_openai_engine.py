@@ -16,11 +16,10 @@ from typing import Any
 import pytest
 
 from coa.engines import Sampling, load_engine
-from coa.engines.codec import Codec
-from coa.engines.native import sampled_logprob
-from coa.engines.text_dialects import restore_stop, spell
+from coa.engines.server_apis import restore_stop, sampled_logprob, spell
 from coa.errors import EngineError, ModelError, Unavailable
-from coa.runtime import Budget, run
+from coa.loop import Budget, run
+from coa.models.codec import Codec
 from coa.trajectory import StopReason
 from loopback_server import STOPS, Loaded, Loopback, one_line, script, serving, write_tokenizer
 from playing import MHQA, TASK, box

@@ -13,9 +13,9 @@ torch = pytest.importorskip("torch")
 
 from coa.engines import kernels  # noqa: E402
 from coa.engines.base import Sampling  # noqa: E402
-from coa.engines.draw import draw  # noqa: E402
-from coa.engines.ops import CompiledOps, Run, TorchOps, kernels_fit  # noqa: E402
-from coa.engines.shape import Shape, unsupported  # noqa: E402
+from coa.engines.kernels import CompiledOps, Run, TorchOps, kernels_fit  # noqa: E402
+from coa.engines.sampling import draw  # noqa: E402
+from coa.models.shape import Shape, unsupported  # noqa: E402
 
 CONTEXT, SLOTS = 700, 5
 

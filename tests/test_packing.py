@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coa.errors import ConfigError
-from coa.train.packing import POOL, Order, packs
 from coa.train.rows import Row, total_tokens
 from coa.train.settings import SftSettings
+from coa.train.sft import POOL, Order, packs
 from sft_worker import tiny_rows
 from tiny_model import make_tiny_model
 

@@ -10,12 +10,12 @@ import pytest
 
 from coa.errors import ToolError, ToolMistake, ToolTimeout
 from coa.tools.extract import WebPage, read_page
-from coa.tools.reader import PageReader, read_apart
+from coa.tools.live import PageReader, read_apart
 
 PAGE = b"<title>Tower</title><p>The tower is white. <a href='/pier'>The pier</a> is not.</p>"
 STUCK = """
 import os, re
-from coa.tools import reader
+from coa.tools import live as reader
 
 read = reader.read_page
 
@@ -76,7 +76,7 @@ async def test_pages_that_hang_leave_the_threads_of_others_alone() -> None:
 
 ENDING = """
 import asyncio, sys
-from coa.tools.reader import PageReader
+from coa.tools.live import PageReader
 
 async def main():
     reader = PageReader(2, 60.0, (sys.executable, "-c", sys.argv[1]))

@@ -18,8 +18,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from coa.errors import TrainingError  # noqa: E402
-from coa.train.advantages import group_advantages, overlong_penalty  # noqa: E402
-from coa.train.loss_settings import RlLossSettings  # noqa: E402
+from coa.train.experience import group_advantages, overlong_penalty  # noqa: E402
 from coa.train.losses import (  # noqa: E402
     PolicyTokens,
     Totals,
@@ -34,6 +33,7 @@ from coa.train.losses import (  # noqa: E402
     value_loss,
     whiten,
 )
+from coa.train.rl_settings import RlLossSettings  # noqa: E402
 from parity.cases import GROUPS, LENGTH, PAIRED, SEQUENCES, inputs, masks  # noqa: E402
 
 HERE = Path(__file__).with_name("parity")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coa.protocol import (
+from coa.grammar import (
     PRESETS,
     Block,
     Event,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coa.paths import portable
+from coa.io.files import portable
 
 names = st.text("abcdefgh-_0", min_size=1, max_size=6)
 spaced = st.text("ab '0.", min_size=1, max_size=6).map(str.strip).filter(bool)

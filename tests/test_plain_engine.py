@@ -15,8 +15,8 @@ torch = pytest.importorskip("torch")
 
 from coa.engines import Sampling, load_engine  # noqa: E402
 from coa.engines.llama import Chunk  # noqa: E402
-from coa.engines.plain import PlainForward  # noqa: E402
-from coa.train.plain import load_causal  # noqa: E402
+from coa.engines.local import PlainForward  # noqa: E402
+from coa.train.forward import load_causal  # noqa: E402
 from coa.train.policy import Policy  # noqa: E402
 from plain_forward import largest_difference, load_plain  # noqa: E402
 

@@ -16,9 +16,11 @@ from tiny_model import make_tiny_model, make_tokenizer
 torch = pytest.importorskip("torch")
 
 from coa.errors import ConfigError, ModelError, TrainingError  # noqa: E402
-from coa.train.plain import PlainModel, causal_of  # noqa: E402
-from coa.train.policy import Policy  # noqa: E402
-from coa.train.value_head import ValueHead  # noqa: E402
+from coa.train.forward import PlainModel, causal_of  # noqa: E402
+from coa.train.policy import (  # noqa: E402
+    Policy,
+    ValueHead,
+)
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from coa.train.advantages import group_advantages  # noqa: E402
-from coa.train.loss_settings import PRESETS, preset  # noqa: E402
+from coa.train.experience import group_advantages  # noqa: E402
 from coa.train.losses import (  # noqa: E402
     PolicyTokens,
     Totals,
@@ -24,6 +23,7 @@ from coa.train.losses import (  # noqa: E402
     value_loss,
     whiten,
 )
+from coa.train.rl_settings import PRESETS, preset  # noqa: E402
 
 CHOICES, ROLLOUTS, GROUP, UPDATES = 3, 64, 8, 60
 START = CHOICES

@@ -18,9 +18,9 @@ import pytest
 from coa.corpus.build import BuildReport, build_corpus
 from coa.corpus.site import Corpus
 from coa.engines.scripted import ScriptedEngine
-from coa.protocol import load_grammar
-from coa.runtime import run
-from coa.tasks.task import Task
+from coa.grammar import load_grammar
+from coa.loop import run
+from coa.tasks import Task
 from coa.tools import Toolbox
 from coa.tools.web import CorpusSource, crawl_page, web_search
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coa.distill.filters import Candidate, FilterSettings, apply_filters
+from coa.distillation.filters import Candidate, FilterSettings, apply_filters
 from coa.trajectory import Author, Segment, StopReason, Trajectory
 from made_chains import (
     LENIENT,

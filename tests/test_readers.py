@@ -10,10 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pypdf.errors import DependencyError
 
-from coa.corpus import charset
-from coa.corpus.document import Block, Document
-from coa.corpus.page import Passage
-from coa.corpus.passages import passages_of
+from coa.corpus import readers as charset
+from coa.corpus.page import Block, Document, Passage, passages_of
 from coa.corpus.readers import READERS, decode, read_document
 from coa.errors import MissingExtra, RecordError
 from pdf_files import locked_pdf, pdf

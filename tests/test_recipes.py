@@ -6,7 +6,6 @@ What the recipes for GPUs do there is not tested: nobody has run them, and their
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 import subprocess
 import sys
@@ -18,30 +17,37 @@ from typing import Any
 
 import pytest
 
-from coa.config import load_recipe
-from coa.distill.stage import DistillSettings
-from coa.errors import ConfigError
-from coa.protocol import load_grammar
-from coa.teachers.llm_budget import PriceTable
+from coa import api
+from coa.distillation.dataset import DistillSettings
+from coa.environment import ToolSettings
+from coa.errors import CoaError, ConfigError
+from coa.grammar import load_grammar
+from coa.io.settings import find_recipe, load_recipe
+from coa.lab.speedrun_recipe import read_speedrun_recipe
+from coa.recording.budget import PriceTable
 from coa.tools.live import WebSettings
+from coa.tools.sources import web_settings
 from coa.train.rl_settings import RlRecipe
 from coa.train.rl_stage import read_rl_recipe
-from coa.train.stage import SftRecipe
+from coa.train.sft_stage import SftRecipe
 
 ROOT = Path(__file__).resolve().parent.parent
-RECIPES = sorted((ROOT / "recipes").glob("*.toml"))
+SHIPPED = sorted((ROOT / "src" / "coa" / "recipes").glob("*.toml"))
+RECIPES = [*sorted((ROOT / "recipes").glob("*.toml")), *SHIPPED]
 LAUNCH = sorted((ROOT / "recipes" / "accelerate").glob("*.yaml"))
 PAPER = [
     (stage, kind, size)
     for stage in ("sft", "rl")
     for kind in ("web", "mhqa", "code")
-    for size in ("3b", "7b", "32b")
+    for size in ("3b", "7b")
 ]
 SCHEMAS: dict[str, Callable[[Path], Any]] = {
+    "full": lambda path: read_speedrun_recipe(None, [], full=True),
     "distill": lambda path: load_recipe(path, [], DistillSettings),
     "prices": lambda path: load_recipe(path, [], PriceTable),
     "rl": lambda path: read_rl_recipe(path, []),
     "sft": lambda path: load_recipe(path, [], SftRecipe),
+    "speedrun": lambda path: read_speedrun_recipe(path, []),
     "web": lambda path: load_recipe(path, [], WebSettings),
 }
 """What a recipe's name begins with -> how it is read."""
@@ -73,6 +79,75 @@ def test_the_preset_is_what_the_loss_says_nothing_about() -> None:
     assert (other.ratio, other.dual_clip) == ("sequence", 10.0)
 
 
+# -- by name ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_a_shipped_recipe_is_found_by_its_name_in_any_folder(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for given in (path.stem, path.name, f"recipes/{path.name}", Path("recipes", path.name)):
+        assert find_recipe(given).samefile(path), given
+    (tmp_path / path.stem).mkdir()  # a folder of that name is no recipe
+    assert find_recipe(path.stem).samefile(path)
+
+
+def test_a_file_of_ones_own_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "web.toml").write_text("seconds = 3.0\n")
+    assert find_recipe("web.toml") == Path("web.toml")
+    assert find_recipe(tmp_path / "web.toml") == tmp_path / "web.toml"
+    assert web_settings.__wrapped__("web.toml").seconds == 3.0
+    assert find_recipe(tmp_path) == tmp_path  # whoever reads it says that it is a folder
+
+
+def test_a_name_that_is_no_recipe_is_one_line_with_those_that_are(tmp_path: Path) -> None:
+    known = ", ".join(path.stem for path in SHIPPED)
+    for given, meant in (("sft-136m", " Did you mean 'sft-135m'?"), ("mine/zzzz.toml", "")):
+        with pytest.raises(ConfigError) as error:
+            find_recipe(given)
+        assert str(error.value) == f"{given}: no such recipe file.{meant} Shipped: {known}."
+    with pytest.raises(ConfigError, match="Did you mean 'prices'"):  # a folder is not guessed
+        find_recipe(tmp_path / "prices.toml")
+
+
+def test_the_commands_take_a_name_outside_a_clone(tmp_path: Path) -> None:
+    def said(*words: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "coa", *words], cwd=tmp_path, capture_output=True, text=True
+        )
+        assert done.returncode == 2 and done.stdout == "", done.stderr
+        return done.stderr
+
+    episodes = ["--episodes", "none.jsonl", "--out", "out"]
+    for words in (
+        ["sft", "sft-135m", "trajectories=none.jsonl"],
+        ["sft", "recipes/sft-135m.toml", "trajectories=none.jsonl"],
+        ["rl", "rl-135m", "tasks=none.jsonl"],
+        ["distill", *episodes, "--recipe", "distill-paper"],
+    ):
+        assert said(*words).startswith("coa: none.jsonl: "), words
+    for words in (["sft", "none"], ["rl", "none"], ["distill", *episodes, "--recipe", "none"]):
+        assert said(*words).startswith("coa: none: no such recipe file. Shipped: "), words
+
+
+def test_python_takes_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CoaError, match=r"^none\.jsonl: "):
+        api.sft("none.jsonl", recipe="sft-135m", out="out")
+    with pytest.raises(ConfigError, match="Did you mean 'rl-135m'"):
+        api.rl(recipe="rl-135", out="out")
+
+
+def test_the_web_of_a_name_counts_by_what_it_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = ToolSettings(corpus="web.toml").identity()
+    assert found == ToolSettings(corpus=str(find_recipe("web"))).identity() and found["web"]
+
+
 # -- the paper's -----------------------------------------------------------------------------
 
 
@@ -83,8 +158,10 @@ def test_a_recipe_of_the_paper_says_what_was_checked_and_how_it_is_launched(
     name = f"{stage}-{kind}-{size}"
     text = recipe_path(name).read_text(encoding="utf-8")
     head, plain = text.partition("\n\n")[0], " ".join(text.replace("\n#", " ").split())
+    assert text.startswith("# Not run on a GPU by us; written for 8 GPUs of 80 GB")
     assert all(line.startswith("#") for line in head.splitlines())
-    assert "Not run on a GPU by us. Checked: it loads and validates" in plain
+    assert "Checked: it loads and validates, and accelerate accepts its launch file" in plain
+    assert re.search(r"Memory of each GPU.*, computed: .* = [\d.]+ GB\.", plain)
     launched = re.search(r"--config_file (\S+) -m coa (\w+) (\S+)", plain)
     assert launched is not None
     assert ROOT / launched[1] in LAUNCH
@@ -116,28 +193,26 @@ def test_no_two_recipes_write_into_the_same_directory() -> None:
 
 
 def test_the_values_that_the_paper_prints() -> None:
-    web, code = (read_rl_recipe(recipe_path(f"rl-{kind}-32b"), []) for kind in ("web", "code"))
+    web, code = (read_rl_recipe(recipe_path(f"rl-{kind}-7b"), []) for kind in ("web", "code"))
     assert (web.rl.tasks_per_update, web.rl.group_size, web.rollout.turns) == (64, 8, 24)
     assert (web.rollout.context, web.reward.expression) == (32768, "judge")
     assert (web.select.no_tool_samples, web.select.no_tool_most) == (32, 0.3)
-    assert (code.rl.tasks_per_update, code.rl.minibatches, code.rl.updates) == (256, 8, 120)
+    assert (code.rl.tasks_per_update, code.rl.minibatches, code.rl.updates) == (256, 8, 150)
     assert (code.rl.loss.overlong_buffer, code.select.samples, code.select.most) == (0.125, 8, 1.0)
     found = {
         (kind, size): load_recipe(recipe_path(f"sft-{kind}-{size}"), [], SftRecipe).sft
-        for kind, size in (("web", "7b"), ("code", "7b"), ("code", "32b"), ("mhqa", "3b"))
+        for kind, size in (("web", "7b"), ("code", "7b"), ("mhqa", "3b"))
     }
     assert {key: (sft.lr, sft.batch_size) for key, sft in found.items()} == {
         ("web", "7b"): (1.4e-5, 256),
         ("code", "7b"): (3e-5, 32),
-        ("code", "32b"): (1.4e-5, 64),
         ("mhqa", "3b"): (1e-5, 128),
     }
 
 
 @pytest.mark.parametrize("path", LAUNCH, ids=lambda path: path.stem)
-def test_accelerate_accepts_a_launch_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_accelerate_accepts_a_launch_file(path: Path) -> None:
     launch = pytest.importorskip("accelerate.commands.launch")
-    monkeypatch.chdir(ROOT)  # DeepSpeed's file is named from where the command runs
     command = ["--config_file", str(path), "-m", "coa", "rl", "recipes/rl-web-7b.toml"]
     arguments = launch.launch_command_parser().parse_args(command)
     arguments, _, _ = launch._validate_launch_command(arguments)
@@ -145,11 +220,8 @@ def test_accelerate_accepts_a_launch_file(path: Path, monkeypatch: pytest.Monkey
     assert arguments.num_processes > 1 and not arguments.cpu
     kind = path.stem.partition("-")[0]
     launchers = (arguments.multi_gpu, arguments.use_fsdp, arguments.use_deepspeed)
-    assert launchers == (kind == "ddp", kind == "fsdp", kind == "deepspeed")
+    assert launchers == (kind == "ddp", kind == "fsdp", False)
     assert arguments.use_cpu == (path.stem == "ddp-cpu")
-    if kind == "deepspeed":
-        settings = json.loads((ROOT / arguments.deepspeed_config_file).read_text())
-        assert settings["zero_optimization"]["stage"] == int(path.stem[-1])
 
 
 def test_without_a_gpu_there_are_really_two_processes(tmp_path: Path) -> None:
@@ -245,7 +317,7 @@ def test_every_metric_of_rl_is_documented_once() -> None:
     from coa.train.groups import Drawn
     from coa.train.learner import Step
     from coa.train.losses import PolicyMetrics
-    from coa.train.rl_metrics import learning_record, rollout_record
+    from coa.train.rl import learning_record, rollout_record
 
     learnt = learning_record(Experience([]), [Step(0.0, 0.0, 0.0)], [PolicyMetrics(1.0)])
     made = {*rollout_record(Drawn(0)), *learnt, "update", "parts"}

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from coa.distill.stage import run_distillation
+from coa.distillation.dataset import run_distillation
 from coa.environment import ToolSettings
+from coa.environments import make_tasks
 from coa.errors import ConfigError, RecordError, UsageError
-from coa.runs import manifest_beside
-from coa.tasks import TaskSet, make_tasks
-from coa.teachers.stage import Recorded, Recording, run_recording
+from coa.io.runs import manifest_beside
+from coa.recording.record import Recorded, Recording, run_recording
+from coa.tasks import TaskSet
 
 ERRING = {"error_rate": 0.3}
 

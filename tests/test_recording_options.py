@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 
 from coa.cli import app
 from coa.errors import ConfigError, GrammarError, UsageError
+from coa.recording.episode import AgentSpec, Episode, load_episodes
+from coa.recording.record import Recording, rehearse_recording, run_recording
 from coa.tasks import Task, TaskSet
-from coa.teachers.episode import AgentSpec, Episode, load_episodes
-from coa.teachers.stage import Recording, rehearse_recording, run_recording
 from coa.tools import Toolbox
 
 

@@ -12,10 +12,9 @@ from typer.testing import CliRunner
 
 from coa.cli import app
 from coa.errors import CoaError
-from coa.pages.report import write_report
-from coa.pages.report_chains import OUTCOMES
-from coa.pages.report_evaluation import model_name
-from coa.tasks.task import Task, TaskSet
+from coa.tasks import Task, TaskSet
+from coa.view.evaluations import model_name
+from coa.view.report import OUTCOMES, write_report
 from made_pages import Page
 from made_runs import (
     AT_ONCE,

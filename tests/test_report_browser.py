@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from chromium_tab import CHROMIUM, CONTRAST, Browser
-from coa.pages.report import write_report
-from coa.tasks.task import Task, TaskSet
+from coa.tasks import Task, TaskSet
+from coa.view.report import write_report
 from made_pages import HOSTILE
 from made_runs import (
     AT_ONCE,

@@ -16,19 +16,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coa.distill.chain import Chain
 from coa.errors import CoaError
-from coa.estimates import Estimate
-from coa.pages.markup import ascii_only, el, inner
-from coa.pages.plots import Costs, Spot, cost_plot, interval
-from coa.pages.report import render_report, write_report
-from coa.pages.report_chains import select
-from coa.pages.report_evaluation import Evaluation
-from coa.pages.report_parts import Distillation, Parts, Training
-from coa.protocol import load_grammar
-from coa.protocol.book import GrammarBook
-from coa.tasks.task import Task, TaskSet
-from coa.trajectory import Trajectory
+from coa.grammar import load_grammar
+from coa.grammar.load import GrammarBook
+from coa.statistics import Estimate
+from coa.tasks import Task, TaskSet
+from coa.trajectory import Chain, Trajectory
+from coa.view.evaluations import Evaluation
+from coa.view.plots import Costs, Spot, ascii_only, cost_plot, el, inner, interval
+from coa.view.report import render_report, select, write_report
+from coa.view.report_parts import Distillation, Parts, Training
 from made_pages import HOSTILE, Page, read
 from made_runs import AT_ONCE, MISTAKEN, attempt, distilled, evaluated, report, run_of, trained
 

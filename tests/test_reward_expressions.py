@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coa.config import load_recipe
 from coa.errors import CoaError, ConfigError
+from coa.io.settings import load_recipe
 from coa.rewards import (
     REWARDS,
     FormatSettings,
@@ -27,8 +27,8 @@ from coa.rewards import (
     mean_parts,
     open_reward,
 )
-from coa.rewards.expression import Name, Node, Product, Sum, Weight, evaluate, parse_expression
-from coa.tasks.task import Task
+from coa.rewards.reward import Name, Node, Product, Sum, Weight, evaluate, parse_expression
+from coa.tasks import Task
 from coa.trajectory import Trajectory
 from made_chains import LIMA, LOOK, PLAN, chain
 

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coa.errors import GrammarError
-from coa.protocol import PRESETS, load_grammar
-from coa.protocol.book import GrammarBook
+from coa.grammar import PRESETS, load_grammar
+from coa.grammar.load import GrammarBook
 from coa.rewards import FormatSettings, Part, check_format, open_reward
-from coa.tasks.task import Task
+from coa.tasks import Task
 from coa.trajectory import Author, Segment, Trajectory, load_trajectories, save_trajectories
 from made_chains import GOOD, LIMA, LOOK, PLAN, chain
 from playing import ANSWER, SEARCH, play

@@ -5,15 +5,16 @@ from __future__ import annotations
 import pytest
 
 from coa.environment import open_environments
+from coa.environments import make_tasks
+from coa.environments.atlas.catalogues import CATALOGUES
+from coa.environments.atlas.tasks import SPLITS as ATLAS_SPLITS
+from coa.environments.atlas.tasks import families_of
+from coa.environments.gym.tasks import GENERATORS
+from coa.environments.gym.tasks import SPLITS as GYM_SPLITS
+from coa.environments.sets import GYM
 from coa.rewards import RewardSettings
 from coa.rollouts import choose_environments
-from coa.tasks import Task, TaskSet, make_tasks
-from coa.tasks.atlas import SPLITS as ATLAS_SPLITS
-from coa.tasks.atlas import families_of
-from coa.tasks.atlas_catalogues import CATALOGUES
-from coa.tasks.gym import SPLITS as GYM_SPLITS
-from coa.tasks.gym_generators import GENERATORS
-from coa.tasks.sets import GYM
+from coa.tasks import Task, TaskSet
 from coa.trajectory import Trajectory
 
 SPLITS = [

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from chat_server import Answer, ChatServer
 from coa.errors import CoaError, ConfigError, EngineError, ModelError, RecordError, Unavailable
+from coa.io.runs import Json
 from coa.rewards import JudgeSettings, Part, Reward, RewardSettings, Scored, open_reward
 from coa.rewards.judge import LONGEST_ANSWER, read_verdict
-from coa.runs import Json
-from coa.tasks.task import Task
+from coa.tasks import Task
 from coa.trajectory import Trajectory
 
 TASK = Task("Who wrote it?", ("Gabriela Mistral", "Lucila Godoy"), gold={"hops": ["secret"]})

@@ -16,12 +16,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coa.distill.afm_files import import_rl, read_rows
+from coa.environments.published.afm import import_rl, read_rows
 from coa.errors import MissingExtra
 from coa.rewards import MathSettings, Part, Reward, RewardSettings, choose_reward, open_reward
-from coa.rewards import math_process as processes
+from coa.rewards import mathematics as processes
 from coa.rewards.mathematics import LONGEST_ANSWER, MathChecker, forms, same_text, words_in
-from coa.tasks.task import Task
+from coa.tasks import Task
 from coa.trajectory import Trajectory
 
 pytest.importorskip("math_verify")
@@ -244,7 +244,7 @@ async def test_when_nobody_can_compare_it_is_none_and_never_a_zero() -> None:
 
 ORPHAN = """
 import asyncio
-from coa.rewards.math_process import MathProcesses
+from coa.rewards.mathematics import MathProcesses
 async def main():
     workers = MathProcesses(1.0, 2048, 1)
     await workers.start()

@@ -11,14 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coa.distill.afm_files import import_rl, read_rows
+from coa.environments.published.afm import import_rl, read_rows
 from coa.errors import RecordError
+from coa.io.runs import Json
 from coa.rewards import Part, ProgramSettings, Reward, RewardSettings, choose_reward, open_reward
-from coa.rewards.programs import ProgramChecker, program_in
-from coa.rewards.suites import read_suite, same_output, same_value
-from coa.runs import Json
-from coa.tasks.task import Task
-from coa.tools.sandbox import Sandbox, SandboxError, Tier, reach_tier
+from coa.rewards.programs import ProgramChecker, program_in, read_suite, same_output, same_value
+from coa.sandbox import Sandbox, SandboxError, Tier, reach_tier
+from coa.tasks import Task
 from coa.trajectory import Trajectory
 
 BENCHMARKS = os.environ.get("COA_TEST_BENCHMARKS", "")

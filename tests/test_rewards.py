@@ -24,7 +24,7 @@ from coa.rewards import (
 )
 from coa.rewards.answers import same_words, squad
 from coa.rollouts import choose_environments
-from coa.tasks.task import Task, TaskSet
+from coa.tasks import Task, TaskSet
 from coa.trajectory import Trajectory
 
 

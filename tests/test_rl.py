@@ -11,17 +11,17 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from coa.engines.lora import Adapter  # noqa: E402
-from coa.engines.store import trained_on  # noqa: E402
 from coa.errors import ConfigError, TrainingError  # noqa: E402
-from coa.pages.inspect import write_page  # noqa: E402
-from coa.protocol.book import GrammarBook  # noqa: E402
-from coa.runs import read_jsonl  # noqa: E402
-from coa.tasks.task import Task, TaskSet  # noqa: E402
+from coa.grammar.load import GrammarBook  # noqa: E402
+from coa.io.runs import read_jsonl  # noqa: E402
+from coa.models.adapters import Adapter  # noqa: E402
+from coa.models.references import trained_on  # noqa: E402
+from coa.tasks import Task, TaskSet  # noqa: E402
 from coa.train.policy import Policy  # noqa: E402
 from coa.train.rl import RlResult, digest  # noqa: E402
 from coa.train.rl_stage import read_rl_recipe, run_rl  # noqa: E402
 from coa.trajectory import load_trajectories  # noqa: E402
+from coa.view.page import write_page  # noqa: E402
 from rl_worker import settings, tiny_tasks  # noqa: E402
 
 NAMED_BY_THE_ISSUE = (

@@ -17,18 +17,16 @@ pytest.importorskip("torch")
 
 from coa.engines import load_engine
 from coa.environment import Environment
-from coa.protocol import check, parse
+from coa.grammar import check, parse
+from coa.io.runs import Run
+from coa.loop import Decoding
 from coa.rewards import RewardSettings
 from coa.rollouts import roll_out_all
-from coa.runs import Run
-from coa.runtime import Decoding
 from coa.train.groups import Sampler, TaskStream
-from coa.train.improver import Improver
-from coa.train.loss_settings import preset
-from coa.train.rl import RlLoop, RlResult
-from coa.train.rl_settings import RlRecipe, RlSettings, RolloutSettings
+from coa.train.monitors import open_watch
+from coa.train.rl import Improver, RlLoop, RlResult
+from coa.train.rl_settings import RlRecipe, RlSettings, RolloutSettings, preset
 from coa.train.rl_stage import load_sampler, make_policy
-from coa.train.watching import open_watch
 from toy_tools import (
     GRAMMAR,
     demonstrations,

@@ -14,15 +14,14 @@ from typer.testing import CliRunner
 torch = pytest.importorskip("torch")
 
 from coa.cli import app  # noqa: E402
-from coa.config import to_json  # noqa: E402
 from coa.engines.scripted import ScriptedEngine  # noqa: E402
 from coa.environment import Environment, open_environments  # noqa: E402
+from coa.environments import make_tasks  # noqa: E402
 from coa.errors import CoaError, ConfigError, TrainingError, UsageError  # noqa: E402
-from coa.tasks import make_tasks  # noqa: E402
-from coa.tasks.task import Task, TaskSet  # noqa: E402
-from coa.train.loss_settings import PRESETS, preset  # noqa: E402
+from coa.io.settings import find_recipe, to_json  # noqa: E402
+from coa.tasks import Task, TaskSet  # noqa: E402
 from coa.train.policy import Policy  # noqa: E402
-from coa.train.rl_settings import RlSettings, ignored  # noqa: E402
+from coa.train.rl_settings import PRESETS, RlSettings, ignored, preset  # noqa: E402  # noqa: E402
 from coa.train.rl_stage import (  # noqa: E402
     _checker,
     _load_tasks,
@@ -161,7 +160,7 @@ def test_the_processes_of_a_machine_share_it_when_they_sample(
 ) -> None:
     """Of torch's threads each has its part, and of the memory for keys and values."""
     import coa.engines.local as local
-    import coa.machine as machine
+    import coa.io.machine as machine
 
     each = 2 * 2 * 2 * 64 * 4 * 512 / 1e9  # K and V, layers, heads, padded dimension, bytes
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
@@ -230,7 +229,10 @@ def test_a_setting_that_does_nothing_is_said_to(overrides: list[str], said: str)
     assert line.startswith(said)
 
 
-@pytest.mark.parametrize("recipe", sorted(Path("recipes").glob("rl-*.toml")), ids=str)
+CLONE = sorted((Path(__file__).parents[1] / "recipes").glob("rl-*.toml"))
+
+
+@pytest.mark.parametrize("recipe", [find_recipe("rl-135m"), *CLONE], ids=lambda path: path.stem)
 def test_every_setting_of_a_shipped_recipe_does_something(recipe: Path) -> None:
     assert list(ignored(read_rl_recipe(recipe, []))) == []
 

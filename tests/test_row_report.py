@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from coa.engines.codec import Codec
+from coa.models.codec import Codec
 from coa.train.row_report import OUTSIDE, UNKNOWN, agent_tokens, print_preview, row_report
 from coa.train.rows import Row, row_maker
 from coa.train.settings import SftSettings

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from coa.errors import CoaError, RecordError, UsageError
-from coa.progress import Progress, counted, duration
-from coa.runs import Appender, Run, claim, read_jsonl, read_records, write_atomic
-from coa.whole_files import open_to_others
+from coa.io.files import open_to_others
+from coa.io.progress import Progress, counted, duration
+from coa.io.runs import Appender, Run, claim, read_jsonl, read_records, write_atomic
 
 SETTINGS: dict[str, Any] = {"sft": {"epochs": 2, "clip": (0.2, 0.28)}, "name": "a"}
 
@@ -78,7 +78,7 @@ def test_who_may_read_a_file_is_left_to_the_umask_and_to_the_file_it_replaces(
 def test_a_reader_never_sees_a_part_of_an_atomic_write(tmp_path: Path) -> None:
     path = tmp_path / "whole.txt"
     code = (
-        "import sys; from pathlib import Path; from coa.runs import write_atomic\n"
+        "import sys; from pathlib import Path; from coa.io.runs import write_atomic\n"
         "print('ready', flush=True)\n"
         "for n in range(10**9): write_atomic(Path(sys.argv[1]), str(n % 10) * 200_000)"
     )
@@ -170,7 +170,7 @@ def test_a_record_that_does_not_fit_is_named_with_its_line(tmp_path: Path) -> No
 def test_a_killed_writer_loses_at_most_the_line_in_flight(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     code = (
-        "import sys; from pathlib import Path; from coa.runs import Appender\n"
+        "import sys; from pathlib import Path; from coa.io.runs import Appender\n"
         "file = Appender(Path(sys.argv[1]))\n"
         "for n in range(10**9):\n"
         "    file.write({'n': n, 'text': 'x' * 10_000})\n"
@@ -287,7 +287,7 @@ HIDDEN = (".env.template", ".env.defaults", ".gitconfig.personal", ".notes.part"
 def left_by_a_kill(path: Path) -> None:
     """Start to write a whole file, and die."""
     code = (
-        "import os, sys; from pathlib import Path; from coa.whole_files import whole_file\n"
+        "import os, sys; from pathlib import Path; from coa.io.files import whole_file\n"
         "with whole_file(Path(sys.argv[1])): os.kill(os.getpid(), 9)"
     )
     start(code, path).communicate()
@@ -365,7 +365,7 @@ def test_a_damaged_claim_is_one_line(tmp_path: Path, text: str, found: str) -> N
 def test_two_processes_cannot_share_a_run_and_a_killed_one_lets_go(tmp_path: Path) -> None:
     path = tmp_path / "run"
     code = (
-        "import sys, time; from pathlib import Path; from coa.runs import Run\n"
+        "import sys, time; from pathlib import Path; from coa.io.runs import Run\n"
         "run = Run.open(Path(sys.argv[1]), 'sft', {'sft': {'epochs': 2, 'clip': [0.2, 0.28]},"
         " 'name': 'a'}, {'tasks': 'f00d'}, 7, 'beef')\n"
         "run.metrics({'step': 1}); print('open', flush=True); time.sleep(600)"

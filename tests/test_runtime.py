@@ -9,8 +9,8 @@ import pytest
 
 from coa.engines.base import Completion, OnText, Sampling
 from coa.engines.scripted import ScriptedEngine
-from coa.protocol import parse, system_prompt
-from coa.runtime import Decoding, Rollout, run
+from coa.grammar import parse, system_prompt
+from coa.loop import Decoding, Rollout, run
 from coa.tools import Toolbox
 from coa.trajectory import Author, StopReason
 from playing import (

@@ -14,9 +14,9 @@ import pytest
 from coa.engines.base import sampling_key
 from coa.engines.scripted import ScriptedEngine
 from coa.errors import EngineError, MissingExtra, Unavailable
-from coa.protocol import parse, system_prompt
-from coa.runtime import REPEATED, Decoding, Rollout, run
-from coa.tasks.task import Task
+from coa.grammar import parse, system_prompt
+from coa.loop import REPEATED, Decoding, Rollout, run
+from coa.tasks import Task
 from coa.tools import Tool, Toolbox, ToolMistake, tool
 from coa.trajectory import StopReason, save_trajectories
 from playing import (
@@ -383,7 +383,8 @@ async def test_an_engine_that_fails_is_a_result(error: Exception) -> None:
 
 HANGING = """
 import asyncio, threading
-from coa import ScriptedEngine, Task, Toolbox, load_grammar, run, tool
+from coa import ScriptedEngine, Task, load_grammar, run, tool
+from coa.tools import Toolbox
 
 @tool(timeout_s=0.05)
 def stuck(query: str) -> str:

@@ -17,9 +17,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from coa.errors import ConfigError
-from coa.evaluate.bench_sandbox import bench_sandbox, sandbox_lines
-from coa.tools.sandbox import Limits, Sandbox, SandboxError, Tier, reach_tier, slot, walls
-from coa.tools.sandbox.limits import Outcome
+from coa.lab.bench_sandbox import bench_sandbox, sandbox_lines
+from coa.sandbox import Limits, Sandbox, SandboxError, Tier, reach_tier, slot, walls
+from coa.sandbox.limits import Outcome
 
 LIMITS = Limits(seconds=1.5, cpu_seconds=2, memory_mb=512, output_bytes=4096, file_mb=8, files=512)
 
@@ -288,7 +288,7 @@ async def test_closing_leaves_nothing_and_says_so_to_whoever_waits() -> None:
 async def test_killing_the_host_process_ends_everything_it_started(tmp_path: Path) -> None:
     need_full_tier()
     script = (
-        "import asyncio\nfrom coa.tools.sandbox import Sandbox\n"
+        "import asyncio\nfrom coa.sandbox import Sandbox\n"
         "async def main():\n"
         "    async with Sandbox(slots=1, packages=()) as box:\n"
         "        asyncio.create_task(box.run('while True: pass'))\n"

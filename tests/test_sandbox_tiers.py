@@ -14,16 +14,16 @@ from pathlib import Path
 
 import pytest
 
-from coa.tools.sandbox import Sandbox, SandboxError, Tier, reach_tier
-from coa.tools.sandbox.inside import syscalls
-from coa.tools.sandbox.tiers import Finding, Reach, refusal
+from coa.sandbox import Sandbox, SandboxError, Tier, reach_tier
+from coa.sandbox.inside import syscalls
+from coa.sandbox.tiers import Finding, Reach, refusal
 
 SOURCE = Path(__file__).resolve().parent.parent / "src"
 NOBODY = 65534
 SCRIPT = """
 import asyncio, json, os
 from pathlib import Path
-from coa.tools.sandbox import Sandbox, SandboxError, Tier, reach_tier
+from coa.sandbox import Sandbox, SandboxError, Tier, reach_tier
 tier, findings = reach_tier()
 found = {"tier": tier.name, "refused": "", "ended": {}}
 found["wrong"] = {each.layer: [each.found, each.fix] for each in findings if not each.ok}
@@ -212,7 +212,7 @@ def test_another_system_is_refused_in_one_line() -> None:
 
 def test_reaching_stops_at_another_system(monkeypatch: pytest.MonkeyPatch) -> None:
     """A double of the system's name: there is no other system here to try."""
-    from coa.tools.sandbox import tiers
+    from coa.sandbox import tiers
 
     monkeypatch.setattr(sys, "platform", "darwin")
     found = tiers._reach.__wrapped__(Tier.FULL)
@@ -255,7 +255,7 @@ def test_no_call_is_in_two_tables() -> None:
 @pytest.mark.parametrize("forks", [True, False])
 def test_the_filter_decides_as_the_tables_say(machine: str, forks: bool) -> None:
     """Run the kernel's program here, step by step, for every call number there could be."""
-    confine = pytest.importorskip("coa.tools.sandbox.inside.confine")
+    confine = pytest.importorskip("coa.sandbox.inside.confine")
     code = confine.filter_code(machine, forks, pid=77)
     allowed = set(syscalls.numbers(syscalls.ALLOWED, machine).values())
     if forks:
@@ -331,7 +331,7 @@ def decide(
 
 def test_the_self_test_notices_a_wall_with_a_hole(monkeypatch: pytest.MonkeyPatch) -> None:
     """A probe that succeeds by design stands for a wall that does not hold."""
-    from coa.tools.sandbox import tiers
+    from coa.sandbox import tiers
 
     if reach_tier()[0] < Tier.FULL:
         pytest.skip("this machine has no full sandbox")

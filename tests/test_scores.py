@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coa.protocol import load_grammar, parse_ratings, parse_score
+from coa.grammar import load_grammar, parse_ratings, parse_score
 
 CRITERIA = load_grammar("web").by_name["reflection"].ratings
 

@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from coa.corpus.index import SearchIndex, atlas_index
+from coa.corpus.index import SearchIndex
 from coa.corpus.page import Passage
+from coa.environments.atlas.site import atlas_index
+from coa.environments.atlas.tasks import make_tasks
 from coa.errors import UsageError
-from coa.tasks.atlas import make_tasks
 
 PASSAGES = [
     Passage("Apple", "https://x.example/apple", "The apple tree bears fruits in autumn."),

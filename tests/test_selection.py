@@ -22,10 +22,10 @@ from coa.engines.base import Completion, Engine, OnText, Sampling, sampling_key
 from coa.engines.scripted import ScriptedEngine
 from coa.environment import Environment, load_environment
 from coa.errors import ConfigError, EngineError, RecordError, TrainingError
+from coa.io.runs import read_jsonl, write_jsonl
+from coa.loop import Budget, Decoding
 from coa.rewards import RewardSettings
-from coa.runs import read_jsonl, write_jsonl
-from coa.runtime import Budget, Decoding
-from coa.tasks.task import Task
+from coa.tasks import Task
 from coa.train.processes import Processes
 from coa.train.rl_settings import SelectSettings
 from coa.train.selection import Selected, select

@@ -15,8 +15,8 @@ import pytest
 from coa import Environment, State, Task, Tool, tool
 from coa.engines.scripted import ScriptedEngine
 from coa.errors import ConfigError, MissingExtra, UsageError
-from coa.runs import Json
-from coa.serve.server import Serving, listening
+from coa.io.runs import Json
+from coa.serving.server import Serving, listening
 from coa.trajectory import load_trajectories
 from serving import PLAN, TURNS, WAIT_S, BrokenEngine, Server, Watched, engine_error, limits
 

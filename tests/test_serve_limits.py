@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from coa.runs import Json
+from coa.io.runs import Json
 from serving import (
     PLAN,
     TURNS,
@@ -243,7 +243,7 @@ def test_a_slow_client_gets_everything_and_holds_no_place(tmp_path: Path) -> Non
 async def test_a_client_that_takes_nothing_any_more_is_given_up(
     tmp_path: Path, stream: bool, stuck: str
 ) -> None:
-    from coa.serve.app import make_app
+    from coa.serving.app import make_app
 
     with Server(tmp_path, limits=limits(stall_s=0.05)) as server:
         desk = server.at.desk
@@ -273,7 +273,7 @@ async def test_a_client_that_takes_nothing_any_more_is_given_up(
 def test_a_silent_stream_is_kept_open_by_comments(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("coa.serve.app.QUIET_S", 0.01)
+    monkeypatch.setattr("coa.serving.app.QUIET_S", 0.01)
     engine = HeldEngine()
     with Server(tmp_path, engine) as server:
         quiet = raw_request(server, BODY)
@@ -356,7 +356,7 @@ def test_a_second_signal_does_not_wait_for_a_body_either(
 def test_too_many_requests_at_once_are_told_so_and_liveness_is_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("coa.serve.app.SPARE_REQUESTS", -1)
+    monkeypatch.setattr("coa.serving.app.SPARE_REQUESTS", -1)
     with Server(tmp_path, HeldEngine(), limits=limits(rollouts=1, queue=0)) as server:
         listed = httpx.get(f"{server.url}/v1/models")
         assert (listed.status_code, listed.json()["error"]["code"]) == (503, "busy")

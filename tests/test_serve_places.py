@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from coa.serve.places import Places
-from coa.serve.refusals import Refused
+from coa.serving.errors import Refused
+from coa.serving.session import Places
 
 
 async def test_tickets_are_served_in_turn_and_giving_back_twice_is_harmless() -> None:

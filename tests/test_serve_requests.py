@@ -16,16 +16,16 @@ from hypothesis import strategies as st
 
 from coa.environment import ToolSettings
 from coa.errors import UsageError
-from coa.protocol import load_grammar
-from coa.protocol.book import GrammarBook
+from coa.grammar import load_grammar
+from coa.grammar.load import GrammarBook
+from coa.io.runs import Json
 from coa.rollouts import default_environments
-from coa.runs import Json
-from coa.serve.agents import open_agents, public_name
-from coa.serve.keys import Lock, is_loopback, read_key
-from coa.serve.narration import Narrator, Piece
-from coa.serve.refusals import Refused
-from coa.serve.replies import Reply, event, finish_reason, steps_of
-from coa.serve.request import CANNOT, Asked, read_request
+from coa.serving.agents import open_agents, public_name
+from coa.serving.errors import Refused
+from coa.serving.replies import Reply, event, finish_reason, steps_of
+from coa.serving.request import CANNOT, Asked, read_request
+from coa.serving.server import Lock, is_loopback, read_key
+from coa.serving.stream import Narrator, Piece
 from coa.trajectory import Author, Segment, Step, StopReason, Trajectory
 from serving import Server, limits
 

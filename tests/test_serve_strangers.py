@@ -9,19 +9,18 @@ from pathlib import Path
 import httpx
 import pytest
 
-from coa.engines import store
 from coa.engines.scripted import ScriptedEngine
 from coa.errors import EngineError, Unavailable, UsageError
-from coa.protocol import load_grammar
-from coa.runs import Appender
-from coa.serve.agents import open_agents, public_name
-from coa.serve.desk import Desk
-from coa.serve.keys import read_key
-from coa.serve.narration import Narrator, Piece
-from coa.serve.refusals import Refused
-from coa.serve.replies import Reply
-from coa.serve.request import Asked, Limits, read_request
-from coa.serve.server import Serving, _give_up_on_stalled, listening
+from coa.grammar import load_grammar
+from coa.io.runs import Appender
+from coa.models import references as store
+from coa.serving.agents import open_agents, public_name
+from coa.serving.errors import Refused
+from coa.serving.replies import Reply
+from coa.serving.request import Asked, Limits, read_request
+from coa.serving.server import Serving, _give_up_on_stalled, listening, read_key
+from coa.serving.session import Desk
+from coa.serving.stream import Narrator, Piece
 from coa.trajectory import StopReason, load_trajectories
 from serving import TURNS, WAIT_S, BrokenEngine, Server
 from test_store import fake_pip

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from coa.engines import Sampling, load_engine
-from coa.engines.codec import Codec
 from coa.engines.openai import OpenAIEngine
 from coa.errors import ConfigError, EngineError, ModelError
+from coa.models.codec import Codec
 from loopback_server import (
     STOPS,
     Loaded,
@@ -106,7 +106,7 @@ def test_an_adapter_in_memory_is_written_for_the_server(server: Loopback, folder
     torch = pytest.importorskip("torch")
     from safetensors.torch import load_file
 
-    from coa.engines.lora import Adapter, pair_up
+    from coa.models.adapters import Adapter, pair_up
 
     server.adapters = {}
     loaded = Loaded(server, folder)

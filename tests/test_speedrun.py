@@ -17,20 +17,18 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from coa.display import console
 from coa.engines import load_engine
 from coa.environment import load_environment
+from coa.environments import make_tasks
 from coa.errors import ConfigError, ModelError
-from coa.protocol.book import GrammarBook
-from coa.runs import Json
-from coa.runtime import Budget
-from coa.speedrun import run_speedrun
-from coa.speedrun.questions import SEED, answer_questions
-from coa.speedrun.recipe import TaskPart
-from coa.speedrun.table import print_speedrun
-from coa.tasks import make_tasks
+from coa.grammar.load import GrammarBook
+from coa.io.runs import Json
+from coa.lab.speedrun import SEED, answer_questions, print_speedrun, run_speedrun
+from coa.lab.speedrun_recipe import TaskPart
+from coa.loop import Budget
 from coa.train.rl_stage import _knows
 from coa.trajectory import load_trajectories
+from coa.view.terminal import console
 from tiny_model import make_tiny_model
 
 pytest.importorskip("torch")
@@ -208,7 +206,7 @@ def begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Finished:
     def stop(*_: Any) -> Path:
         raise Stopped
 
-    monkeypatch.setattr("coa.speedrun._fine_tune", stop)
+    monkeypatch.setattr("coa.lab.speedrun._fine_tune", stop)
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(TASKS, encoding="utf-8")
     overrides = [f"sft.model=hf:{make_tiny_model(tmp_path / 'model')}", *SMALL]

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coa.config import to_json, without_speed
+from coa.environments import SETS
 from coa.errors import CoaError, ConfigError, UsageError
-from coa.runs import Json
-from coa.speedrun import TASKS, _make_tasks, run_speedrun
-from coa.speedrun.recipe import Measurement, TaskPart, read_speedrun_recipe
-from coa.tasks.sets import KINDS
-from coa.tasks.task import Task
-from coa.train.loss_settings import PRESETS
+from coa.io.runs import Json
+from coa.io.settings import to_json, without_speed
+from coa.lab.speedrun import TASKS, _make_tasks, run_speedrun
+from coa.lab.speedrun_recipe import Measurement, TaskPart, read_speedrun_recipe
+from coa.tasks import Task
+from coa.train.rl_settings import PRESETS
 from coa.train.rl_stage import among
 
 
@@ -216,7 +216,7 @@ def test_a_measurement_of_any_name_has_a_safe_file_name_or_is_refused(name: str)
 
 
 def test_every_set_has_a_cost_to_estimate_by() -> None:
-    for name in KINDS:
+    for name in SETS:
         recipe = read_speedrun_recipe(None, [f"tasks.0={{set='{name}', n=8}}"])
         *_, last = recipe.plan()
         assert "about" in last and "on two cores" in last

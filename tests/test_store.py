@@ -11,10 +11,13 @@ from typing import Any
 
 import pytest
 
-from coa.engines import fetch, load_engine, store, weights
-from coa.engines.store import cache_dir, pull, resolve
+from coa.engines import load_engine
 from coa.errors import ModelError, RecordError, Unavailable, UsageError
-from coa.wheels import wheel_member
+from coa.io import download as fetch
+from coa.io.download import wheel_member
+from coa.models import references as store
+from coa.models import weights
+from coa.models.references import cache_dir, pull, resolve
 
 
 @pytest.fixture(autouse=True)

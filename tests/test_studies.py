@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from coa.cli import app
-from coa.config import to_json, without_speed
-from coa.engines.lora import MANIFEST
 from coa.engines.scripted import ByteCodec
-from coa.engines.store import BASE, OURS, is_shipped
+from coa.environments import make_tasks
 from coa.errors import CoaError, ConfigError, RecordError, UsageError
-from coa.estimates import wilson
-from coa.evaluate.studies import (
+from coa.grammar import load_grammar
+from coa.io.runs import Json, dumps
+from coa.io.settings import to_json, without_speed
+from coa.lab.studies import (
     STUDIES,
     as_overrides,
     find_study,
@@ -27,14 +27,23 @@ from coa.evaluate.studies import (
     run_study,
     study_plan_lines,
 )
-from coa.evaluate.study_arms import first, held_out, train, with_tokens
-from coa.evaluate.study_mask import judge
-from coa.evaluate.study_pooled import Tables, lines, measure, pooled, verdict
-from coa.evaluate.study_react import within
-from coa.protocol import load_grammar
-from coa.runs import Json, dumps
-from coa.tasks import make_tasks
-from coa.tasks.task import TaskSet
+from coa.lab.study_arms import (
+    Tables,
+    first,
+    held_out,
+    lines,
+    measure,
+    pooled,
+    train,
+    verdict,
+    with_tokens,
+)
+from coa.lab.study_mask import judge
+from coa.lab.study_react import within
+from coa.models.adapters import MANIFEST
+from coa.models.references import BASE, OURS, is_shipped
+from coa.statistics import wilson
+from coa.tasks import TaskSet
 from coa.train.rows import build_row
 from coa.train.settings import SftSettings
 from coa.trajectory import Author, Segment, Trajectory
@@ -309,7 +318,7 @@ def test_arms_get_the_same_tokens_as_nearly_as_whole_chains_can(tiny_model: Path
     pytest.importorskip("torch")
     sft = SftSettings(model=f"hf:{tiny_model}")
     chains = [chain(i, 3 + i % 4) for i in range(20)]
-    from coa.evaluate.study_arms import trained_on
+    from coa.lab.study_arms import trained_on
 
     each = [trained_on([one], sft)["trained_tokens"] for one in chains]
     for wanted in (each[0], sum(each) // 3, sum(each)):

@@ -15,7 +15,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from coa.evaluate.studies import run_study, study_lines
+from coa.lab.studies import run_study, study_lines
 
 pytestmark = pytest.mark.slow
 SEEDS = (0, 1)

@@ -10,26 +10,35 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coa.distill.convert import convert
+from coa.distillation.convert import convert
 from coa.engines.scripted import ByteCodec
+from coa.environment import shipped_home
+from coa.environments import make_tasks
 from coa.errors import RecordError, UsageError
-from coa.evaluate.cost_cases import Case, Files, Side, read_cases
-from coa.evaluate.cost_counts import PROMPTS, Counter
-from coa.evaluate.cost_lines import cost_lines
-from coa.evaluate.resampling import Resamples
-from coa.evaluate.study_cost import PEER_CALLS, compare, peer_prompts, study_cost, study_files
-from coa.protocol import load_grammar
-from coa.protocol.prompt import PromptKind
-from coa.runs import dumps
-from coa.tasks import TaskSet, make_tasks
-from coa.tasks.sets import kind_of
-from coa.teachers.agents import code_agents, team, web_agents
-from coa.teachers.coding_prompts import coding_team
-from coa.teachers.episode import AgentSpec, Episode, Say, Tokens
-from coa.teachers.llm_budget import Price
+from coa.evaluation.compare import Resamples
+from coa.evaluation.spending import PROMPTS, TokenCounter
+from coa.grammar.prompt import PromptKind
+from coa.io.runs import dumps
+from coa.lab.study_cost import (
+    PEER_CALLS,
+    Case,
+    Files,
+    Side,
+    compare,
+    cost_lines,
+    peer_prompts,
+    read_cases,
+    study_cost,
+    study_files,
+)
+from coa.recording.agents import code_agents, team, web_agents
+from coa.recording.budget import Price
+from coa.recording.coding_agents import coding_team
+from coa.recording.episode import AgentSpec, Episode, Say, Tokens
+from coa.tasks import TaskSet
 from scripts import TOOLBOX_OF, episodes_of
 
-BYTES = Counter(ByteCodec())
+BYTES = TokenCounter(ByteCodec())
 FEW = 200
 """Resamples: enough for the shape of a result."""
 
@@ -172,7 +181,7 @@ def recorded(folder: Path, sets: tuple[str, ...] = ("atlas-mhqa",), n: int = 10)
     files.episodes.write_text("".join(dumps(each.to_json()) + "\n" for each in episodes))
     lines = []
     for task, episode in zip(tasks, episodes, strict=True):
-        grammar = load_grammar(kind_of(task).grammar)
+        grammar = shipped_home(task.meta).value()
         chain = convert(episode, TOOLBOX_OF(task).bind(grammar))
         record = {"key": task.id, "task_id": task.id, "trajectory": chain.to_json()}
         lines.append(dumps({**record, "score": 1.0, "replay": "", "reason": "", "detail": ""}))

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from coa.environments import make_tasks
 from coa.errors import ConfigError
-from coa.evaluate.studies import STUDIES
-from coa.evaluate.study_student import StudentPart, compared, student_lines, study_student
-from coa.tasks import make_tasks
+from coa.lab.studies import STUDIES
+from coa.lab.study_student import StudentPart, compared, student_lines, study_student
 from scripts import write_script
 
 FEW = 300

@@ -7,13 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from coa.evaluate.studies import run_study, study_lines
-from coa.evaluate.study_unseen import arms, judged, with_declaration
-from coa.evaluate.study_unseen_tools import declaration, make_tasks, same_arguments, tool_of
-from coa.protocol.constrain import Limits
-from coa.tasks.sets import KINDS
-from coa.tasks.task import Task
+from coa.grammar.constrain import Limits
+from coa.lab.studies import run_study, study_lines
+from coa.lab.study_unseen import (
+    arms,
+    declaration,
+    judged,
+    make_tasks,
+    same_arguments,
+    tool_of,
+    with_declaration,
+)
+from coa.tasks import Task
 from coa.tools.base import Toolbox, ToolCall
+from coa.tools.sources import READING
 from coa.trajectory import Author, Segment, StopReason, Trajectory, Usage
 
 TASKS = make_tasks(40, 0)
@@ -49,7 +56,7 @@ def test_tasks_are_the_same_again_and_others_under_another_seed() -> None:
 
 
 def test_no_training_set_has_these_tools_and_no_public_task_has_gold() -> None:
-    assert not {tool for kind in KINDS.values() for tool in kind.tools} & set(NAMES)
+    assert not {*READING, "code"} & set(NAMES)
     for task in TASKS:
         public = task.public()
         assert not public.answers and not public.gold
@@ -138,7 +145,7 @@ def test_what_the_grammar_refused_never_reached_the_tool_and_is_no_call() -> Non
 
 
 def test_each_model_is_measured_with_and_without_the_constraint() -> None:
-    from coa.evaluate.studies import STUDIES
+    from coa.lab.studies import STUDIES
 
     chosen = arms(STUDIES["unseen-tool"].read([]))
     assert len(chosen) == 6
@@ -151,7 +158,7 @@ def test_each_model_is_measured_with_and_without_the_constraint() -> None:
 
 def test_a_turn_has_room_for_all_that_the_constraint_lets_a_model_say_before_its_call() -> None:
     """Two thoughts and a plan of full length, the call and all tags, at 3.5 characters a token."""
-    from coa.evaluate.studies import STUDIES
+    from coa.lab.studies import STUDIES
 
     room = STUDIES["unseen-tool"].read([]).eval.turn_tokens
     said = 3 * Limits.within(room).text + max(len(call_of(task)) for task in TASKS)

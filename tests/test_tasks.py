@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
+from coa import tasks as table
 from coa.environment import ToolSettings, open_environments
 from coa.errors import CoaError, ConfigError, RecordError
-from coa.evaluate.stage import EvalSettings, run_eval
-from coa.rewards.opened import REWARDS as NAMED_REWARDS
+from coa.evaluation.run import EvalSettings, run_eval
+from coa.rewards.reward import REWARDS as NAMED_REWARDS
 from coa.rollouts import choose_environments
-from coa.tasks import Task, TaskSet, table
+from coa.tasks import Task, TaskSet
 
 
 def test_every_column_that_sounds_like_an_answer_is_hidden_from_the_public_task(
@@ -143,7 +144,7 @@ def test_ids_of_ones_own_in_a_csv_are_kept(tmp_path: Path) -> None:
     ("column", "value", "expected"),
     [
         ("tools", "ruler", "no such column: only JSONL can declare tools"),
-        ("world", "Middle-earth", "the number of a world of the Atlas"),
+        ("world", "Middle-earth", "the number of a world"),
         ("grammar", "past tense", "a path ending in .toml or one of mhqa, web"),
         ("reward", "5 points", "one of exact, squad"),
         ("reward", "gym", "one of exact, squad"),

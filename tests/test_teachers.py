@@ -13,18 +13,18 @@ from pathlib import Path
 
 import pytest
 
-from coa.corpus.atlas import pages
-from coa.corpus.world import load_world
-from coa.distill.convert import convert
+from coa.distillation.convert import convert
 from coa.environment import Environment
+from coa.environments import make_tasks
+from coa.environments.atlas.pages import pages
+from coa.environments.atlas.tasks import families_of
+from coa.environments.atlas.world import load_world
+from coa.environments.experts import Experts
 from coa.errors import ConfigError, RecordError, UsageError
-from coa.protocol import load_grammar
-from coa.rewards import exact_match
-from coa.runs import dumps
-from coa.tasks import Task, TaskSet, make_tasks
-from coa.tasks.atlas import families_of
-from coa.teachers import load_teacher
-from coa.teachers.episode import (
+from coa.grammar import load_grammar
+from coa.io.runs import dumps
+from coa.recording import load_teacher
+from coa.recording.episode import (
     AgentSpec,
     Episode,
     Say,
@@ -32,7 +32,8 @@ from coa.teachers.episode import (
     Use,
     load_episodes,
 )
-from coa.teachers.experts import Experts
+from coa.rewards import exact_match
+from coa.tasks import Task, TaskSet
 from coa.tools import Tool, Toolbox
 from scripts import TOOLBOX_OF, episodes_of, record_into, texts_of
 
@@ -255,8 +256,8 @@ def test_a_file_that_holds_no_episodes_is_named_with_its_line(tmp_path: Path) ->
 RECORD_UNTIL_STUCK = """
 import asyncio, sys
 from pathlib import Path
-from coa.teachers.experts import Experts
-from coa.teachers.stage import Recording, run_recording
+from coa.environments.experts import Experts
+from coa.recording.record import Recording, run_recording
 
 class Stuck(Experts):
     left = 20
@@ -268,8 +269,8 @@ class Stuck(Experts):
         self.left -= 1
         return await super().record(task, toolbox, seed)
 
-import coa.teachers.experts
-coa.teachers.experts.Experts = Stuck
+import coa.environments.experts
+coa.environments.experts.Experts = Stuck
 how = {"options": {"error_rate": 0.3}, "workers": 1}
 run_recording(Recording(tasks=Path(sys.argv[1]), **how), Path(sys.argv[2]))
 """
@@ -347,8 +348,9 @@ async def test_a_tool_that_fails_or_finds_nothing_ends_in_an_error_not_in_an_ans
 
 
 OWN = '''
-from coa import Episode, Task, Toolbox, ToolCall
-from coa.teachers.episode import AgentSpec, Say, Use
+from coa import Episode, Task, ToolCall
+from coa.tools import Toolbox
+from coa.recording.episode import AgentSpec, Say, Use
 
 
 class Parrot:

@@ -20,8 +20,7 @@ from hypothesis import strategies as st
 
 from coa.errors import ConfigError, RecordError, ToolError, ToolTimeout, UsageError
 from coa.tools import Observation, Tool, Toolbox, ToolCall, ToolMistake
-from coa.tools.cache import Answer, Provisional, ToolCache
-from coa.tools.replay import cached, key_of
+from coa.tools.cache import Answer, Provisional, ToolCache, cached, key_of
 
 
 class Counting:

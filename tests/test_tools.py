@@ -15,8 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import Field
 
-from coa import ScriptedEngine, Task, Toolbox, ToolCall, load_grammar, run, system_prompt, tool
+from coa import ScriptedEngine, Task, ToolCall, load_grammar, run, tool
 from coa.errors import ConfigError, ToolMistake
+from coa.grammar import system_prompt
+from coa.tools import Toolbox
 from coa.tools.arguments import find_problem, read_arguments, shape_of
 from coa.tools.base import Tool
 from coa.trajectory import StopReason

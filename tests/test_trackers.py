@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from coa.errors import ConfigError, MissingExtra
-from coa.runs import Run
-from coa.train.trackers import Lenient, check_tracker, figures, open_tracker
+from coa.io.runs import Run
+from coa.train.monitors import Lenient, check_tracker, figures, open_tracker
 
 RECORD: dict[str, Any] = {
     "update": 3,
@@ -170,7 +170,7 @@ def test_a_resumed_run_keeps_the_wall_clock_figures_of_its_earlier_updates(tmp_p
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from coa.train.trackers import open_tracker
+from coa.train.monitors import open_tracker
 tracker = open_tracker("tensorboard", Path(sys.argv[1]), "rl")
 for update in range(1, 5):
     tracker.log(update, {"reward": update / 10})
@@ -196,7 +196,7 @@ def trackio_folder(tmp_path: Path) -> Iterator[Path]:
 TRACKIO = """
 import json, sys
 from pathlib import Path
-from coa.train.trackers import open_tracker
+from coa.train.monitors import open_tracker
 directory, name, earlier, fresh = Path(sys.argv[1]), *map(json.loads, sys.argv[2:])
 def made(pair): return pair[0], {"update": pair[0], "reward": pair[1], "agents": {"think": 0.5}}
 tracker = open_tracker("trackio", directory, name, map(made, earlier))

@@ -20,12 +20,12 @@ from sft_worker import tiny_settings
 
 torch = pytest.importorskip("torch")
 
-from coa.engines.codec import Codec  # noqa: E402
-from coa.engines.store import trained_on  # noqa: E402
 from coa.errors import RecordError, TrainingError  # noqa: E402
-from coa.protocol import load_grammar  # noqa: E402
-from coa.protocol.book import GrammarBook  # noqa: E402
-from coa.train.stage import (  # noqa: E402
+from coa.grammar import load_grammar  # noqa: E402
+from coa.grammar.load import GrammarBook  # noqa: E402
+from coa.models.codec import Codec  # noqa: E402
+from coa.models.references import trained_on  # noqa: E402
+from coa.train.sft_stage import (  # noqa: E402
     choose,
     plan_from_recipe,
     preview_from_recipe,

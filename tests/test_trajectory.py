@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coa.errors import CoaError, RecordError, UsageError
-from coa.runs import Appender
-from coa.tasks.task import Task
+from coa.io.runs import Appender
+from coa.tasks import Task
 from coa.trajectory import (
     SCHEMA,
     Author,

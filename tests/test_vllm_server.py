@@ -22,13 +22,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from coa.engines import Completion, Engine, Sampling, load_engine, store  # noqa: E402
-from coa.engines.dialects import TokenCompletions  # noqa: E402
-from coa.engines.lora import MANIFEST, write_adapter  # noqa: E402
+from coa.engines import Completion, Engine, Sampling, load_engine  # noqa: E402
 from coa.engines.openai import OpenAIEngine  # noqa: E402
+from coa.engines.server_apis import TokenCompletions  # noqa: E402
 from coa.errors import EngineError, ModelError, Unavailable  # noqa: E402
-from coa.protocol import PRESETS  # noqa: E402
-from coa.runtime import Budget  # noqa: E402
+from coa.grammar import PRESETS  # noqa: E402
+from coa.loop import Budget  # noqa: E402
+from coa.models import references as store  # noqa: E402
+from coa.models.adapters import MANIFEST, write_adapter  # noqa: E402
 from coa.trajectory import StopReason  # noqa: E402
 from plain_forward import (  # noqa: E402
     chosen,

@@ -18,21 +18,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coa.corpus.site import atlas_corpus
-from coa.distill.pipeline import Distilled
+from coa.distillation.dataset import Distilled
 from coa.environment import Environment
-from coa.protocol import Grammar, check, load_grammar, parse
-from coa.protocol.parse import parse_code
-from coa.protocol.scores import parse_ratings, parse_score
+from coa.environments import make_tasks
+from coa.environments.atlas.catalogues import CATALOGUES
+from coa.environments.atlas.site import atlas_corpus
+from coa.environments.atlas.tasks import families_of
+from coa.environments.experts import Experts
+from coa.grammar import Grammar, check, load_grammar, parse
+from coa.grammar.grammar import parse_ratings, parse_score
+from coa.grammar.parse import parse_code
+from coa.recording.episode import Episode, Say, Use
 from coa.rewards import exact, exact_match
-from coa.tasks import Task, make_tasks
-from coa.tasks.atlas import families_of
-from coa.tasks.atlas_catalogues import CATALOGUES
-from coa.teachers.episode import Episode, Say, Use
-from coa.teachers.experts import Experts
+from coa.tasks import Task
 from coa.tools import Tool, Toolbox
-from coa.tools.search import wiki_search
-from coa.tools.web import CorpusSource, crawl_page, web_search
+from coa.tools.web import CorpusSource, crawl_page, web_search, wiki_search
 from scripts import distil, record_into, texts_of
 
 SETS = {"atlas-web": "web", "atlas-code": "afm"}

@@ -12,8 +12,8 @@ import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from coa.protocol import grammar_from_toml, system_prompt
-from coa.tasks.task import Task
+from coa.grammar import grammar_from_toml, system_prompt
+from coa.tasks import Task
 from coa.tools.base import Tool, Toolbox, ToolMistake
 from coa.train.rows import Row, row_maker
 from coa.trajectory import Author, Segment, StopReason, Trajectory

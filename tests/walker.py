@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from coa.protocol import Block, Grammar, State
+from coa.grammar import Block, Grammar, State
 
 Say = Callable[[], str]
 """Draws free text for a body."""

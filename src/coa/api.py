@@ -19,14 +19,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coa.errors import UsageError
+from coa.io.runs import Json
 from coa.rollouts import References
-from coa.runs import Json
 from coa.trajectory import Trajectory, load_trajectories
 
 if TYPE_CHECKING:
-    from coa.distill.pipeline import Distilled
+    from coa.distillation.dataset import Distilled
     from coa.environment import ToolSettings
-    from coa.teachers.stage import Recorded
+    from coa.recording.record import Recorded
+
 
 Place = str | Path
 Note = Callable[[str], None]
@@ -86,7 +87,7 @@ def ask(
 def record(env: References, out: Place, *, teacher: Any = "", **how: Any) -> Recorded:
     """Record a teacher at work on the environment's training tasks; `how` is what a `Recording`
     takes: tasks, split, options, settings, tools, seed, workers."""
-    from coa.teachers.stage import Recording, run_recording
+    from coa.recording.record import Recording, run_recording
 
     return run_recording(Recording(env=env, teacher=teacher, **how), Path(out))
 
@@ -103,8 +104,8 @@ def distill(
 ) -> Distilled:
     """Turn episodes into a dataset of trajectories; `settings` are those of `DistillSettings`,
     `how` is env_settings, kit and workers."""
-    from coa.config import load_recipe
-    from coa.distill.stage import DistillSettings, run_distillation
+    from coa.distillation.dataset import DistillSettings, run_distillation
+    from coa.io.settings import load_recipe
 
     chosen = load_recipe(None, [], DistillSettings, dict(settings or {}))
     given = Path(tasks) if tasks else None
@@ -121,7 +122,7 @@ def sft(
     **settings: Any,
 ) -> Trained:
     """Fine-tune on a dataset; `settings` are those of the table `[sft]`: model, rank, lr."""
-    from coa.train.stage import sft_from_recipe
+    from coa.train.sft_stage import sft_from_recipe
 
     chosen = [f"trajectories={dataset}", f"out={out}", *_overrides("sft", settings)]
     adapter = sft_from_recipe(_recipe(recipe), chosen, note)
@@ -147,7 +148,7 @@ def rl(
 
 def evaluate(env: References, *, model: str = "auto", out: Place, **settings: Any) -> Evaluation:
     """Measure a model on the environment's test tasks; `settings` are those of `EvalSettings`."""
-    from coa.evaluate.stage import EvalSettings, run_eval
+    from coa.evaluation.run import EvalSettings, run_eval
 
     directory = Path(out)
     summary = run_eval(EvalSettings(model=model, **settings), directory, env=env, quiet=True)
@@ -156,7 +157,7 @@ def evaluate(env: References, *, model: str = "auto", out: Place, **settings: An
 
 def compare(*runs: Place | Evaluation) -> Json:
     """Compare finished evaluations of the same tasks with the first one, paired by task."""
-    from coa.evaluate.run import compare as compare_runs
+    from coa.evaluation.run import compare as compare_runs
 
     folders = [run.directory if isinstance(run, Evaluation) else Path(run) for run in runs]
     if len(folders) < 2:
@@ -166,14 +167,16 @@ def compare(*runs: Place | Evaluation) -> Json:
 
 def serve(env: References = (), *, note: Note = print, **settings: Any) -> None:
     """Answer OpenAI-compatible clients until a signal comes; `settings` are those of `Serving`."""
-    from coa.serve.server import Serving
-    from coa.serve.server import serve as serve_until_stopped
+    from coa.serving.server import Serving
+    from coa.serving.server import serve as serve_until_stopped
 
     serve_until_stopped(Serving(env=env, **settings), note)
 
 
-def _recipe(path: Place | None) -> Path | None:
-    return None if path is None else Path(path)
+def _recipe(given: Place | None) -> Path | None:
+    from coa.io.settings import find_recipe
+
+    return None if given is None else find_recipe(given)
 
 
 def _overrides(table: str, settings: Mapping[str, Any]) -> list[str]:
@@ -191,8 +194,8 @@ def _trained(adapter: Path, out: Place) -> Trained:
     """The result of a training with the reference by which it is loaded."""
     import json
 
-    from coa.engines.lora import MANIFEST, is_whole
-    from coa.engines.store import base_of
+    from coa.models.adapters import MANIFEST, is_whole
+    from coa.models.references import base_of
 
     if is_whole(adapter):
         return Trained(adapter, f"hf:{adapter}")

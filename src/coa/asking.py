@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from coa.display import LABEL, ChainPrinter, closing_line, console
 from coa.engines import Engine, load_engine
-from coa.engines.store import pull_missing, resolve_default
 from coa.environment import OpenEnvironment, ToolSettings, open_environments
+from coa.io.runs import Appender, Json
+from coa.loop import Budget, Decoding
+from coa.models.references import pull_missing, resolve_default
 from coa.rollouts import References, choose_prompt, default_environments
-from coa.runs import Appender, Json
-from coa.runtime import Budget, Decoding
-from coa.tasks.task import Task
+from coa.tasks import Task
 from coa.trajectory import Trajectory
+from coa.view.terminal import LABEL, ChainPrinter, closing_line, console
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,7 +27,7 @@ class Asking:
     """How a question is answered."""
 
     env: References = ""
-    """An environment; empty: the shipped one that searches the Atlas, a corpus or the web."""
+    """An environment; empty: the shipped one for any question."""
     model: str = "auto"
     grammar: str = "auto"
     prompt: str = "auto"

@@ -17,10 +17,10 @@ from typing import Any
 
 from coa.environment import SPLITS, Environment, OpenEnvironment, open_environments
 from coa.errors import UsageError
-from coa.protocol import system_prompt
+from coa.grammar import system_prompt
+from coa.io.runs import Json
 from coa.rewards import RewardSettings
-from coa.runs import Json
-from coa.tasks.task import Task, TaskSet
+from coa.tasks import Task, TaskSet
 from coa.trajectory import StopReason, Trajectory
 
 _ENDING = ".txt"

@@ -8,11 +8,10 @@ import sys
 from collections.abc import Mapping
 from importlib import metadata, util
 
-from coa.engines.store import BASE, OURS, cache_dir, is_pulled
-from coa.machine import cores, memory_gb, native_bfloat16
-from coa.models.listing import shipped_in_words
-from coa.runs import Json
-from coa.tools.sandbox import Tier, reach_tier
+from coa.io.machine import cores, memory_gb, native_bfloat16
+from coa.io.runs import Json
+from coa.models.references import BASE, OURS, cache_dir, is_pulled, shipped_in_words
+from coa.sandbox import Tier, reach_tier
 
 PACKAGES = {
     "pydantic": "core",

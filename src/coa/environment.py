@@ -21,15 +21,14 @@ import json
 import re
 import sys
 import traceback
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from coa.config import load_object, load_recipe
 from coa.engines.base import Engine
 from coa.errors import (
     CoaError,
@@ -40,10 +39,12 @@ from coa.errors import (
     boundary,
     did_you_mean,
 )
-from coa.protocol import PRESETS, Grammar, load_grammar
-from coa.protocol.book import GrammarBook
-from coa.protocol.bound import block_names
-from coa.protocol.grammar import is_block_name
+from coa.grammar import PRESETS, Grammar, load_grammar
+from coa.grammar.grammar import is_block_name
+from coa.grammar.load import GrammarBook, block_names
+from coa.io.runs import Json
+from coa.io.settings import find_recipe, load_object, load_recipe
+from coa.loop import Rollout
 from coa.rewards import (
     REWARDS,
     Own,
@@ -57,15 +58,12 @@ from coa.rewards import (
     reward_for,
     together,
 )
-from coa.runs import Json
-from coa.runtime import Rollout
-from coa.tasks.task import Task, TaskSet
+from coa.tasks import Task, TaskSet
 from coa.tools.base import Tool, Toolbox
-from coa.tools.cache import ToolCache
+from coa.tools.cache import ToolCache, cached, check_mode
 from coa.tools.controls import check_observations, withheld
 from coa.tools.functions import tool
-from coa.tools.replay import cached, check_mode
-from coa.tools.sources import Opening, ToolsOf, ToolSource, corpus_tools, is_web, sandbox
+from coa.tools.sources import Opening, ToolsOf, ToolSource, corpus_tools, is_web, sandbox_tools
 from coa.trajectory import StopReason, Trajectory
 
 ToolLike = Tool | ToolSource | Callable[..., Any]
@@ -84,7 +82,7 @@ class ToolSettings:
     cache: str = ""
     """The file of recorded answers; empty: none."""
     mode: str = "live"
-    """live, record or replay; see `coa.tools.replay`."""
+    """live, record or replay; see `coa.tools.cache`."""
     expire_days: float | None = None
     """Recording, older answers are asked for again; None: never."""
     code_session: bool = False
@@ -116,7 +114,7 @@ class ToolSettings:
         if self.observations != "real":
             found["observations"] = self.observations
         if is_web(self.corpus):
-            found["web"] = hashlib.sha256(Path(self.corpus).read_bytes()).hexdigest()[:16]
+            found["web"] = hashlib.sha256(find_recipe(self.corpus).read_bytes()).hexdigest()[:16]
         if self.mode == "replay":
             stored = ToolCache(Path(self.cache), read_only=True)
             found["tools"] = f"replayed from answers {stored.fingerprint()}"
@@ -128,13 +126,25 @@ class ToolSettings:
 
 
 @dataclass(frozen=True)
+class Terms:
+    """What a dataset card says of texts that come from an environment."""
+
+    text: str
+    """A paragraph on its licences."""
+    names: tuple[str, ...] = ()
+    """What the hub calls those that are not Apache-2.0."""
+    limits: str = ""
+    """A list item on what not to conclude from it."""
+
+
+@dataclass(frozen=True)
 class Environment:
     """What a piece of work needs besides a model. Making one opens nothing."""
 
     name: str
     tools: Sequence[ToolLike] | Callable[..., Sequence[ToolLike]] = ()
-    """Functions, Tool values and sources of tools (`corpus_tools(...)`, `sandbox()`), or a function
-    of the public task that gives them."""
+    """Functions, Tool values and sources of tools (`corpus_tools(...)`, `sandbox_tools()`), or a
+    function of the public task that gives them."""
     grammar: str | Path | Grammar = "react"
     """A preset, a file, or a value. A preset's own tools make way for those of the environment."""
     tasks: Any = None
@@ -147,6 +157,10 @@ class Environment:
     """A function of the public task that makes the state of a rollout."""
     groups: tuple[str, ...] = ()
     """Keys of a task's `meta` that results are grouped by."""
+    terms: Terms | None = None
+    """Under which licences its questions are, and what its tools return; None: nobody says."""
+    remark: Callable[[Sequence[Task], ToolSettings], str] | None = None
+    """Says in a line what somebody should know before its tasks are worked on."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """What it was made with, beyond its defaults."""
     reference: str = ""
@@ -668,6 +682,17 @@ def environment_name(task: Task) -> str:
     return str(task.meta.get("environment") or task.meta.get("set") or "")
 
 
+def remarks(
+    environments: Sequence[Environment], tasks: Sequence[Task], tools: ToolSettings
+) -> Iterator[str]:
+    """What somebody should know before tasks are worked on, a line each."""
+    for env in environments:
+        alone = len(environments) == 1
+        own = [task for task in tasks if alone or environment_name(task) == env.name]
+        if env.remark is not None and (line := env.remark(own, tools)):
+            yield line
+
+
 def check_gold(env: Environment, reward: RewardSettings, tasks: Iterable[Task]) -> None:
     """Say that a task cannot be judged before hours of rollouts, not after."""
     for name in reward.needs():
@@ -860,7 +885,7 @@ def _from_toml(path: Path, settings: Mapping[str, Any]) -> Environment:
     if read.corpus:
         tools.append(corpus_tools(_path_beside(folder, read.corpus)))
     if read.sandbox:
-        tools.append(sandbox())
+        tools.append(sandbox_tools())
     tasks: Any = read.tasks or None
     if isinstance(tasks, str):
         tasks = with_settings(beside(tasks) if ":" in tasks else _path_beside(folder, tasks), "s")
@@ -969,6 +994,19 @@ def _is_elsewhere(name: str, path: Path) -> bool:
     except (ImportError, ValueError):
         return False
     return spec is not None and (spec.origin is None or Path(spec.origin).resolve() != path)
+
+
+def shipped_home(meta: Mapping[str, Any]) -> Environment | None:
+    """The shipped environment that the task of a record belongs to; None: it is of another."""
+    shipped: Any = import_module(f"{__package__}.environments")
+    named = str(meta.get("environment") or "").partition(":")[0]
+    name, _ = shipped.home_of(Task("?", meta={**meta, "set": named} if named else meta))
+    return _shipped(name)
+
+
+@cache
+def _shipped(name: str) -> Environment:
+    return load_environment(name)
 
 
 def environments_for(

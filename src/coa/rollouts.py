@@ -14,9 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from coa.collect import OnDone, collect
 from coa.engines.base import Engine
-from coa.engines.store import trained_on
 from coa.environment import (
     Environment,
     OpenEnvironment,
@@ -25,11 +23,13 @@ from coa.environment import (
     tasks_of,
 )
 from coa.errors import ConfigError, ModelError, UsageError
-from coa.protocol import PRESETS, Grammar, PromptKind
-from coa.protocol.book import GrammarBook
-from coa.runs import Appender, Json
-from coa.runtime import Budget, Decoding
-from coa.tasks.task import Task, TaskSet
+from coa.grammar import PRESETS, Grammar, PromptKind
+from coa.grammar.load import GrammarBook
+from coa.io.collect import OnDone, collect
+from coa.io.runs import Appender, Json
+from coa.loop import Budget, Decoding
+from coa.models.references import trained_on
+from coa.tasks import Task, TaskSet
 from coa.trajectory import StopReason, Trajectory
 
 Note = Callable[[str], None]

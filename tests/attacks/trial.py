@@ -105,7 +105,7 @@ async def outside(probe: Probe, values: Mapping[str, Any]) -> list[Seen]:
 
 async def inside(probe: Probe, values: Mapping[str, Any], box: Any, hold: bool) -> list[Seen]:
     """The same steps in the sandbox; sessions are held open, or closed before the next step."""
-    from coa.tools.sandbox import SandboxError
+    from coa.sandbox import SandboxError
 
     seen: list[Seen] = []
     sessions: dict[str, Any] = {}
@@ -182,7 +182,7 @@ async def attack(probe: Probe, arena: Arena, box: Any, hold: bool) -> dict[str, 
 async def attacks(arena: Arena, probes: Sequence[Probe], tier: str) -> dict[str, dict[str, Any]]:
     """Two lanes, each with a sandbox of one slot, so that every run follows the last attack there.
     Sessions are tried one after the other, and side by side."""
-    from coa.tools.sandbox import Limits, Sandbox, Tier
+    from coa.sandbox import Limits, Sandbox, Tier
 
     reached = Tier[tier]
     settings: dict[str, Any] = {"limits": Limits(**LIMITS), "require": reached, "at_most": reached}

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
 
-from coa.corpus.document import TERM_LEVEL, Block, Document
+from coa.corpus.page import TERM_LEVEL, Block, Document
 from coa.errors import MissingExtra
 
 _DROPPED = (

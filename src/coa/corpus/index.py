@@ -12,12 +12,10 @@ import unicodedata
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 import tantivy
 
-from coa.corpus.atlas import atlas_passages
 from coa.corpus.page import Passage
 from coa.errors import CoaError, RecordError, UsageError
 
@@ -83,7 +81,8 @@ class SearchIndex:
         """Index the passages in memory, or in a directory when one is given.
 
         `expected` is about how many there are, when there are many. `titles_are_names`: what is
-        derived from a title ('Korean' on the page 'Korea') speaks of its page, as in the Atlas.
+        derived from a title ('Korean' on the page 'Korea') speaks of its page, as in an
+        encyclopedia.
         """
         if directory is not None:
             directory.mkdir(parents=True, exist_ok=True)
@@ -161,12 +160,6 @@ class SearchIndex:
                     continue
                 exact = tantivy.Query.term_query(self._index.schema, "name", name)
                 yield tantivy.Query.const_score_query(exact, NAME_BONUS * (end - start))
-
-
-@cache
-def atlas_index(seed: int = 0) -> SearchIndex:
-    """The index of the Atlas of this world, built once in a process."""
-    return SearchIndex.build(atlas_passages(seed), titles_are_names=True)
 
 
 @contextmanager

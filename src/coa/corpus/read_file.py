@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import PurePosixPath
 from urllib.parse import unquote, unquote_to_bytes, urljoin, urlsplit
 
-from coa.corpus.passages import NAME_CHARS, passages_of
+from coa.corpus.page import NAME_CHARS, passages_of
 from coa.corpus.readers import read_document
 from coa.corpus.scan import Source
 from coa.corpus.store import Reading, Stamp, key_of

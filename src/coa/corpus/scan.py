@@ -18,6 +18,8 @@ from pathlib import Path
 from coa.corpus.store import Stamp, key_of
 
 _OUTSIDE = "a link that leaves the folder"
+
+
 PASSED_OVER = ("_sources", "_static", "__pycache__", "node_modules")
 
 

@@ -1,6 +1,6 @@
-"""Corpus: pages that can be searched and visited, be they the Atlas or somebody's folder.
+"""Corpus: pages that can be searched and visited, such as somebody's folder.
 
-    corpus = Corpus.open(Path("manual.corpus"))     # or atlas_corpus(seed)
+    corpus = Corpus.open(Path("manual.corpus"))
     corpus.search("reset the device", 3)            # the best passages
     corpus.search_pages("reset the device", 3)      # the best pages, each with its best passage
     corpus.page("https://manual.example/faq.html#reset")
@@ -11,28 +11,22 @@ out `index.html` are forgiven. A fragment that names a section gives that sectio
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import unquote, unquote_to_bytes, urlsplit
 
-from coa.corpus.atlas import SITE, pages
 from coa.corpus.index import (
-    INDEX_VERSION,
     QUESTION_WORDS,
     STOP_WORDS,
     Hit,
     SearchIndex,
-    atlas_index,
 )
 from coa.corpus.page import Page, Passage
 from coa.corpus.store import PageStore, key_of
-from coa.corpus.world import load_world
 from coa.errors import CoaError, RecordError, UsageError
-from coa.runs import MANIFEST, Json
+from coa.io.runs import MANIFEST, Json
 
 SCHEMA = 1
 INDEX, PAGES = "index", "pages.sqlite"
@@ -151,42 +145,12 @@ def _one_a_page(hits: Sequence[Hit]) -> list[Hit]:
     return list(by_page.values())
 
 
-class _AtlasSite:
-    """The pages of a world of the Atlas."""
-
-    def __init__(self, seed: int) -> None:
-        self._pages = {page.url.removeprefix(f"{SITE}/"): page for page in pages(load_world(seed))}
-
-    def find(self, keys: Iterable[str]) -> Page | None:
-        return next((self._pages[key] for key in keys if key in self._pages), None)
-
-    def pages(self) -> Iterator[Page]:
-        return iter(self._pages.values())
-
-    def digest(self) -> str:
-        """Of what can be read and how it is found: another release may say it otherwise."""
-        made = hashlib.sha256(str(INDEX_VERSION).encode())
-        for page in self._pages.values():
-            made.update(repr(page).encode())
-        return made.hexdigest()[:16]
-
-
-@cache
-def atlas_corpus(seed: int = 0) -> Corpus:
-    """The Atlas of a world as a corpus; its index is the one that `atlas_index` keeps."""
-    site = _AtlasSite(seed)
-    return Corpus(atlas_index(seed), site, SITE, f"atlas:{seed}:{site.digest()}")
-
-
 def load_corpus(name: str) -> Corpus:
-    """The corpus that a command names: `atlas`, `atlas:K` for world K, or a corpus directory."""
-    kind, _, world = name.partition(":")
-    if kind == "atlas" and (not world or world.isdecimal()):
-        return atlas_corpus(int(world or 0))
+    """The corpus in a directory."""
     if not Path(name).is_dir():
         raise UsageError(
-            f"corpus {name!r}: expected atlas, atlas:K for world K, or the directory of a corpus "
-            "made with: coa corpus build FOLDER"
+            f"corpus {name!r}: no such directory. Make one of a folder of documents with: "
+            "coa corpus build FOLDER"
         )
     return Corpus.open(Path(name))
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from coa.errors import ToolError
-from coa.runs import Json
+from coa.io.runs import Json
 
 _BYTES = 4 << 30
 """Of address space."""
@@ -74,3 +74,11 @@ def serve(answer: Callable[[Json], Json]) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (_BYTES, _BYTES))
     for line in sys.stdin:
         print(json.dumps(answer(json.loads(line))), file=out, flush=True)
+
+
+# ------------------------------------------------------------------------------------------------
+# Read one file into a page, or say why that is not possible.
+#
+# A file is the work of strangers: it may be broken, endless, or made to exhaust memory. Whatever
+# goes wrong is a reason on its Reading, never an error of the build.
+# ------------------------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ def load_engine(ref: str, **options: Any) -> Engine:
     quarter of the machine's by default), guess (see `guesses.py`), note (gets a line when a slower
     path is taken). Of one on a server: tokenizer, slots, context, timeout_s, retries, note.
     """
-    from coa.engines.store import resolve
+    from coa.models.references import resolve
 
     source = resolve(ref)
     if source.kind == "scripted":

@@ -17,18 +17,104 @@ same number of rows, and nothing is guessed.
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
-from coa.engines.base import Finish, OnText, Sampling, common_prefix
-from coa.engines.codec import Codec
-from coa.engines.draw import draw
-from coa.engines.guesses import Guesses, Reader
+from coa.engines.base import Finish, OnText, Sampling, common_prefix, completes_stop
 from coa.engines.llama import Chunk
-from coa.engines.masks import Matcher, allowed_tokens
-from coa.engines.stops import completes_stop
+from coa.engines.sampling import Matcher, allowed_tokens, draw
+from coa.models.codec import Codec
+
+LONG, SHORT = 6, 3
+"""Tokens that must be the same before; a longer agreement is tried first."""
+MOST = 8
+FREE_ROWS = 16
+_REMEMBERED = 200_000
+_KEEP = 0.7
+
+
+@dataclass(slots=True)
+class Reader:
+    """How one rollout's guesses fare, and where its own tokens followed which."""
+
+    places: dict[tuple[int, ...], int] = field(default_factory=dict)
+    read: int = 0
+    success: float = 0.7
+
+
+class Heard(NamedTuple):
+    """What followed some tokens, and how much of it the time before, too."""
+
+    following: list[int]
+    sure: int = 0
+
+
+class Guesses:
+    """What followed which tokens, in running requests and in finished ones."""
+
+    def __init__(self) -> None:
+        self._followed: OrderedDict[tuple[int, ...], Heard] = OrderedDict()
+        self.made = self.right = 0
+
+    def make(self, requests: Sequence[Request]) -> list[list[int]]:
+        """A guess for each, possibly empty."""
+        rows = len(requests)
+        made = []
+        for request in requests:
+            guess: list[int] = []
+            room = request.limit - len(request.ids) - 1
+            if request.matcher is None and room > 0:
+                free = MOST if request.reader.success > 0.5 else 2
+                crowded = rows >= FREE_ROWS
+                guess = self._sure(request) if crowded else self._any(request)[:free]
+                guess = guess[:room]
+                rows += len(guess)
+            made.append(guess)
+        return made
+
+    def _sure(self, request: Request) -> list[int]:
+        """What followed these tokens the last two times."""
+        tail = request.ids[-LONG:]
+        if len(tail) < LONG:
+            tail = request.prompt[len(tail) - LONG :] + tail
+        found = self._followed.get(tuple(tail))
+        return found.following[: found.sure] if found else []
+
+    def _any(self, request: Request) -> list[int]:
+        """What followed these tokens, or the last few of them, most recently."""
+        reader, ids = request.reader, request.prompt + request.ids
+        for end in range(max(reader.read, SHORT), len(ids)):
+            reader.places[tuple(ids[end - SHORT : end])] = end
+        reader.read = len(ids)
+        if found := self._followed.get(tuple(ids[-LONG:])):
+            return found.following
+        if place := reader.places.get(tuple(ids[-SHORT:])):
+            return ids[place : place + MOST]
+        found = self._followed.get(tuple(ids[-SHORT:]))
+        return found.following if found else []
+
+    def judge(self, reader: Reader, made: int, right: int) -> None:
+        """Count how many guesses came true."""
+        self.made, self.right = self.made + made, self.right + right
+        reader.success = _KEEP * reader.success + (1 - _KEEP) * right / made
+
+    def learn(self, request: Request) -> None:
+        """Remember what a finished request wrote."""
+        ids = request.prompt[-LONG:] + request.ids
+        for end in range(LONG, len(ids)):
+            following = ids[end : end + MOST]
+            for length in (LONG, SHORT):
+                tokens = tuple(ids[end - length : end])
+                before = self._followed.get(tokens)
+                sure = common_prefix(before.following, following) if before else 0
+                self._followed[tokens] = Heard(following, sure)
+        while len(self._followed) > _REMEMBERED:
+            self._followed.popitem(last=False)
+
 
 PROMPT_TOKENS = 256
 """Most tokens of prompts in one step: enough for the products to be at full speed."""

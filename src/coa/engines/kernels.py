@@ -18,11 +18,20 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
+from typing import Any, Protocol
 
-from coa.engines.store import cache_dir
-from coa.machine import cpu_features
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from coa.io.machine import cpu_features
+from coa.models.references import cache_dir
+from coa.models.shape import Shape, rotary, rotate
 
 SOURCES = ("vectors.c", "attention.c", "rows.c")
 LANES, PAGE, PADDING = 16, 256, 64
@@ -90,3 +99,242 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
     for name in ("coa_attend", "coa_add_norm", "coa_gate", "coa_draw", "coa_release_threads"):
         getattr(library, name).restype = None
     return library
+
+
+# ------------------------------------------------------------------------------------------------
+# What a forward pass does between its matrix products, and the KV cache that goes with it.
+#
+# Two ways with the same methods: `CompiledOps` (kernels.py) and `TorchOps`, for machines without
+# a compiler. Each lays its cache out as its attention reads it. Runs are ragged: any number of
+# new tokens for any slots, from one token of a rollout that decodes to a piece of a long prompt.
+# ------------------------------------------------------------------------------------------------
+
+
+_ALIGNMENT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """New tokens of one slot: `size` from position `start`; the step's rows from `first`."""
+
+    slot: int
+    start: int
+    size: int
+    first: int
+
+
+class Ops(Protocol):
+    """What `LlamaForward` needs between its products. Tensors have the model's type."""
+
+    def begin(self, runs: Sequence[Run]) -> None:
+        """Prepare for the step that adds these runs."""
+
+    def attend(self, layer: int, qkv: Tensor, norms: tuple[Tensor, Tensor] | None) -> Tensor:
+        """Store the new keys and values; [rows, heads * head_dim] of what each token sees."""
+
+    def add_norm(self, x: Tensor, delta: Tensor | None, weight: Tensor) -> Tensor:
+        """Add delta to x, in place, and give x divided by its size, times weight."""
+
+    def gate(self, gate_up: Tensor) -> Tensor:
+        """silu of the first half of each row, times the second half."""
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Give slot `target` the first `length` tokens of slot `source`."""
+
+
+class _Caches:
+    """Keys and values, [layers, pages, slots, kv_heads, tokens of a page * width].
+
+    They are asked for whole and take memory only where something is stored. The first page of every
+    slot comes first, so that short rollouts take little and nothing is moved when one grows.
+    """
+
+    def __init__(
+        self, shape: Shape, slots: int, context: int, width: int, page: int, dtype: torch.dtype
+    ) -> None:
+        self._page = page
+        size = (shape.layers, -(-context // page), slots, shape.kv_heads, page * width)
+        self.keys, self.values = lazy_zeros(size, dtype), lazy_zeros(size, dtype)
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        pages, rest = divmod(length, self._page)
+        end = -(-rest // LANES) * LANES
+        for cache in (self.keys, self.values):
+            cache[:, :pages, target] = cache[:, :pages, source]
+            if rest:
+                part = end * cache.shape[4] // self._page
+                cache[:, pages, target, :, :part] = cache[:, pages, source, :, :part]
+
+
+class TorchOps:
+    """With torch's own operations; attention runs slot by slot."""
+
+    def __init__(self, shape: Shape, slots: int, context: int, dtype: torch.dtype) -> None:
+        self._shape = shape
+        self._caches = _Caches(shape, slots, context, shape.head_dim, context, dtype)
+        self._cos, self._sin = (angle[:, None] for angle in rotary(shape, context, dtype))
+        self._runs: Sequence[Run] = ()
+
+    def begin(self, runs: Sequence[Run]) -> None:
+        self._runs = runs
+        self._masks = [_causal(run.start, run.size) for run in runs]
+        self._positions = torch.cat([torch.arange(r.start, r.start + r.size) for r in runs])
+
+    def attend(self, layer: int, qkv: Tensor, norms: tuple[Tensor, Tensor] | None) -> Tensor:
+        shape, count = self._shape, len(self._positions)
+        heads = qkv[:count].view(count, -1, shape.head_dim)
+        q, k, v = heads.split([shape.heads, shape.kv_heads, shape.kv_heads], dim=1)
+        if norms is not None:
+            q = F.rms_norm(q, (shape.head_dim,), norms[0], shape.eps)
+            k = F.rms_norm(k, (shape.head_dim,), norms[1], shape.eps)
+        cos, sin = self._cos[self._positions], self._sin[self._positions]
+        turned = rotate(torch.cat([q, k], dim=1), cos, sin)
+        q, k = turned.split([shape.heads, shape.kv_heads], dim=1)
+        out = qkv.new_zeros(len(qkv), shape.heads * shape.head_dim)
+        for run, mask in zip(self._runs, self._masks, strict=True):
+            keys, values = (
+                cache[layer][0, run.slot].view(shape.kv_heads, -1, shape.head_dim)
+                for cache in (self._caches.keys, self._caches.values)
+            )
+            rows, end = slice(run.first, run.first + run.size), run.start + run.size
+            keys[:, run.start : end] = k[rows].transpose(0, 1)
+            values[:, run.start : end] = v[rows].transpose(0, 1)
+            mixed = F.scaled_dot_product_attention(
+                q[rows].transpose(0, 1)[None],
+                keys[None, :, :end],
+                values[None, :, :end],
+                attn_mask=mask,
+                enable_gqa=True,
+            )
+            out[rows] = mixed[0].transpose(0, 1).reshape(run.size, -1)
+        return out
+
+    def add_norm(self, x: Tensor, delta: Tensor | None, weight: Tensor) -> Tensor:
+        if delta is not None:
+            x += delta
+        return F.rms_norm(x, (x.shape[-1],), weight, self._shape.eps)
+
+    def gate(self, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return F.silu(gate) * up
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        self._caches.copy(source, target, length)
+
+
+class _Geometry(ctypes.Structure):
+    """`Geometry` of attention.c."""
+
+    _fields_ = [
+        *((name, ctypes.c_int32) for name in ("heads", "kv_heads", "head_dim", "padded")),
+        *((name, ctypes.c_int32) for name in ("slots", "bf16")),
+        *((name, ctypes.c_float) for name in ("scale", "eps")),
+        *((name, ctypes.c_void_p) for name in ("cos", "sin", "q_norm", "k_norm")),
+    ]
+
+
+class CompiledOps:
+    """With the compiled kernels. All widths are multiples of 16: see `kernels_fit`."""
+
+    def __init__(
+        self, library: ctypes.CDLL, shape: Shape, slots: int, context: int, dtype: torch.dtype
+    ) -> None:
+        self._library, self._shape, self._bf16 = library, shape, int(dtype == torch.bfloat16)
+        self._padded = padded_dim(shape.head_dim)
+        self._caches = _Caches(shape, slots, context, self._padded, PAGE, dtype)
+        caches = zip(self._caches.keys, self._caches.values, strict=True)
+        self._layers = [(keys.data_ptr(), values.data_ptr()) for keys, values in caches]
+        half = shape.head_dim // 2
+        both = rotary(shape, context, torch.float32)
+        self._cos, self._sin = (angle[:, :half].contiguous() for angle in both)
+        self._geometry = _Geometry(
+            heads=shape.heads,
+            kv_heads=shape.kv_heads,
+            head_dim=shape.head_dim,
+            padded=self._padded,
+            slots=slots,
+            bf16=self._bf16,
+            scale=shape.head_dim**-0.5,
+            eps=shape.eps,
+            cos=self._cos.data_ptr(),
+            sin=self._sin.data_ptr(),
+        )
+        self._runs: Any = None
+
+    def begin(self, runs: Sequence[Run]) -> None:
+        rows = [(run.slot, run.start, run.size, run.first) for run in runs]
+        self._runs = np.array(rows, dtype=np.int32)
+
+    def attend(self, layer: int, qkv: Tensor, norms: tuple[Tensor, Tensor] | None) -> Tensor:
+        shape, rows = self._shape, len(qkv)
+        queries = qkv.new_empty(rows, shape.heads * self._padded)
+        out = qkv.new_zeros(rows, shape.heads * shape.head_dim)
+        geometry = self._geometry
+        geometry.q_norm, geometry.k_norm = (n.data_ptr() for n in norms) if norms else (None, None)
+        self._library.coa_attend(
+            ctypes.addressof(geometry),
+            self._runs.ctypes.data,
+            len(self._runs),
+            qkv.data_ptr(),
+            *self._layers[layer],
+            queries.data_ptr(),
+            out.data_ptr(),
+        )
+        return out
+
+    def add_norm(self, x: Tensor, delta: Tensor | None, weight: Tensor) -> Tensor:
+        out = torch.empty_like(x)
+        self._library.coa_add_norm(
+            x.data_ptr(),
+            None if delta is None else delta.data_ptr(),
+            weight.data_ptr(),
+            out.data_ptr(),
+            *x.shape,
+            self._shape.eps,
+            self._bf16,
+        )
+        return out
+
+    def gate(self, gate_up: Tensor) -> Tensor:
+        rows, width = len(gate_up), gate_up.shape[1] // 2
+        out = gate_up.new_empty(rows, width)
+        self._library.coa_gate(gate_up.data_ptr(), out.data_ptr(), rows, width, self._bf16)
+        return out
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        self._caches.copy(source, target, length)
+
+
+def kernels_fit(*widths: int) -> bool:
+    """Whether the compiled kernels can take these widths (head, hidden, intermediate)."""
+    return all(width % LANES == 0 for width in widths)
+
+
+def padded_dim(head_dim: int) -> int:
+    """What the compiled kernels make of a head's dimension."""
+    return -(-head_dim // PADDING) * PADDING
+
+
+def padded_context(context: int) -> int:
+    """What the compiled kernels make of a slot's length."""
+    return -(-context // PAGE) * PAGE
+
+
+def lazy_zeros(size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Zeros that take memory only where something is stored (numpy asks for zeroed pages).
+
+    They must be zeros: a masked key has weight 0, and 0 times a stray NaN is NaN. They begin at a
+    multiple of 64 bytes, as the kernels' loads want it.
+    """
+    width = np.uint16 if dtype == torch.bfloat16 else np.float32
+    count, spare = int(np.prod(size)), _ALIGNMENT // np.dtype(width).itemsize
+    flat = np.zeros(count + spare, width)
+    skip = -flat.ctypes.data % _ALIGNMENT // flat.itemsize
+    return torch.from_numpy(flat[skip : skip + count]).view(dtype).view(size)
+
+
+def _causal(start: int, size: int) -> Tensor | None:
+    """Which keys each new token sees; None means all, for one token."""
+    if size == 1:
+        return None
+    return torch.arange(start + size) <= torch.arange(start, start + size)[:, None]

@@ -21,12 +21,20 @@ import torch.nn.functional as F
 from safetensors import safe_open
 from torch import Tensor
 
-from coa.engines.kernels import load_kernels
-from coa.engines.lora import Adapter
-from coa.engines.ops import CompiledOps, Ops, Run, TorchOps, kernels_fit, padded_context, padded_dim
-from coa.engines.shape import Shape, read_config
-from coa.engines.weights import weight_files
+from coa.engines.kernels import (
+    CompiledOps,
+    Ops,
+    Run,
+    TorchOps,
+    kernels_fit,
+    load_kernels,
+    padded_context,
+    padded_dim,
+)
 from coa.errors import ModelError
+from coa.models.adapters import Adapter
+from coa.models.shape import Shape, read_config
+from coa.models.weights import weight_files
 
 EXACT_ROWS = 16
 """Rows of every decoding step in exact mode: a product's last bits depend on its shape."""

@@ -14,10 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from coa.engines.base import CodecEngine, Completion, Finish, OnText, Sampling, TextCodec
-from coa.engines.stops import completes_stop
+from coa.engines.base import (
+    CodecEngine,
+    Completion,
+    Finish,
+    OnText,
+    Sampling,
+    TextCodec,
+    completes_stop,
+)
 from coa.errors import EngineError
-from coa.runs import Json, read_records
+from coa.io.runs import Json, read_records
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -154,6 +161,6 @@ def _codec(tokenizer: Tokenizer | TextCodec | None) -> TextCodec:
         return ByteCodec()
     if isinstance(tokenizer, TextCodec):
         return tokenizer
-    from coa.engines.codec import Codec
+    from coa.models.codec import Codec
 
     return Codec(tokenizer, CHATML, {})

@@ -7,25 +7,25 @@ Each is made by a function of its settings, in a module of its own.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from typing import Any
 
-from coa.environment import Environment, ToolSettings, environment_name, load_environment
-from coa.errors import ConfigError
-from coa.tasks.task import Task, TaskSet
-from coa.tools.sources import CorpusTools
+from coa.environment import Environment, environment_name, load_environment
+from coa.environments.sets import GYM
+from coa.errors import ConfigError, UsageError, did_you_mean
+from coa.tasks import Task, TaskSet
 
 SEARCH = "search"
 _MODULES = {
     SEARCH: ("search", "search"),
-    "atlas-mhqa": ("atlas", "atlas"),
-    "atlas-reworded": ("atlas", "atlas"),
-    "atlas-wide": ("atlas", "atlas"),
-    "atlas-web": ("atlas", "atlas"),
-    "atlas-code": ("atlas", "atlas"),
+    "atlas-mhqa": ("atlas.environment", "atlas"),
+    "atlas-reworded": ("atlas.environment", "atlas"),
+    "atlas-wide": ("atlas.environment", "atlas"),
+    "atlas-web": ("atlas.environment", "atlas"),
+    "atlas-code": ("atlas.environment", "atlas"),
     "gym-code": ("gym", "gym"),
 }
 NAMES = tuple(_MODULES)
@@ -33,6 +33,23 @@ SETS = tuple(name for name in NAMES if name != SEARCH)
 """Those that make tasks."""
 BY_GRAMMAR = {"mhqa": "atlas-mhqa", "web": "atlas-web", "code": "gym-code", "afm": "atlas-code"}
 """Where a model that was trained on a grammar is at home."""
+
+
+TEACHERS = ("experts",)
+
+
+def shipped_teacher(name: str) -> Callable[..., Any]:
+    """The class of a shipped teacher."""
+    from coa.environments.experts import Experts
+
+    return {"experts": Experts}[name]
+
+
+def teacher_settings(name: str) -> type[Any]:
+    """The settings that a shipped teacher takes."""
+    from coa.environments.experts import ExpertSettings
+
+    return {"experts": ExpertSettings}[name]
 
 
 def maker(name: str) -> Callable[..., Environment]:
@@ -52,9 +69,18 @@ def make_tasks(
     families: Sequence[str] | None = None,
 ) -> TaskSet:
     """Make `n` tasks of a set; the same arguments give the same tasks."""
-    from coa.tasks import make_tasks as make
+    if name not in SETS:
+        raise UsageError(f"{name!r} is not a task set.{did_you_mean(name, SETS)}")
+    if name == GYM:
+        from coa.environments.gym import tasks as gym
 
-    return make(name, split, n, seed, world_seed=world_seed, families=families)
+        if world_seed:
+            raise UsageError(f"{name} has no worlds. Leave --world-seed out.")
+        return gym.make_tasks(split, n, seed, families)
+    from coa.environments.atlas import tasks as atlas
+    from coa.environments.atlas.catalogues import CATALOGUES
+
+    return atlas.make_tasks(split, n, seed, world_seed, families, CATALOGUES[name])
 
 
 def home_of(task: Task) -> tuple[str, dict[str, str]]:
@@ -95,26 +121,6 @@ def at_home(tasks: TaskSet, **settings: Any) -> tuple[tuple[Environment, ...], T
         if not any(takes(each.partition(" ")[0], name) for each in made):
             raise ConfigError(f"none of {', '.join(made)} has a setting {name!r}.")
     return tuple(made.values()), TaskSet(tuple(named), tasks.name)
-
-
-def atlas_by_default(
-    tasks: Iterable[Task], environments: Sequence[Environment], tools: ToolSettings
-) -> str:
-    """A line on tasks of other sets, a benchmark's for instance, whose tools look into the Atlas
-    because nobody named a corpus; empty where there are none."""
-    if tools.mode == "replay" or tools.observations != "real":
-        return ""
-    by_name = {env.name: env for env in environments}
-    found: dict[tuple[str, str], bool] = {}
-    for task in tasks:
-        env = by_name.get(environment_name(task), environments[0])
-        key = (str(task.meta.get("set", SETS[0])), env.name)
-        if key in found or env.reference != SEARCH or "tools" in task.meta:
-            continue
-        reads = any(isinstance(each, CorpusTools) for each in env.tools_of(task.public()))
-        found[key] = reads and key[0] not in NAMES and not env.settings.get("corpus")
-    listed = ", ".join(sorted({name for (name, _), said in found.items() if said}))
-    return f"{listed}: without --corpus the tools of these tasks search the Atlas" if listed else ""
 
 
 def takes(name: str, setting: str) -> bool:

@@ -6,13 +6,14 @@ Its tools are those that its grammar names: passages for `mhqa`, pages for `web`
 
 from __future__ import annotations
 
-from coa.corpus.site import load_corpus
-from coa.environment import Environment
+from collections.abc import Sequence
+
+from coa.environment import Environment, ToolSettings
+from coa.environments.atlas.site import any_corpus
 from coa.errors import RecordError
-from coa.protocol import load_grammar
-from coa.tasks.task import Task
-from coa.tools.declared import declared_tools
-from coa.tools.search import PASSAGES
+from coa.grammar import load_grammar
+from coa.tasks import Task
+from coa.tools.functions import declared_tools
 from coa.tools.sources import (
     READING,
     CorpusTools,
@@ -21,8 +22,9 @@ from coa.tools.sources import (
     check_corpus,
     corpus_tools,
     is_web,
-    sandbox,
+    sandbox_tools,
 )
+from coa.tools.web import PASSAGES
 
 GROUPS = ("family", "hops", "level", "set")
 
@@ -32,20 +34,38 @@ def search(grammar: str = "", corpus: str = "", passages: int = 0, world: int = 
     chosen = grammar or "mhqa"
     known = named_by(chosen)
     if corpus:
-        check_corpus(corpus)
+        check_any_corpus(corpus)
 
     def tools(task: Task) -> list[ToolSource]:
         if "tools" in task.meta:
             return declared_tools(task)  # type: ignore[return-value]
         return reading_tools(known, corpus, passages, world_of(task, world))
 
+    def remark(tasks: Sequence[Task], how: ToolSettings) -> str:
+        """A line on tasks of other sets, a benchmark's for instance, whose tools look into the
+        Atlas because nobody named a corpus; empty where there are none."""
+        if corpus or how.mode == "replay" or how.observations != "real" or known == ("code",):
+            return ""
+        named = (str(t.meta["set"]) for t in tasks if "set" in t.meta and "tools" not in t.meta)
+        found = ", ".join(sorted(set(named)))
+        return f"{found}: without --corpus the tools of these tasks search the Atlas" * bool(found)
+
     return Environment(
         "search",
         tools=tools,
         grammar=chosen,
         groups=GROUPS,
+        remark=remark,
         settings={"grammar": grammar},
     )
+
+
+def check_any_corpus(name: str) -> None:
+    """Say what is wrong with the name of a corpus before any work."""
+    if is_web(name):
+        check_corpus(name)
+    else:
+        any_corpus(name)
 
 
 def named_by(grammar: str) -> tuple[str, ...]:
@@ -68,7 +88,7 @@ def reading_tools(
     elif reading:
         made += _over_corpus(reading, corpus, passages or PASSAGES, world)
     if "code" in names:
-        made.append(sandbox())
+        made.append(sandbox_tools())
     order = {name: at for at, name in enumerate(names)}
     return sorted(made, key=lambda each: min(order[n] for n in getattr(each, "tools", ("code",))))
 
@@ -78,7 +98,7 @@ def _over_corpus(
 ) -> list[ToolSource]:
     if corpus and not corpus.startswith("atlas"):
         return [corpus_tools(corpus, *names, passages=passages)]
-    held = load_corpus(corpus or f"atlas:{world}")
+    held = any_corpus(corpus or f"atlas:{world}")
     return [CorpusTools(held, names, passages)]
 
 

@@ -14,10 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from coa.engines.codec import template_text
-from coa.engines.shape import Shape, read_config, unsupported
 from coa.errors import MissingExtra, ModelError
-from coa.models.merged import check_range
+from coa.models.codec import template_text
+from coa.models.export import check_range
+from coa.models.shape import Shape, read_config, unsupported
 
 QUANTS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "q8_0": "Q8_0"}
 """Our name of a type to that of GGUF."""

@@ -7,29 +7,27 @@
 from __future__ import annotations
 
 from coa.rewards.answers import exact, exact_match, f1, normalise, token_f1
-from coa.rewards.expression import parse_expression
 from coa.rewards.form import FormatSettings, check_format
 from coa.rewards.judge import JudgeSettings
 from coa.rewards.mathematics import MathSettings
-from coa.rewards.opened import (
+from coa.rewards.programs import ProgramSettings
+from coa.rewards.reward import (
     REWARDS,
+    SCORERS,
     Own,
     Reward,
     RewardSettings,
-    mean_parts,
-    open_reward,
-    together,
-)
-from coa.rewards.programs import ProgramSettings
-from coa.rewards.scored import Part, Scored, Scorer
-from coa.rewards.simple import (
-    SCORERS,
     auto,
     choose_reward,
     lacking,
     load_scorer,
+    mean_parts,
+    open_reward,
+    parse_expression,
     reward_for,
+    together,
 )
+from coa.rewards.scored import Part, Scored, Scorer
 
 __all__ = [
     "REWARDS",

@@ -11,8 +11,8 @@ import string
 from collections import Counter
 from collections.abc import Callable
 
-from coa.protocol import alternatives
-from coa.tasks.task import Task
+from coa.grammar import alternatives
+from coa.tasks import Task
 from coa.trajectory import Trajectory
 
 _ARTICLES = re.compile(r"(?<![\w+*/^<>=-])(?:a|an|the)(?![\w+*/^<>=#-])")
@@ -122,3 +122,13 @@ def f1(task: Task, trajectory: Trajectory) -> float | None:
         return None
     bare = squad_normalise if task.meta.get("reward") == "squad" else normalise
     return token_f1(trajectory.answer or "", task.answers, bare)
+
+
+# ------------------------------------------------------------------------------------------------
+# Scored: what a reward says of one trajectory, with what each of its parts said and why.
+# ------------------------------------------------------------------------------------------------
+
+
+# ------------------------------------------------------------------------------------------------
+# Rewards that need nothing to be opened: plain functions of a task and a trajectory.
+# ------------------------------------------------------------------------------------------------

@@ -20,9 +20,9 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from coa.errors import GrammarError, ToolMistake
-from coa.protocol.parse import parse
-from coa.runs import Json
-from coa.tasks.task import Task
+from coa.grammar.parse import parse
+from coa.io.runs import Json
+from coa.tasks import Task
 from coa.tools.arguments import read_arguments
 from coa.trajectory import Author, StopReason, Trajectory
 

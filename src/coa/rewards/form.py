@@ -13,9 +13,9 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from coa.protocol import Block, Fault, Grammar, State, check, parse
+from coa.grammar import Block, Fault, Grammar, State, check, parse
 from coa.rewards.scored import Checker, Part
-from coa.tasks.task import Task
+from coa.tasks import Task
 from coa.trajectory import Trajectory
 
 _FENCED = re.compile(

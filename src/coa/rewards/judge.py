@@ -21,12 +21,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from coa.engines.store import resolve
 from coa.errors import ConfigError, EngineError, ModelError, Unavailable
+from coa.io.runs import Json
+from coa.models.references import resolve
 from coa.rewards.answers import same_words
 from coa.rewards.scored import Checker, Part
-from coa.runs import Json
-from coa.tasks.task import Task
+from coa.tasks import Task
 from coa.tools.cache import Answer, ToolCache
 from coa.trajectory import Trajectory
 

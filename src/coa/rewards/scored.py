@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from coa.errors import ConfigError
-from coa.runs import Json
-from coa.tasks.task import Task
+from coa.io.runs import Json
+from coa.tasks import Task
 from coa.trajectory import Trajectory
 
 
@@ -50,6 +50,8 @@ class Scored:
 
 Scorer = Callable[[Task, Trajectory], float | None]
 """A reward that needs nothing to be opened."""
+
+
 Checker = Callable[..., Awaitable[Part]]
 """A part of an opened reward: of a task and a trajectory, and of the state of the rollout where
 its attribute `takes_state` is true."""

@@ -19,7 +19,7 @@ from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 from coa.errors import CoaError, ConfigError, ToolError, ToolMistake, ToolTimeout, boundary
-from coa.protocol.grammar import Body, Grammar, Role
+from coa.grammar.grammar import Body, Grammar, Role
 from coa.tools.arguments import read_arguments, unwrap
 
 __all__ = ["Observation", "Tool", "ToolCall", "ToolMistake", "ToolUsage", "Toolbox"]

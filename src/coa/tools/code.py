@@ -15,10 +15,10 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from importlib import metadata
 
-from coa.machine import signal_name
-from coa.protocol.parse import parse_code
+from coa.grammar.parse import parse_code
+from coa.io.machine import signal_name
+from coa.sandbox import Limits, Outcome, Sandbox
 from coa.tools.base import Tool, ToolMistake, fingerprint_of
-from coa.tools.sandbox import Limits, Outcome, Sandbox
 
 NOTHING = "The program ran but printed nothing."
 EMPTY = "the block holds no program; write it in a ```py fence."

@@ -19,8 +19,7 @@ from coa.errors import ConfigError, ToolMistake, did_you_mean
 from coa.tools.base import Tool, fingerprint_of
 from coa.tools.code import NOTHING as PRINTED_NOTHING
 from coa.tools.extract import WebPage
-from coa.tools.search import NOTHING, PASSAGES, WIKI_ABOUT, show_passages
-from coa.tools.web import CorpusSource, SearchHit
+from coa.tools.web import NOTHING, PASSAGES, WIKI_ABOUT, CorpusSource, SearchHit, show_passages
 
 OBSERVATIONS = ("real", "withheld", "wrong", "closed_book")
 

@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from functools import cache
 from urllib.parse import urldefrag, urljoin, urlsplit
 
-from coa.corpus.charset import decode
-from coa.corpus.pdf_reader import pdf_pages
+from coa.corpus.readers import decoded, pdf_pages
 from coa.errors import MissingExtra, RecordError, ToolError, ToolMistake
 
 MAX_LINKS = 400
@@ -67,7 +66,7 @@ def read_page(url: str, media_type: str, charset: str, body: bytes) -> WebPage:
         page = _read_pdf(url, body)
     else:
         may_declare = not media_type or media_type.endswith(_MARKUP)
-        text, _ = decode(body, charset, markup=may_declare)
+        text, _ = decoded(body, charset, markup=may_declare)
         if _is_binary(text):
             raise ToolMistake(f"{_place(url)}: the page is binary, not text.")
         if _is_markup(media_type, text):

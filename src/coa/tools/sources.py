@@ -13,17 +13,24 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from coa.config import load_recipe
 from coa.corpus.site import Corpus, load_corpus
 from coa.errors import ConfigError, UsageError
-from coa.machine import cores
-from coa.tasks.task import Task
+from coa.io.machine import cores
+from coa.io.settings import find_recipe, load_recipe
+from coa.sandbox import Sandbox
+from coa.tasks import Task
 from coa.tools.base import Tool
 from coa.tools.code import code_tool
 from coa.tools.controls import CODE_CONTROLS, WithheldWeb, WrongWeb, withheld_search, wrong_search
-from coa.tools.sandbox import Sandbox
-from coa.tools.search import PASSAGES, wiki_search
-from coa.tools.web import CRAWL_S, CorpusSource, Source, crawl_page, web_search
+from coa.tools.web import (
+    CRAWL_S,
+    PASSAGES,
+    CorpusSource,
+    Source,
+    crawl_page,
+    web_search,
+    wiki_search,
+)
 
 if TYPE_CHECKING:
     from coa.tools.live import WebSettings
@@ -157,7 +164,7 @@ def corpus_tools(name: str | Path, *tools: str, passages: int = PASSAGES) -> Cor
     return CorpusTools(str(name), tools or ("wiki_search",), passages)
 
 
-def sandbox(session: bool = False) -> SandboxTools:
+def sandbox_tools(session: bool = False) -> SandboxTools:
     """The tool `code`, which runs programs in a sandbox."""
     return SandboxTools(session)
 
@@ -192,7 +199,7 @@ def open_corpus(name: str) -> Corpus:
 def web_settings(recipe: str) -> WebSettings:
     from coa.tools.live import WebSettings
 
-    return load_recipe(Path(recipe), (), WebSettings)
+    return load_recipe(find_recipe(recipe), (), WebSettings)
 
 
 def _check_reading(tools: Sequence[str]) -> None:

@@ -19,9 +19,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from coa.engines.weights import sync_folder
 from coa.errors import TrainingError
-from coa.runs import Json
+from coa.io.runs import Json
+from coa.models.weights import sync_folder
 from coa.train.policy import Policy
 from coa.train.processes import Processes
 

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from coa.distill.exports import Format, export
-from coa.distill.exports.sift import Note, choose_grammar
-from coa.engines.codec import Codec
+from coa.distillation.exports import Format, Note, choose_grammar, export
 from coa.errors import ModelError
-from coa.runs import Json
-from coa.tasks.task import Task, TaskSet
+from coa.io.runs import Json
+from coa.models.codec import Codec
+from coa.tasks import Task, TaskSet
 from coa.train.rows import row_maker
 from coa.trajectory import load_trajectories
 
@@ -54,7 +53,7 @@ def run_export(
 
 def codec_of(ref: str) -> Codec:
     """The tokenizer and chat template of a local model; nothing else of it is loaded."""
-    from coa.engines.store import model_folder, resolve
+    from coa.models.references import model_folder, resolve
 
     source = resolve(ref)
     if source.kind != "local":

@@ -17,11 +17,11 @@ from typing import Literal
 from coa.engines.base import Engine
 from coa.environment import OpenEnvironment
 from coa.errors import ConfigError
-from coa.protocol import parse
+from coa.grammar import parse
+from coa.loop import Budget, Decoding
 from coa.rewards import Scored
 from coa.rollouts import roll_out
-from coa.runtime import Budget, Decoding
-from coa.tasks.task import Task
+from coa.tasks import Task
 from coa.train.processes import Processes
 from coa.trajectory import Trajectory
 

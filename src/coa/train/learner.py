@@ -22,7 +22,7 @@ from coa.train.policy import Policy
 from coa.train.processes import Processes
 from coa.train.rows import Row
 from coa.train.settings import Schedule
-from coa.train.spread import Spread, spread_wanted
+from coa.train.sharding import Spread, spread_wanted
 
 Part = Callable[[], Tensor]
 """Computes the loss of a part of a batch, with its graph."""
@@ -78,7 +78,7 @@ class Learner:
         if extra:
             raise TrainingError(
                 "A value head cannot be trained beside weights that are spread over processes. "
-                "Start without FSDP and DeepSpeed, or choose a baseline other than 'value'."
+                "Start without FSDP, or choose a baseline other than 'value'."
             )
         self._spread = policy.spread(optimizer, grad_clip)
         self.optimizer = self._spread.optimizer
@@ -99,11 +99,7 @@ class Learner:
         factor = schedule_factor(self._schedule, at, self._steps, self._warmup)
         for group in self.optimizer.param_groups:
             group["lr"] = group["peak"] * factor
-        if self._spread is None:
-            self.optimizer.step()
-        else:
-            norm = self._spread.step(norm)
-            self._check(float(loss), norm)
+        self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self._policy.refresh()
         return Step(float(loss), norm, self.optimizer.param_groups[0]["lr"])
@@ -133,9 +129,9 @@ class Learner:
         own = list(parts)
         most = max(self._processes.gather(len(own)))
         loss = torch.zeros((), device=self._policy.device)
-        for at, part in enumerate([*own, *[self._policy.idle] * (most - len(own))]):
+        for part in [*own, *[self._policy.idle] * (most - len(own))]:
             found = part()
-            self._spread.backward(found, last=at == most - 1)
+            self._spread.backward(found)
             loss += found.detach().float()
         self._processes.add_up([loss])
         return loss, self._spread.clip()
@@ -202,3 +198,12 @@ def deal(rows: Sequence[R], processes: Processes) -> list[R]:
         if least == processes.index:
             own.append(row)
     return own
+
+
+# ------------------------------------------------------------------------------------------------
+# Improver: experience in, optimiser steps out. The arithmetic of an RL update.
+#
+# A batch is gone over in passes, each in a few steps, each in parts that fit into memory. What a
+# loss is divided by is taken of the whole step's samples, on all processes, so that the result
+# does not depend on how they were split.
+# ------------------------------------------------------------------------------------------------

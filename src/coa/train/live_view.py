@@ -23,8 +23,8 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
-from coa.display import colour_of, fold
-from coa.progress import Mode, duration
+from coa.io.progress import Mode, duration
+from coa.view.terminal import colour_of, fold
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult

@@ -7,6 +7,7 @@ is spread over processes, by `PlainModel`. A folder that is written carries the 
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 import tempfile
@@ -16,11 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from coa.engines.codec import Codec
 from coa.engines.local import positions_of
-from coa.engines.lora import (
+from coa.errors import ModelError, TrainingError
+from coa.io.files import open_to_others
+from coa.models.adapters import (
     CONFIG,
     MANIFEST,
     WEIGHTS,
@@ -32,23 +35,63 @@ from coa.engines.lora import (
     rank_and_alpha,
     read_tensors,
 )
-from coa.engines.shape import read_config, unsupported
-from coa.engines.store import base_hash, model_folder, resolve
-from coa.engines.weights import sync_folder
-from coa.errors import ModelError, TrainingError
-from coa.train.folders import peft_config, write_json, write_model
-from coa.train.lean import LeanLlama
-from coa.train.losses import token_logprobs
-from coa.train.plain import (
+from coa.models.codec import Codec
+from coa.models.references import base_hash, model_folder, resolve
+from coa.models.shape import read_config, unsupported
+from coa.models.weights import BASE_FILE, sync_folder
+from coa.train.forward import (
     ADAPTER,
+    TARGETS,
+    LeanLlama,
     PlainModel,
     causal_of,
     choose_device,
     load_low_rank,
     load_whole,
 )
-from coa.train.spread import MakeOptimizer, Spread, make_spread, spread_like, spread_wanted
-from coa.whole_files import open_to_others
+from coa.train.losses import token_logprobs
+from coa.train.sharding import MakeOptimizer, Spread, spread_like, spread_wanted
+
+SHARD = "5GB"
+_KEPT = (".json", ".jinja", ".txt", ".model")
+_LEFT_OUT = (MANIFEST, BASE_FILE, CONFIG, "config.json")
+
+
+def write_model(folder: Path, base: Path, tensors: dict[str, Tensor]) -> None:
+    """Write weights with the configuration and the tokenizer of the base they came from."""
+    from huggingface_hub import save_torch_state_dict
+
+    for path in sorted(base.iterdir()):
+        index = path.name.endswith(".index.json")
+        if path.suffix in _KEPT and path.name not in _LEFT_OUT and not index and path.is_file():
+            shutil.copyfile(path, folder / path.name)
+    config = read_config(base)
+    # Older files call it torch_dtype; a reader that finds both would have to choose.
+    config.pop("torch_dtype", None)
+    weights = (tensor.dtype for tensor in tensors.values() if tensor.is_floating_point())
+    config["dtype"] = str(next(weights)).removeprefix("torch.")
+    write_json(folder / "config.json", config)
+    save_torch_state_dict(tensors, folder, max_shard_size=SHARD)
+    for path in folder.glob("*.safetensors"):
+        open_to_others(path)
+
+
+def peft_config(base: str, rank: int, alpha: float) -> dict[str, Any]:
+    """The adapter_config.json of LoRA factors on the model `base`, a reference."""
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base.removeprefix("hf:"),
+        "r": rank,
+        "lora_alpha": alpha,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "target_modules": TARGETS,
+    }
+
+
+def write_json(path: Path, record: dict[str, Any]) -> None:
+    path.write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 class Policy:
@@ -133,8 +176,7 @@ class Policy:
         """
         assert self._lean is None, "the policy was made before spread weights were asked for"
         names = sorted(name for name, p in self.model.named_parameters() if p.requires_grad)
-        make, device = make_optimizer, self._device
-        self._spread = make_spread(self._plain, names, make, grad_clip, device)
+        self._spread = Spread(self._plain, names, make_optimizer, grad_clip, self._device)
         if self._reference is not None:
             pairs = zip(self._reference, self.parameters, strict=True)
             self._reference = [spread_like(held, parameter) for held, parameter in pairs]
@@ -189,7 +231,7 @@ class Policy:
     @torch.no_grad()
     def _exchange(self, others: Sequence[Tensor]) -> None:
         if self._spread is not None:
-            self._spread.settle(changes_weights=True)
+            self._spread.settle()
         for parameter, other in zip(self.parameters, others, strict=True):
             held = parameter.detach().clone()  # one at a time: two whole models are in memory
             parameter.copy_(other)
@@ -297,7 +339,7 @@ class Policy:
     def _read_tensors(self, folder: Path) -> None:
         held = read_tensors(folder)
         if self._spread is not None:
-            self._spread.settle(changes_weights=True)
+            self._spread.settle()
         for name, parameter in self._named_in_file().items():
             if name not in held:
                 raise ModelError(f"{folder}: its weights have no tensor {name!r}.")
@@ -317,3 +359,45 @@ def replace_folder(new: Path, target: Path) -> None:
         shutil.rmtree(old)
     else:
         new.rename(target)
+
+
+# ------------------------------------------------------------------------------------------------
+# A value head for PPO: one linear layer on the policy's hidden states, in float32.
+# ------------------------------------------------------------------------------------------------
+
+
+FILE = "value_head.safetensors"
+
+
+class ValueHead(torch.nn.Module):
+    """What is still to be earned after each token. It begins at 0 everywhere, so the first
+    advantages are the rewards themselves rather than noise."""
+
+    def __init__(self, hidden_size: int) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1, hidden_size))
+        self.bias = torch.nn.Parameter(torch.zeros(1))
+
+    def values(self, hidden: Tensor) -> Tensor:
+        """Values [n] of hidden states [n, hidden], float32 whatever their type."""
+        return F.linear(hidden.float(), self.weight, self.bias)[:, 0]
+
+    def save(self, folder: Path) -> None:
+        from safetensors.torch import save_file
+
+        tensors = {name: tensor.cpu() for name, tensor in self.state_dict().items()}
+        save_file(tensors, folder / FILE)
+        open_to_others(folder / FILE)
+
+    def restore(self, folder: Path) -> None:
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
+        try:
+            self.load_state_dict(load_file(folder / FILE))
+        except (OSError, SafetensorError, RuntimeError) as exc:
+            reason = " ".join(str(exc).split())
+            raise ModelError(
+                f"{folder / FILE}: cannot take over the value head ({reason}). Expected one of "
+                f"width {self.weight.shape[1]}."
+            ) from exc

@@ -17,7 +17,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from coa.errors import CoaError, TrainingError
+from coa.errors import CoaError, ConfigError, TrainingError
 
 T = TypeVar("T")
 PATIENCE = timedelta(days=2)
@@ -35,6 +35,7 @@ class Processes:
 
     @classmethod
     def open(cls) -> Processes:
+        refuse_deepspeed()
         if int(os.environ.get("WORLD_SIZE", "1")) < 2:
             return cls()
         from accelerate import PartialState
@@ -97,6 +98,19 @@ class Processes:
         if self.count > 1:
             with _all_there():
                 torch.distributed.barrier()
+
+
+def asked_for(name: str) -> bool:
+    """Whether `accelerate launch` was told to spread weights by this library."""
+    return os.environ.get(f"ACCELERATE_USE_{name}", "").lower() in ("1", "true", "yes")
+
+
+def refuse_deepspeed() -> None:
+    if asked_for("DEEPSPEED"):
+        raise ConfigError(
+            "accelerate: found DeepSpeed, expected FSDP or none. coa does not train under "
+            "DeepSpeed; launch with recipes/accelerate/fsdp.yaml."
+        )
 
 
 def _messages(tensors: Sequence[Tensor], most: int = MESSAGE) -> Iterator[list[Tensor]]:

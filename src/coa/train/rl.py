@@ -14,30 +14,120 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import random
 import shutil
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from statistics import fmean
+from typing import Any, Protocol, get_args
+
+import torch
+from torch import Tensor
 
 from coa.engines.base import Engine
-from coa.engines.lora import Adapter
-from coa.engines.weights import sync_folder
 from coa.errors import CoaError, TrainingError, boundary
-from coa.runs import METRICS, Json, Run, read_jsonl, write_atomic
+from coa.grammar import parse
+from coa.io.files import sweep
+from coa.io.runs import METRICS, Json, Run, read_jsonl, write_atomic
+from coa.models.adapters import Adapter
+from coa.models.weights import sync_folder
+from coa.rewards import mean_parts
 from coa.train.checkpoint import Checkpoints
-from coa.train.curves import curve
-from coa.train.experience import check_judged, experience_of
-from coa.train.groups import Drawn, Group, Sampler
-from coa.train.improver import Improver
-from coa.train.policy import Policy, replace_folder
+from coa.train.experience import (
+    Experience,
+    Sample,
+    assign_advantages,
+    check_judged,
+    experience_of,
+    look_before,
+    policy_tokens,
+    totals_of,
+)
+from coa.train.groups import Drawn, Group, LeftOut, Sampler
+from coa.train.learner import Learner, Part, Step, deal, micro_batches, written
+from coa.train.losses import PolicyMetrics, Totals, policy_loss, value_loss
+from coa.train.policy import Policy, ValueHead, replace_folder
 from coa.train.processes import Processes
-from coa.train.rl_metrics import learning_record, rollout_record
-from coa.train.rl_settings import RlRecipe
+from coa.train.rl_settings import RlRecipe, RlSettings
 from coa.train.rows import row_maker
-from coa.whole_files import sweep
+from coa.trajectory import Author, StopReason, Trajectory
+from coa.view.curves import curve
+
+
+def rollout_record(drawn: Drawn) -> Json:
+    """Of all rollouts that were drawn, used or not: every one counts."""
+    pairs = [
+        pair
+        for group in drawn.all
+        for pair in zip(group.trajectories, group.scores, group.scored, strict=True)
+    ]
+    trajectories = [trajectory for trajectory, _, _ in pairs]
+    judged = [score for _, score, _ in pairs if score is not None]
+    n = max(1, len(pairs))
+    lengths = [t.usage.sampled_tokens for t in trajectories] or [0]
+    record: Json = {
+        "reward": fmean(judged) if judged else None,
+        "pass_rate": fmean(score >= 1.0 for score in judged) if judged else None,
+        "environment_rate": sum(t.failed_outside for t in trajectories) / n,
+        **drawn.account(),
+        "length_mean": fmean(lengths),
+        "length_max": max(lengths),
+        "turns": sum(t.usage.turns for t in trajectories) / n,
+        "tool_calls": sum(t.usage.tool_calls for t in trajectories) / n,
+        "answered_rate": sum(t.stop is StopReason.ANSWERED for t in trajectories) / n,
+        "malformed_rate": sum(t.usage.malformed > 0 for t in trajectories) / n,
+        "truncated_rate": sum(t.truncated for t in trajectories) / n,
+        "agents": agent_shares(trajectories),
+    }
+    if len(parts := mean_parts([scored for _, _, scored in pairs])) > 1:
+        record["parts"] = {name: part["mean"] for name, part in parts.items()}
+    return record
+
+
+def learning_record(
+    experience: Experience, steps: Sequence[Step], metrics: Sequence[PolicyMetrics]
+) -> Json:
+    """Of the rows that were trained on; without any step only their number."""
+    rows = [sample.row for sample in experience.samples]
+    record: Json = {
+        "rows": len(rows),
+        "tokens": sum(len(row.ids) for row in rows),
+        "trained_tokens": sum(row.trained for row in rows),
+        "left_out": {reason: experience.left_out[reason] for reason in get_args(LeftOut)},
+    }
+    if steps and metrics:
+        record |= {"loss": fmean(step.loss for step in steps)}
+        record |= {"grad_norm": max(step.grad_norm for step in steps), "lr": steps[-1].lr}
+        record |= PolicyMetrics.join(metrics).record()
+        del record["weight"]  # trained_tokens, once for every pass
+    return record
+
+
+def agent_shares(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """The share of sampled tokens that each role wrote, its tags included; `none` is outside.
+
+    Tokens of a turn are shared out by characters.
+    """
+    tokens: Counter[str] = Counter()
+    for trajectory in trajectories:
+        bound = trajectory.protocol
+        for segment in trajectory.segments:
+            if segment.author is not Author.MODEL or not segment.text:
+                continue
+            each = len(segment.ids or ()) / len(segment.text)
+            inside = 0
+            for block in parse(bound, segment.text).blocks:
+                size = block.end - block.start
+                tokens[block.role] += each * size  # type: ignore[assignment]
+                inside += size
+            tokens["none"] += each * (len(segment.text) - inside)  # type: ignore[assignment]
+    total = sum(tokens.values()) or 1.0
+    return {role: round(count / total, 4) for role, count in sorted(tokens.items())}
+
 
 ADAPTER, BEST, ROLLOUTS, CHECKS = "adapter", "best", "rollouts", "checks"
 
@@ -306,3 +396,118 @@ class Clock:
             "tokens_per_s": round(made["tokens"] / max(1e-9, self._seconds["train"]), 1),
             "sampled_per_s": round(sampled / max(1e-9, self._seconds["rollout"]), 1),
         }
+
+
+OnPart = Callable[[str, int, int], None]
+"""Told what is being done, how much of it is done, of how much."""
+
+
+class Improver:
+    """Turns experience into optimiser steps of the policy."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        settings: RlSettings,
+        temperature: float,
+        processes: Processes | None = None,
+    ) -> None:
+        self.policy, self.settings, self.temperature = policy, settings, temperature
+        self.processes = processes or Processes()
+        by_value = settings.loss.baseline == "value"
+        self.value_head = ValueHead(policy.hidden_size).to(policy.device) if by_value else None
+        self.learner = Learner(
+            policy,
+            lr=settings.lr,
+            steps=settings.updates * settings.steps_per_update,
+            schedule=settings.schedule,
+            warmup=settings.warmup,
+            weight_decay=settings.weight_decay,
+            grad_clip=settings.grad_clip,
+            processes=self.processes,
+            extra=[] if self.value_head is None else list(self.value_head.parameters()),
+            extra_lr=settings.value_lr,
+        )
+
+    def improve(
+        self, experience: Experience, update: int, on_part: OnPart | None = None
+    ) -> tuple[list[Step], list[PolicyMetrics]]:
+        """Advantages, then `passes` times over the experience in `minibatches` steps each."""
+        settings = self.settings
+        look_before(
+            experience, self.policy, self.value_head, settings, self.temperature, self.processes
+        )
+        assign_advantages(experience, settings)
+        steps: list[Step] = []
+        found: list[PolicyMetrics] = []
+        for turn in range(settings.passes):
+            for batch in self._minibatches(experience.samples, update, turn):
+                at = update * settings.steps_per_update + len(steps)
+                steps.append(self.learner.step(at, self._parts(batch, found, on_part)))
+        everywhere = [one for share in self.processes.gather(found) for one in share]
+        return steps, everywhere
+
+    def _minibatches(
+        self, samples: Sequence[Sample], update: int, turn: int
+    ) -> Iterator[list[Sample]]:
+        """Samples in equal parts, in an order that depends on seed, update and pass; those that
+        have something to say."""
+        order = list(samples)
+        count = self.settings.minibatches
+        if count > 1:
+            random.Random(f"{self.settings.seed}|{update}|{turn}").shuffle(order)
+        for at in range(count):
+            batch = order[at::count]
+            if any(self._says_something(sample) for sample in batch):
+                yield batch
+
+    def _says_something(self, sample: Sample) -> bool:
+        """Whether a sample has a gradient: one of a flat group has none by itself."""
+        loss = self.settings.loss
+        added = loss.entropy != 0 or (loss.kl > 0 and loss.kl_place == "loss")
+        assert sample.advantages is not None
+        return added or self.value_head is not None or bool(sample.advantages.any())
+
+    def _parts(
+        self, batch: Sequence[Sample], found: list[PolicyMetrics], on_part: OnPart | None
+    ) -> Iterator[Part]:
+        """The losses of one step, part by part. Silent samples count in what is divided by, but
+        nothing is computed for them."""
+        totals = totals_of(batch)
+        own = deal([s for s in batch if self._says_something(s)], self.processes)
+        parts = micro_batches(own, self.settings.micro_tokens)
+        for at, part in enumerate(parts):
+            if on_part is not None:
+                on_part("train", at, len(parts))
+            yield lambda part=part: self._loss(part, totals, found)  # type: ignore[misc]
+
+    def _loss(self, part: list[Sample], totals: Totals, found: list[PolicyMetrics]) -> Tensor:
+        settings = self.settings.loss
+        hidden, targets = written(self.policy, [sample.row for sample in part])
+        logprobs = self.policy.logprobs(hidden, targets, self.temperature)
+        tokens = policy_tokens(part, hidden.device)
+        made = policy_loss(logprobs, tokens, settings, totals)
+        found.append(made.metrics)
+        loss = made.loss
+        if self.value_head is not None:
+            loss = (
+                loss
+                + settings.value_weight
+                * value_loss(
+                    self.value_head.values(hidden),
+                    _joined([s.returns for s in part], hidden.device),
+                    tokens.weights,
+                    tokens.sequence,
+                    old_values=_joined([s.values for s in part], hidden.device),
+                    clip=settings.value_clip,
+                    normalise=settings.normalise,
+                    constant_length=settings.constant_length,
+                    group=tokens.group,
+                    totals=totals,
+                ).loss
+            )
+        return loss
+
+
+def _joined(pieces: Sequence[Tensor | None], device: torch.device) -> Tensor:
+    return torch.cat([piece for piece in pieces if piece is not None]).to(device)

@@ -12,28 +12,28 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, cast
 
-from coa.config import load_recipe, to_json, without_speed
 from coa.engines import load_engine, rollouts_at_once, slots_for
-from coa.engines.lora import MANIFEST
-from coa.engines.store import identity
 from coa.environment import Environment, OpenEnvironment, open_environments
 from coa.errors import ConfigError, MissingExtra, TrainingError
-from coa.estimates import estimate
+from coa.io.runs import METRICS, Json, Run, read_jsonl, write_jsonl
+from coa.io.settings import load_recipe, to_json, without_speed
+from coa.loop import Decoding
+from coa.models.adapters import MANIFEST
+from coa.models.references import identity
 from coa.rewards import Scored
 from coa.rollouts import References, choose_environments, choose_prompt, known_grammars, remembered
-from coa.runs import METRICS, Json, Run, read_jsonl, write_jsonl
-from coa.runtime import Decoding
-from coa.tasks.task import Task, TaskSet
+from coa.statistics import estimate
+from coa.tasks import Task, TaskSet
+from coa.train.monitors import check_tracker, open_watch
 from coa.train.rl_settings import RlRecipe, ignored, preset_defaults, with_length
 from coa.train.selection import select
-from coa.train.trackers import check_tracker
-from coa.train.watching import open_watch
 
 if TYPE_CHECKING:
     from coa.train.groups import Sampler
     from coa.train.policy import Policy
     from coa.train.processes import Processes
     from coa.train.rl import Check, Loadable, RlResult
+
 
 Note = Callable[[str], None]
 TOLERATED = 0.1
@@ -130,8 +130,7 @@ async def _train(
 ) -> RlResult:
     """Open what a run needs, choose its tasks, and go."""
     from coa.train.groups import Sampler, TaskStream
-    from coa.train.improver import Improver
-    from coa.train.rl import ROLLOUTS, RlLoop
+    from coa.train.rl import ROLLOUTS, Improver, RlLoop
 
     settings, rollout, root = recipe.rl, recipe.rollout, Path(recipe.out)
     budget = rollout.budget()
@@ -193,7 +192,7 @@ async def _train(
 
 def make_policy(recipe: RlRecipe) -> Policy:
     """The policy that the recipe trains; with a divergence from its start, that is kept, too."""
-    from coa.train.plain import computing_dtype
+    from coa.train.forward import computing_dtype
     from coa.train.policy import Policy
 
     settings = recipe.rl

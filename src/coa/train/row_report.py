@@ -13,19 +13,20 @@ from dataclasses import dataclass, field
 from itertools import accumulate, groupby, pairwise
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from coa.display import fold, harmless
-from coa.engines.codec import Codec
 from coa.errors import GrammarError
-from coa.protocol import parse
-from coa.rehearsal import spread_out
-from coa.runs import Json
-from coa.train.packing import Order
+from coa.grammar import parse
+from coa.io.collect import spread_out
+from coa.io.runs import Json
+from coa.models.codec import Codec
 from coa.train.rows import Row, token_spans
 from coa.train.settings import SftSettings
+from coa.train.sft import Order
 from coa.trajectory import Author, Segment, Trajectory
+from coa.view.terminal import fold, harmless
 
 if TYPE_CHECKING:
     from rich.console import Console
+
 
 OUTSIDE = "outside any block"
 UNKNOWN = "of a grammar not found here"

@@ -3,7 +3,7 @@
 Weights come from authorship: what the model wrote has weight 1, what it was shown has weight 0, and
 a mistake that was left in so that its correction can be learnt has weight 0 too. (Both can be given
 a weight, to measure what that does.) Nothing is found by searching text or ids. A row that would
-train nothing is an error. How rows become batches is `coa.train.packing`; what is in them is told
+train nothing is an error. How rows become batches is `coa.train.sft`; what is in them is told
 by `coa.train.row_report`.
 
 Ids that a trajectory carries are trained as they are, so they must belong to the tokenizer of the
@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from coa.engines.codec import Codec
 from coa.errors import RecordError, TrainingError
+from coa.models.codec import Codec
 from coa.trajectory import Author, Segment, Trajectory
 
 Decode = Callable[[Sequence[int]], str]

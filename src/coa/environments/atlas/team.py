@@ -1,0 +1,475 @@
+"""Searcher, reader and reflector over an encyclopedia: one fact at a time.
+
+The searcher writes a query, the reader reports the value that the passages state, the reflector
+judges the report by a reading of its own, which now and then is careless. Mistakes are counted in
+`episode.meta`.
+
+In a team whose reflections are rated (`rated`) an objection holds its ratings and goes to whoever
+has to act on it: a search that missed makes the planner speak again. Such a team also tries its
+best query first, takes only numbers for numbers, and its critic's mistakes are marked; the first
+team keeps its habits, since published recipes record it again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from coa.environments.atlas.catalogues import MHQA
+from coa.environments.atlas.families import (
+    Catalogue,
+    Chain,
+    Comparison,
+    Difference,
+    Intersection,
+    Slots,
+    Superlative,
+)
+from coa.environments.atlas.formulas import Formula
+from coa.environments.atlas.inquiries import Choice, Conclusion, Inquiry, Kin, Look, Tally, Trail
+from coa.environments.atlas.reading import read
+from coa.environments.atlas.reckoning import Side, amount, apart, lettered, weighed
+from coa.environments.atlas.understanding import understand
+from coa.environments.atlas.wording import WORDINGS, sentence_for, wanted, wanted_of
+from coa.environments.atlas.world import RELATIONS, query_for
+from coa.recording.episode import USER
+from coa.recording.recorder import MAX_TRIES, Desk, ratings
+
+Shape = Chain | Comparison | Difference | Intersection | Superlative
+_COUNTS = ("no", "one look-up", "two look-ups", "three look-ups", "four look-ups")
+
+
+class Find(NamedTuple):
+    """One look-up. The subject may be the result of the step before, `#0`, or `#0*` for each."""
+
+    relation: str
+    subject: str
+
+
+class Verdict(NamedTuple):
+    answer: str
+    thought: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Look-ups in order, in a form that can be carried out and in words."""
+
+    shape: Shape
+    names: tuple[str, ...]
+    """The subjects that the question names."""
+    steps: tuple[Find, ...]
+
+    @property
+    def text(self) -> str:
+        """The plan as the planner writes it."""
+        lines = [f"{i}. {self._in_words(find)}" for i, find in enumerate(self.steps, start=1)]
+        return "\n".join([*lines, *self._combination(len(lines) + 1)])
+
+    @property
+    def thought(self) -> str:
+        if isinstance(self.shape, Superlative):
+            return "I must look at each neighbour."
+        count = len(self.steps)
+        words = _COUNTS[count] if count < len(_COUNTS) else f"{count} look-ups"
+        return f"This takes {words}."
+
+    def _in_words(self, find: Find) -> str:
+        subject = find.subject
+        if subject.startswith("#"):
+            earlier = self.steps[int(subject[1:].rstrip("*"))]
+            each = "each" if subject.endswith("*") else "that"
+            noun = RELATIONS[earlier.relation].value
+            subject = f"{each} {'neighbour' if each == 'each' else noun}"
+        return WORDINGS[find.relation].need.format(s=subject).replace("the that", "that")
+
+    def _combination(self, number: int) -> list[str]:
+        if isinstance(self.shape, Chain):
+            return []
+        if isinstance(self.shape, Intersection):
+            return [f"{number}. the common name"]
+        if isinstance(self.shape, Difference):
+            return [f"{number}. the difference"]
+        return [f"{number}. the {_extreme(self.shape, len(self.names) == 2)}"]
+
+    @property
+    def lanes(self) -> list[list[Find]]:
+        """Steps that follow from each other, apart from those that can be done at the same time."""
+        lanes: list[list[Find]] = []
+        for find in self.steps:
+            if find.subject.startswith("#") and not find.subject.endswith("*"):
+                lanes[-1].append(find)
+            else:
+                lanes.append([find])
+        return lanes
+
+
+def plan_for(question: str, catalogue: Catalogue = MHQA) -> Plan | None:
+    """The planner's decomposition of a question, from its words alone."""
+    understood = understand(question, catalogue)
+    if understood is None:
+        return None
+    shape = understood.meaning.shape
+    names = tuple(understood.slots[slot] for slot in shape.slots)
+    if isinstance(shape, Chain):
+        return Plan(shape, names, _chain(shape.relations, names[0], 0))
+    if isinstance(shape, Comparison | Difference | Intersection):
+        length = len(shape.relations)
+        chains = (_chain(shape.relations, name, i * length) for i, name in enumerate(names))
+        return Plan(shape, names, tuple(find for chain in chains for find in chain))
+    if isinstance(shape, Superlative):
+        return Plan(shape, names, (Find("neighbours", names[0]), Find(shape.by, "#0*")))
+    return None
+
+
+def _chain(relations: Sequence[str], start: str, offset: int) -> tuple[Find, ...]:
+    subjects = [start, *(f"#{offset + i}" for i in range(len(relations) - 1))]
+    return tuple(map(Find, relations, subjects))
+
+
+def conclude(plan: Plan, findings: Sequence[Sequence[str]]) -> Verdict | None:
+    """The verifier's answer from the reports; None when they do not combine."""
+    if not findings or not all(findings):
+        return None
+    shape = plan.shape
+    if isinstance(shape, Chain):
+        return Verdict(findings[-1][0], "") if len(findings[-1]) == 1 else None
+    if isinstance(shape, Intersection):
+        return _shared(findings[0], findings[1], plan.names)
+    if isinstance(shape, Superlative):
+        return _most(list(findings[0]), findings[1:], shape)
+    ends = list(findings[len(shape.relations) - 1 :: len(shape.relations)])
+    if isinstance(shape, Comparison):
+        return _most(list(plan.names), ends, shape)
+    ordered = _sides(plan.names, ends)
+    if ordered is None:
+        return None
+    gap, steps = apart(*ordered)
+    return Verdict(str(gap), f"{steps}.")
+
+
+def _shared(first: Sequence[str], second: Sequence[str], asked: Sequence[str]) -> Verdict | None:
+    """Names are gone through up to the one that both lists have, so that it is the last one said:
+    after the whole list a small model takes a name that is nearer. Where the two border each other,
+    that is said, too: a name that is all over the chain looks like one that both have."""
+    common = [name for name in first if name in second]
+    if len(common) != 1:
+        return None
+    others = first[: first.index(common[0])]
+    said = [f"{name} {'itself' if name in asked else 'no'}" for name in others]
+    return Verdict(common[0], f"{'; '.join([*said, f'{common[0]} yes'])}. Both have {common[0]}.")
+
+
+def _sides(names: Sequence[str], values: Sequence[Sequence[str]]) -> list[Side] | None:
+    """What is compared, when there is a number for each name."""
+    sides = lettered(
+        (name, value[0], number)
+        for name, value in zip(names, values, strict=False)
+        if (number := amount(value[0])) is not None
+    )
+    return sides if sides and len(sides) == len(names) == len(values) else None
+
+
+def _most(
+    names: list[str], values: Sequence[Sequence[str]], shape: Comparison | Superlative
+) -> Verdict | None:
+    """One is held against the next, and the better of the two against the one after it."""
+    rows = _sides(names, values)
+    if rows is None:
+        return None
+    said: list[str] = []
+    best, *others = rows
+    for other in others:
+        best, steps = weighed(best, other, smaller=shape.smaller)
+        said.append(f"{steps}.")
+    return Verdict(best.name, " ".join(said))
+
+
+def _extreme(shape: Comparison | Superlative, pair: bool) -> str:
+    if shape.smaller:
+        return "smaller" if pair else "smallest"
+    return "larger" if pair else "largest"
+
+
+TOOL = "wiki_search"
+_NUMBERED = re.compile(r"^\[\d+\] ", re.MULTILINE)
+
+
+class Librarians:
+    """Three agents that find one fact."""
+
+    def __init__(self, rated: bool = False) -> None:
+        self.rated = rated
+
+    async def look_up(self, desk: Desk, find: Find) -> list[str] | None:
+        """Search, read and reflect until a report stands; None after too many tries."""
+        for attempt in range(MAX_TRIES):
+            careless = attempt == 0 and desk.happens(desk.rates.error)
+            passages = await self._search(desk, find, attempt, careless)
+            values = self.report(desk, find, passages)
+            if values is not None:
+                return values
+        return None
+
+    async def _search(self, desk: Desk, find: Find, attempt: int, careless: bool) -> str:
+        query = self._query(desk, find, attempt, careless)
+        careless = careless and query != query_for(find.relation, find.subject)
+        desk.count("careless_queries", careless)
+        text = await desk.use("searcher", TOOL, query, f"I need {wanted(*find)}.", careless)
+        for agent in ("reader", "reflector"):
+            desk.tell(agent, f"Look-up: {wanted(*find)}.\n{text}")
+        return plain(text)
+
+    def _query(self, desk: Desk, find: Find, attempt: int, careless: bool) -> str:
+        """A query that was not made before in this episode."""
+        good = query_for(find.relation, find.subject)
+        kind = RELATIONS[find.relation].subject
+        forms = [good, f"{find.subject} {kind} {find.relation}", find.subject, f"{kind} {good}"]
+        forms = forms[attempt:] + forms[:attempt]
+        if self.rated:  # the best that was not tried yet
+            forms = [good, f"{kind} {good}", f"{find.subject} {kind}", find.subject]
+        if careless:
+            forms.insert(0, desk.rng.choice(careless_queries(find.relation, find.subject)))
+        return next((form for form in forms if form not in desk.calls), good)
+
+    def report(self, desk: Desk, find: Find, passages: str) -> list[str] | None:
+        """The reader reports, the reflector judges; None sends the searcher out again."""
+        for careful in (False, True):
+            reported = read(find.relation, find.subject, passages)
+            misread = [] if careful or not reported else self._misread(desk, find, passages)
+            self._read_aloud(desk, find, misread or reported, erred=bool(misread))
+            objection, todo = self._judge(desk, find, passages, misread or reported, careful)
+            desk.count("misreadings", bool(misread))
+            desk.count("missed_mistakes", bool(misread) and not objection)
+            desk.count("false_alarms", bool(objection and reported and not misread))
+            if not objection:
+                said, erred = "The report agrees with the passages.", self.rated and bool(misread)
+                desk.say("reflector", "verifier", said, erred=erred, part="approval")
+                return misread or reported
+            self._object(desk, find, objection, todo, reported, sound=not misread)
+            if todo == "search":
+                return None
+        return None
+
+    def _judge(
+        self, desk: Desk, find: Find, passages: str, reported: list[str], again: bool
+    ) -> tuple[str, Literal["", "read", "search"]]:
+        """The reflector's objection and what to do again, from the report and its own reading.
+
+        It reads well when it is attentive; it does not know whether the reader erred. `again`: it
+        has objected to these passages before, and does not doubt them a second time.
+        """
+        if not reported:
+            return "The search missed. Search again with other words.", "search"
+        attentive = not desk.happens(desk.rates.miss)
+        if attentive and reported != read(find.relation, find.subject, passages):
+            return f"The passages give another value for {wanted(*find)}. Read again.", "read"
+        if not again and desk.happens(desk.rates.false_alarm):
+            return f"I am not sure about {wanted(*find)}. Search again.", "search"
+        return "", ""
+
+    def _misread(self, desk: Desk, find: Find, passages: str) -> list[str]:
+        """Another fact of the same subject, taken by mistake; empty when the reader is careful."""
+        if not desk.happens(desk.rates.error / 2):
+            return []
+        kind = RELATIONS[find.relation].subject
+        others = [name for name, rel in RELATIONS.items() if rel.subject == kind]
+        others = [name for name in others if name != find.relation]
+        desk.rng.shuffle(others)
+        right = read(find.relation, find.subject, passages)
+        for name in others:
+            values = read(name, find.subject, passages)
+            if values and values != right and (not self.rated or alike(values, right)):
+                return values
+        return []
+
+    def _read_aloud(self, desk: Desk, find: Find, values: list[str], erred: bool = False) -> None:
+        found = sentence_for(*find, values) if values else ""
+        found = found or f"The passages do not give {wanted(*find)}."
+        said = found[0].upper() + found[1:]
+        desk.say("reader", "reflector", said, erred=erred, part="finding", values=values)
+
+    def _object(
+        self, desk: Desk, find: Find, text: str, todo: str, reported: list[str], sound: bool
+    ) -> None:
+        """Tell whoever has to act on it; `sound`: the report was not a mistake."""
+        desk.count("alarms")
+        if not self.rated:
+            desk.say("reflector", "searcher", text, part="alarm")
+        elif reported:
+            worker = "reader" if todo == "read" else "searcher"
+            average = f"{ratings(conflict='average')} {text}"
+            desk.say("reflector", worker, average, erred=sound, part="alarm")
+        else:
+            poor = f"{ratings(tools='poor', progress='average')} {text}"
+            desk.say("reflector", "planner", poor, part="alarm")
+            again = f"Search for {wanted(*find)} with other words."
+            desk.say("planner", "searcher", again, "The search missed.", part="plan")
+
+
+def plain(results: str) -> str:
+    """Passages without the numbers that a search puts before them."""
+    return _NUMBERED.sub("", results)
+
+
+def careless_queries(relation: str, subject: str) -> list[str]:
+    """What a searcher in a hurry types: a query without its subject, or with a misspelt one."""
+    good = query_for(relation, subject)
+    words = good.replace(subject, "").split()
+    kind = RELATIONS[relation].subject
+    vague = f"{kind} {' '.join(w for w in words if w not in ('of', 'the'))}"
+    return [vague, good.replace(subject, subject[:-2] or subject)]
+
+
+def alike(values: list[str], others: list[str]) -> bool:
+    """Both are numbers, or neither is: only such values are taken for each other."""
+    return values[0][:1].isdigit() == others[0][:1].isdigit()
+
+
+# ------------------------------------------------------------------------------------------------
+# What the planner of a web or code team knows: which pages and facts a question needs.
+#
+# An outline is made from the words of the question alone. Its steps are carried out one after the
+# other, because a later step may be about what an earlier one found.
+# ------------------------------------------------------------------------------------------------
+
+
+_HOW_MANY = ("no", "one step", "two steps", "three steps")
+
+
+@dataclass(frozen=True)
+class Outline:
+    """The planner's decomposition of a question."""
+
+    shape: Inquiry
+    slots: Slots
+    looks: tuple[Look, ...]
+
+    @property
+    def text(self) -> str:
+        """The plan as the planner writes it."""
+        lines = [self._in_words(look) for look in self.looks]
+        end = self._combination()
+        lines += [end] if end else []
+        return "\n".join(f"{number}. {line}" for number, line in enumerate(lines, start=1))
+
+    @property
+    def thought(self) -> str:
+        return f"This takes {_HOW_MANY[len(self.looks)]} of reading."
+
+    def _in_words(self, look: Look) -> str:
+        names = [self._named(subject) for subject in look.subjects]
+        return wanted_of(look.relations, names).replace("the that", "that")
+
+    def _named(self, subject: str) -> str:
+        if not subject.startswith("#"):
+            return subject
+        earlier = self.looks[int(subject[1:])]
+        relation = earlier.relations[0]
+        if relation == "neighbours":
+            return "each neighbour"
+        each = "each" if len(earlier.subjects) > 1 else "that"
+        return f"{each} {RELATIONS[relation].value}"
+
+    def _combination(self) -> str:
+        shape = self.shape
+        if isinstance(shape, Choice):
+            size = "smaller" if shape.smaller else "larger"
+            return f"{wanted(shape.ask, f'the one with the {size} {shape.by}')}"
+        if isinstance(shape, Tally):
+            return f"count the neighbours with {shape.than} {shape.by}"
+        if isinstance(shape, Kin):
+            return "the neighbour with the same"
+        if isinstance(shape, Formula):
+            return f"calculate {shape.work.called}"
+        return ""
+
+
+def planned(desk: Desk, catalogue: Catalogue) -> Outline | None:
+    """The planner decomposes the question and tells the searcher; None when it cannot."""
+    understood = understand(desk.episode.question, catalogue)
+    if understood is None:
+        text = "I do not know which pages or numbers this question needs."
+        desk.say("planner", USER, text, part="failure")
+        desk.fail("the planner could not plan")
+        return None
+    shape = understood.meaning.shape
+    assert isinstance(shape, Choice | Tally | Kin | Trail | Formula), shape
+    outline = Outline(shape, understood.slots, shape.looks(understood.slots))
+    steps = [[list(look.relations), list(look.subjects)] for look in outline.looks]
+    desk.say("planner", "searcher", outline.text, outline.thought, part="plan", steps=steps)
+    return outline
+
+
+# ------------------------------------------------------------------------------------------------
+# How a team ends its work: an answer is suggested, checked, and given or taken back.
+#
+# The verifier suggests an answer and checks it as if somebody else had suggested it, which may be
+# done without attention, or with too much of it. A score of 2 or less sends the team back to the
+# planner.
+# ------------------------------------------------------------------------------------------------
+
+
+RIGHT, DOUBTFUL = 4, 2
+
+
+class Review(NamedTuple):
+    """How an answer is checked, and who works on it once more when the check fails."""
+
+    thought: str
+    worker: str
+    again: str
+
+
+REPORTS = Review("I combine them again.", "verifier", "Combine the reports once more, one by one.")
+PROGRAM = Review(
+    "I look at the form of the number.",
+    "coder",
+    "Calculate once more, and round as the question says.",
+)
+
+
+def close(desk: Desk, right: Conclusion, slip: Conclusion | None = None) -> None:
+    """Combine the reports, suggest and check, until an answer stands.
+
+    `slip` is what a wrong combination would give; the verifier errs once at most.
+    """
+    for careful in (False, True):
+        erring = slip is not None and not careful and desk.happens(desk.rates.error / 2)
+        suggested = slip if erring and slip is not None else right
+        desk.count("wrong_combinations", erring)
+        answer, because = suggested.answer, suggested.because
+        desk.say("verifier", "verifier", answer, because, erring, part="suggestion")
+        objection = "The reports give another answer." if suggested != right else ""
+        found = f"The reports give {answer}."
+        if stands(desk, REPORTS, answer, found, objection, wary=not careful):
+            return
+    raise AssertionError("the second check of a careful suggestion always passes")
+
+
+def stands(
+    desk: Desk, review: Review, answer: str, found: str, objection: str, wary: bool = True
+) -> bool:
+    """Check a suggestion; the user gets an answer that passes, and the planner is told otherwise.
+
+    `objection` is what an attentive verifier has against it, empty for a sound one. `wary`: the
+    verifier may also doubt it without a reason.
+    """
+    noticed = not desk.happens(desk.rates.miss) and bool(objection)
+    doubted = wary and not noticed and desk.happens(desk.rates.false_alarm)
+    desk.count("missed_mistakes", bool(objection) and not (noticed or doubted))
+    desk.count("false_alarms", doubted and not objection)
+    if not noticed and not doubted:
+        said, wrong = f"{found} Score: {RIGHT}", bool(objection)
+        desk.say("verifier", "verifier", said, review.thought, wrong, part="check", score=RIGHT)
+        desk.say("verifier", USER, answer, "The check passed.", part="verdict", score=RIGHT)
+        desk.episode.answer = answer
+        return True
+    desk.count("alarms")
+    reason, wrong = objection if noticed else "I am not sure of it.", not objection
+    said = f"{reason} Score: {DOUBTFUL}"
+    desk.say("verifier", "planner", said, review.thought, wrong, part="check", score=DOUBTFUL)
+    desk.say("planner", review.worker, review.again, "The check failed.", part="plan")
+    return False

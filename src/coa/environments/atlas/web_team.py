@@ -1,0 +1,253 @@
+"""The team for questions over a web site: it searches, opens pages, reads and checks.
+
+A step is about one or more pages. The searcher looks for their addresses; the reader reports what
+the hits state already, and otherwise opens the pages; the reflector rates the step. A poor rating
+(a search or a page brought nothing) makes the planner say what changes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from coa.environments.atlas.catalogues import WEB
+from coa.environments.atlas.inquiries import Choice, Conclusion, Facts, Look, Tally, subjects_of
+from coa.environments.atlas.pages import listing
+from coa.environments.atlas.reading import read
+from coa.environments.atlas.team import Outline, alike, careless_queries, close, planned
+from coa.environments.atlas.wording import sentence_for, wanted_of
+from coa.environments.atlas.world import RELATIONS, query_for
+from coa.recording.recorder import MAX_TRIES, Desk, ratings
+
+SEARCH, CRAWL = "web_search", "crawl_page"
+PAGES_AT_ONCE = 3
+"""More would not be shown whole."""
+Fact = tuple[str, str]
+_HIT = re.compile(r"^\[\d+\] (?P<title>.+) - (?P<address>https?://\S+)$", re.MULTILINE)
+
+
+@dataclass
+class _Visit:
+    """One step at work: what it needs, and what the reader has seen so far."""
+
+    look: Look
+    subjects: list[str]
+    read: str
+    """All text that the reader has in its context."""
+    hits: dict[str, str] = field(default_factory=dict)
+    """Title -> address, of every hit so far."""
+
+    @property
+    def facts(self) -> list[Fact]:
+        return [(name, subject) for subject in self.subjects for name in self.look.relations]
+
+    @property
+    def need(self) -> str:
+        return wanted_of(self.look.relations, self.subjects)
+
+    def unread(self) -> list[str]:
+        """Subjects of which a fact has not been read yet."""
+        lacking = [subject for name, subject in self.facts if not read(name, subject, self.read)]
+        return list(dict.fromkeys(lacking))
+
+    def address(self, subject: str) -> str:
+        """The address of the page about a subject, by the titles of the hits; '' when unknown."""
+        names = (subject.casefold(), f"{subject} language".casefold())
+        found = (address for title, address in self.hits.items() if title.casefold() in names)
+        return next(found, "")
+
+
+class WebTeam:
+    """Answers `atlas-web` questions with `web_search` and `crawl_page`."""
+
+    async def work(self, desk: Desk) -> None:
+        outline = planned(desk, WEB)
+        if outline is None:
+            return
+        facts: dict[Fact, list[str]] = {}
+        seen, hits = "", dict[str, str]()
+        for step, look in enumerate(outline.looks):
+            visit = _Visit(look, subjects_of(outline.looks, step, facts), seen, hits)
+            if step:
+                desk.tell("searcher", f"Next: {visit.need}.")
+            found = await self._visit(desk, visit)
+            if found is None:
+                desk.fail("a step brought no report")
+                desk.episode.meta["failed_step"] = visit.need
+                return
+            facts |= found
+            seen = visit.read
+        self._close(desk, outline, facts)
+
+    async def _visit(self, desk: Desk, visit: _Visit) -> dict[Fact, list[str]] | None:
+        """Search and open pages until everything is read; None after too many tries."""
+        if not visit.unread():
+            return self._recall(desk, visit)
+        for attempt in range(MAX_TRIES + len(visit.subjects) + 1):
+            lacking = visit.unread()
+            if not lacking:
+                return self._report(desk, visit)
+            lost = [subject for subject in lacking if not visit.address(subject)]
+            if lost:
+                await self._search(desk, visit, lost, attempt)
+                if visit.unread() and all(not visit.address(subject) for subject in lost):
+                    self._missed(desk, visit, lost)
+                continue
+            if not await self._open(desk, visit, lacking[:PAGES_AT_ONCE], attempt):
+                return None
+            if visit.unread() == lacking:
+                self._missed(desk, visit, lacking)
+        return None
+
+    # -- searching and opening ---------------------------------------------------------------
+
+    async def _search(self, desk: Desk, visit: _Visit, lost: list[str], attempt: int) -> None:
+        careless = attempt == 0 and desk.happens(desk.rates.error)
+        query = self._query(desk, visit, lost, attempt, careless)
+        careless = careless and query != self._forms(visit, lost)[0]
+        desk.count("careless_queries", careless)
+        need = wanted_of(visit.look.relations, lost)
+        text = await desk.use("searcher", SEARCH, query, f"I need {need}.", careless)
+        for agent in ("reader", "reflector"):
+            desk.tell(agent, f"Look-up: {need}.\n{text}")
+        visit.hits.update({hit["title"]: hit["address"] for hit in _HIT.finditer(text)})
+        visit.read += f"\n{text}"
+
+    def _forms(self, visit: _Visit, lost: Sequence[str]) -> list[str]:
+        """Good queries, best first: for one fact it and its subject, for more the subjects."""
+        relation, subject = visit.look.relations[0], lost[0]
+        kind = RELATIONS[relation].subject
+        if len(lost) > 1:
+            return [listing(list(lost)), f"{listing(list(lost))} {kind}", f"{subject} {kind}"]
+        fact = query_for(relation, subject)
+        names = [f"{subject} {kind}", subject, f"{kind} {subject}", f"{kind} {fact}"]
+        return [fact, *names] if len(visit.look.relations) == 1 else [*names, fact]
+
+    def _query(
+        self, desk: Desk, visit: _Visit, lost: list[str], attempt: int, careless: bool
+    ) -> str:
+        """A query that was not made before in this episode."""
+        forms = self._forms(visit, lost)
+        forms = forms[attempt % len(forms) :] + forms[: attempt % len(forms)]
+        if careless and len(lost) > 1:
+            forms.insert(0, listing(lost[:-1]))
+        elif careless:
+            hurried = careless_queries(visit.look.relations[0], lost[0])
+            forms.insert(0, desk.rng.choice(hurried))
+        return next((form for form in forms if form not in desk.calls), forms[0])
+
+    async def _open(self, desk: Desk, visit: _Visit, subjects: list[str], attempt: int) -> bool:
+        """Open the pages of the subjects; False when they have been opened before."""
+        addresses = {subject: visit.address(subject) for subject in subjects}
+        others = [url for url in visit.hits.values() if url not in addresses.values()]
+        wrong = attempt < 2 and bool(others) and desk.happens(desk.rates.error / 2)
+        if wrong:
+            addresses[desk.rng.choice(subjects)] = desk.rng.choice(others)
+        argument = "|".join(dict.fromkeys(addresses.values()))
+        if argument in desk.calls:
+            return False
+        desk.count("wrong_pages", wrong)
+        pages = "page" if len(subjects) == 1 else "pages"
+        thought = f"I open the {pages} of {listing(subjects)}."
+        text = await desk.use("reader", CRAWL, argument, thought, wrong)
+        desk.tell("reflector", text)
+        visit.read += f"\n{text}"
+        return True
+
+    def _missed(self, desk: Desk, visit: _Visit, subjects: list[str]) -> None:
+        """The reader has nothing to report; the reflector says so, the planner what changes."""
+        need = wanted_of(visit.look.relations, subjects)
+        desk.say("reader", "reflector", f"I cannot find {need}.", part="finding", values=[])
+        desk.count("alarms")
+        names, poor = listing(subjects), ratings(tools="poor", progress="average")
+        said = f"{poor} This was not the page of {names}."
+        desk.say("reflector", "planner", said, part="alarm")
+        again = f"Look for the page of {names} itself."
+        desk.say("planner", "searcher", again, "The last call brought nothing.", part="plan")
+
+    # -- reading -----------------------------------------------------------------------------
+
+    def _recall(self, desk: Desk, visit: _Visit) -> dict[Fact, list[str]]:
+        """The reader has seen everything already: there is no call to rate."""
+        found = {fact: read(*fact, visit.read) for fact in visit.facts}
+        self._read_aloud(desk, found, erred=False)
+        self._approve(desk, rated=False)
+        return found
+
+    def _report(self, desk: Desk, visit: _Visit) -> dict[Fact, list[str]]:
+        """The reader reports, the reflector judges, the reader reads again if it must."""
+        right = {fact: read(*fact, visit.read) for fact in visit.facts}
+        for careful in (False, True):
+            misread = None if careful else self._misread(desk, visit, right)
+            reported = misread or right
+            self._read_aloud(desk, reported, erred=bool(misread))
+            attentive = not desk.happens(desk.rates.miss)
+            noticed = attentive and reported != right
+            doubted = not careful and not noticed and desk.happens(desk.rates.false_alarm)
+            desk.count("misreadings", bool(misread))
+            desk.count("missed_mistakes", bool(misread) and not (noticed or doubted))
+            desk.count("false_alarms", doubted and not misread)
+            if not noticed and not doubted:
+                self._approve(desk, rated=not careful, erred=bool(misread))
+                return reported
+            desk.count("alarms")
+            reason = "The text gives another value." if noticed else "I am not sure of a value."
+            average = f"{ratings(conflict='average')} {reason} Read again."
+            desk.say("reflector", "reader", average, erred=not misread, part="alarm")
+        raise AssertionError("the second reading is careful and not doubted")
+
+    def _approve(self, desk: Desk, rated: bool, erred: bool = False) -> None:
+        """After an objection the reflector does not rate the same step a second time."""
+        text = "The report agrees with the text."
+        facts = {"part": "approval", "rated": True} if rated else {"part": "approval"}
+        text = f"{ratings()} {text}" if rated else text
+        desk.say("reflector", "verifier", text, "", erred, **facts)
+
+    def _misread(
+        self, desk: Desk, visit: _Visit, right: dict[Fact, list[str]]
+    ) -> dict[Fact, list[str]] | None:
+        """One value taken from another page, or from another fact; None for a careful reader."""
+        if not desk.happens(desk.rates.error / 2):
+            return None
+        for relation, subject in desk.rng.sample(list(right), len(right)):
+            true = right[relation, subject]
+            if relation == "neighbours":
+                others = [true[:-1]] if len(true) > 2 else []
+            else:
+                kind = RELATIONS[relation].subject
+                names = [n for n, r in RELATIONS.items() if r.subject == kind and n != relation]
+                others = [right[relation, name] for name in visit.subjects if name != subject]
+                others += [read(name, subject, visit.read) for name in names]
+            others = [values for values in others if values and values != true]
+            others = [values for values in others if alike(values, true)]
+            if others:
+                return {**right, (relation, subject): desk.rng.choice(others)}
+        return None
+
+    def _read_aloud(self, desk: Desk, reported: dict[Fact, list[str]], erred: bool) -> None:
+        text = " ".join(sentence_for(*fact, values) for fact, values in reported.items())
+        said = [[*fact, *values] for fact, values in reported.items()]
+        desk.say("reader", "reflector", text, erred=erred, part="finding", values=said)
+
+    # -- the end -----------------------------------------------------------------------------
+
+    def _close(self, desk: Desk, outline: Outline, facts: Facts) -> None:
+        reports = " ".join(sentence_for(*fact, values) for fact, values in facts.items())
+        desk.tell("verifier", f"{desk.episode.question}\n{outline.text}\n{reports}")
+        right = outline.shape.conclude(outline.slots, facts)
+        if right is None:
+            desk.fail("the reports do not combine to an answer")
+            return
+        close(desk, right, _slip(outline, facts, right))
+
+
+def _slip(outline: Outline, facts: Facts, right: Conclusion) -> Conclusion | None:
+    """What a verifier says who takes the smaller for the larger; None without a comparison."""
+    shape, turned = outline.shape, None
+    if isinstance(shape, Choice):
+        turned = replace(shape, smaller=not shape.smaller).conclude(outline.slots, facts)
+    elif isinstance(shape, Tally) and shape.than in ("more", "less"):
+        other = "less" if shape.than == "more" else "more"
+        turned = replace(shape, than=other).conclude(outline.slots, facts)
+    return turned if turned and turned.answer != right.answer else None

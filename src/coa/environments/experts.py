@@ -1,0 +1,87 @@
+"""The rule-based multi-agent teacher: teams of experts with their own contexts and messages.
+
+The experts enact the agents of `agents.py`. Each works only from what was said to it: the planner
+from the question, the searcher from a step, the reader from passages and pages, the reflector from
+passages and a report, the verifier from reports. No expert ever sees a gold answer.
+
+Experts err at a set rate: a searcher writes a careless query, a reader opens the wrong page or
+reports another fact, a coder mistypes a number, a verifier combines reports wrongly. Their critics
+are not told; they judge by their own reading, which misses some mistakes and now and then objects
+to sound work. Mistakes, alarms, misses and false alarms are counted in `episode.meta`, so the
+teacher's quality can be reported.
+
+Which team works on a task is decided by the set that the task belongs to.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Protocol
+
+from coa.environments.atlas.catalogues import CATALOGUES, MHQA
+from coa.environments.atlas.wiki_team import WikiTeam
+from coa.environments.sets import ATLAS_CODE, ATLAS_WEB, GYM
+from coa.recording.agents import code_agents, team, web_agents
+from coa.recording.episode import USER, AgentSpec, Episode
+from coa.recording.recorder import Desk, Rates
+from coa.tasks import Task
+from coa.tools.base import Toolbox
+
+
+class Team(Protocol):
+    """Experts who work on the question of `desk.episode` until it has an answer or an error."""
+
+    async def work(self, desk: Desk) -> None: ...
+
+
+@dataclass(frozen=True)
+class ExpertSettings:
+    """How often experts err, critics miss it, and critics object to sound work."""
+
+    error_rate: float = 0.1
+    miss_rate: float = 0.2
+    false_alarm_rate: float = 0.01
+
+
+class Experts:
+    """The teacher `experts`; see the module's docstring."""
+
+    name = "experts"
+
+    def __init__(
+        self,
+        error_rate: float = ExpertSettings.error_rate,
+        miss_rate: float = ExpertSettings.miss_rate,
+        false_alarm_rate: float = ExpertSettings.false_alarm_rate,
+    ) -> None:
+        self.rates = Rates(error_rate, miss_rate, false_alarm_rate)
+
+    async def record(self, task: Task, toolbox: Toolbox, seed: int = 0) -> Episode:
+        """Work on one public task; what the team could not do is in `episode.error`."""
+        agents, working = _team_for(task)
+        episode = Episode(task.id, task.question, self.name, agents, seed=seed)
+        episode.meta.update(task.meta)
+        desk = Desk(episode, random.Random(f"{seed}|{task.id}"), toolbox, self.rates)
+        desk.say(USER, "planner", task.question)
+        await working.work(desk)
+        return episode
+
+
+def _team_for(task: Task) -> tuple[list[AgentSpec], Team]:
+    """Those who know how to work on the tasks of a set; questions of one's own go to the first."""
+    name = task.meta.get("set")
+    if name == ATLAS_WEB:
+        from coa.environments.atlas.web_team import WebTeam
+
+        return web_agents(), WebTeam()
+    if name == ATLAS_CODE:
+        from coa.environments.atlas.code_team import CodeTeam
+
+        return code_agents(), CodeTeam()
+    if name == GYM:
+        from coa.environments.gym.team import CodingTeam
+        from coa.recording.coding_agents import coding_team
+
+        return coding_team(), CodingTeam()
+    return team(), WikiTeam(CATALOGUES.get(str(name), MHQA))

@@ -1,0 +1,587 @@
+"""The evaluation stage: settings in, a run directory out."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from coa.engines import load_engine, rollouts_at_once, slots_for
+from coa.engines.base import Engine
+from coa.environment import OpenEnvironment, ToolSettings, open_environments, remarks
+from coa.errors import ConfigError, ModelError, RecordError, UsageError
+from coa.evaluation.compare import Measured, against
+from coa.evaluation.samples import (
+    OWN_CHECK,
+    Sample,
+    check_chooser,
+    own_check,
+    rate_all,
+    sample_figures,
+)
+from coa.evaluation.spending import LATENCY, Tariff, calls_by_agent, find_tariff, latency, money
+from coa.grammar import PromptKind
+from coa.io.progress import Mode, counted
+from coa.io.runs import MANIFEST, Json, Run, read_records, write_atomic, write_jsonl
+from coa.io.settings import to_json
+from coa.loop import Budget, Decoding
+from coa.models.references import identity, resolve_default
+from coa.rewards import JudgeSettings, ProgramSettings, RewardSettings, Scored, f1, mean_parts
+from coa.rollouts import Note, References, choose_environments, choose_prompt, roll_out_all
+from coa.statistics import Estimate, estimate
+from coa.tasks import Task, TaskSet
+from coa.trajectory import Chain, StopReason, Trajectory, Usage
+
+SCORES, SUMMARY = "scores.jsonl", "summary.json"
+GroupsOf = Callable[[Task], Mapping[str, str]]
+"""What the results of a task are grouped by, as its environment declares it."""
+
+
+def summarise(
+    tasks: Sequence[Task],
+    trajectories: Sequence[Trajectory],
+    scored: Sequence[Scored],
+    *,
+    ratings: Sequence[float | None] | None = None,
+    chosen_by: str = OWN_CHECK,
+    tariff: Tariff | None = None,
+    groups_of: GroupsOf = lambda task: {},
+) -> tuple[Json, list[Json]]:
+    """The evaluation object and one score record per trajectory, given what the reward said.
+
+    Every task counts. With several samples a task's accuracy is the mean over them. `ratings` are
+    what `best_of` goes by and `chosen_by` names them; without, the models' own checks.
+    """
+    _check_judged(trajectories, scored)
+    by_id = {task.id: task for task in tasks}
+    samples: dict[str, list[Sample]] = {task.id: [] for task in tasks}
+    records: list[Json] = []
+    if ratings is None:
+        ratings = [own_check(Chain.read(trajectory)) for trajectory in trajectories]
+    for trajectory, found, rating in zip(trajectories, scored, ratings, strict=True):
+        assert found.score is not None, trajectory.task_id
+        sample = Sample(trajectory, found.score, rating)
+        samples[trajectory.task_id].append(sample)
+        task = by_id[trajectory.task_id]
+        records.append(_record(task, sample, found, groups_of(task)))
+    means = {name: sum(s.score for s in own) / max(1, len(own)) for name, own in samples.items()}
+    overall = estimate(list(means.values()))
+    solved = sum(sample.score for own in samples.values() for sample in own)
+    summary: Json = {
+        "n": len(tasks),
+        "k": max(map(len, samples.values())),
+        "accuracy": round(overall.value, 4),
+        "ci95": [round(overall.low, 4), round(overall.high, 4)],
+        "outcomes": _outcomes(samples),
+        **sample_figures(tasks, samples, chosen_by),
+        **_overlap(by_id, trajectories),
+        **_spent(trajectories, solved),
+    }
+    if tariff is not None:
+        summary["money"] = money(trajectories, solved, tariff)
+    if len(parts := mean_parts(scored)) > 1:
+        summary["parts"] = parts
+    for column, groups in _grouped(tasks, means, groups_of).items():
+        summary[f"by_{column}"] = groups
+    return summary, records
+
+
+def _outcomes(samples: Mapping[str, Sequence[Sample]]) -> Json:
+    """How many rollouts were right, wrong, and without an answer."""
+    every = [sample for own in samples.values() for sample in own]
+    counts = Counter(outcome(sample.score, sample.trajectory.answer) for sample in every)
+    return {name: counts[name] for name in ("right", "wrong", "no answer")}
+
+
+def _overlap(by_id: Mapping[str, Task], trajectories: Sequence[Trajectory]) -> Json:
+    """Token F1 over the tasks that have gold answers; of tests and calls there is none."""
+    judged = [f1(by_id[trajectory.task_id], trajectory) for trajectory in trajectories]
+    found = [score for score in judged if score is not None]
+    return {"f1": round(sum(found) / len(found), 4)} if found else {}
+
+
+def _record(task: Task, sample: Sample, found: Scored, groups: Mapping[str, str]) -> Json:
+    """A line of scores.jsonl."""
+    trajectory = sample.trajectory
+    record: Json = {"task_id": task.id, "sample": trajectory.sample, "score": sample.score}
+    record |= {"answer": trajectory.answer, "stop": trajectory.stop}
+    if sample.rating is not None:
+        record["rating"] = sample.rating
+    if groups:
+        record["groups"] = dict(groups)
+    if len(found.parts) > 1 or found.reason:  # otherwise they say nothing new
+        record["parts"] = found.to_json()["parts"]
+    return record
+
+
+def _spent(trajectories: Sequence[Trajectory], solved: float) -> Json:
+    """What rollouts took and how they ended; `tokens` count with a perfect cache."""
+    n = max(1, len(trajectories))
+    tokens = sum(t.usage.total_tokens for t in trajectories)
+    uncached = sum(t.usage.prompt_tokens + t.usage.sampled_tokens for t in trajectories)
+    stops = Counter(str(t.stop) for t in trajectories)
+    return {
+        "tokens_per_task": round(tokens / n, 1),
+        "tokens_per_task_uncached": round(uncached / n, 1),
+        "tokens_per_solved": round(tokens / solved, 1) if solved else None,
+        "sampled_tokens_per_task": round(sum(t.usage.sampled_tokens for t in trajectories) / n, 1),
+        "tool_calls_per_task": round(sum(t.usage.tool_calls for t in trajectories) / n, 2),
+        "tool_calls_by_agent": calls_by_agent(trajectories),
+        "malformed_per_task": round(sum(t.usage.malformed for t in trajectories) / n, 3),
+        "stop_reasons": dict(sorted(stops.items())),
+        "truncated": sum(t.truncated for t in trajectories),
+        "malformed": stops[StopReason.MALFORMED.value],
+        "environment": sum(t.failed_outside for t in trajectories),
+    }
+
+
+def _check_judged(trajectories: Sequence[Trajectory], scored: Sequence[Scored]) -> None:
+    """What nobody could judge is no 0, and leaving it out would change the denominator."""
+    unknown = [t for t, found in zip(trajectories, scored, strict=True) if found.score is None]
+    if unknown:
+        why = next(found.reason for found in scored if found.score is None)
+        raise RecordError(
+            f"task {unknown[0].task_id}: the reward cannot judge it ({why or 'no gold answer?'}), "
+            f"and so it is with {len(unknown)} of {len(scored)} rollouts. They are kept: where "
+            "what failed works again (a judge, a sandbox), the same command asks it once more. "
+            "Other gold or another reward needs another --out."
+        )
+
+
+def _grouped(tasks: Iterable[Task], means: dict[str, float], groups_of: GroupsOf) -> Json:
+    """Estimates by field and group, in the order in which fields first appear."""
+    values: dict[str, dict[str, list[float]]] = {}
+    for task in tasks:
+        for column, name in groups_of(task).items():
+            values.setdefault(column, defaultdict(list))[name].append(means[task.id])
+    return {
+        column: {name: _brief(estimate(scores)) for name, scores in sorted(groups.items())}
+        for column, groups in values.items()
+    }
+
+
+def _brief(value: Estimate) -> Json:
+    return {
+        "n": value.n,
+        "accuracy": round(value.value, 4),
+        "ci95": [round(value.low, 4), round(value.high, 4)],
+    }
+
+
+def save_summary(directory: Path, summary: Json, records: Sequence[Json]) -> None:
+    """The summary comes last: where it is, the evaluation is finished."""
+    write_jsonl(directory / SCORES, records)
+    write_atomic(directory / SUMMARY, json.dumps(summary, indent=2) + "\n")
+
+
+def outcome(score: float, answer: str | None) -> str:
+    """What became of a rollout, in the words of tables and pages: right, wrong or no answer."""
+    if score >= 1.0:
+        return "right"
+    return "wrong" if answer is not None else "no answer"
+
+
+def outcome_line(directory: Path) -> str:
+    """How many rollouts of an evaluation were right, wrong and without an answer; empty where a
+    folder holds no evaluation."""
+    scores = directory / SCORES
+    if not scores.is_file():
+        return ""
+    lines = read_records(scores, lambda r: outcome(float(r["score"]), r.get("answer")))
+    counts = Counter(lines)
+    listed = ", ".join(f"{counts[name]} {name}" for name in ("right", "wrong", "no answer"))
+    return f"{len(lines)} rollouts: {listed}"
+
+
+# -- finished evaluations ---------------------------------------------------------------------
+
+
+def load_measured(directory: Path) -> Measured:
+    """What a finished evaluation found, by task; tokens only where its trajectories are kept."""
+    summary = _finished(directory)
+    scores: dict[str, list[float]] = defaultdict(list)
+    families: dict[str, str] = {}
+    for name, score, family in read_records(directory / SCORES, _scored_line):
+        scores[name].append(score)
+        if family is not None:
+            families[name] = family
+    tokens: dict[str, list[int]] = defaultdict(list)
+    if (chains := directory / "trajectories.jsonl").is_file():
+        for name, usage in read_records(chains, lambda r: (r["task_id"], Usage(**r["usage"]))):
+            tokens[name].append(usage.total_tokens)
+    path = directory / MANIFEST
+    manifest = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    judged_by = (manifest.get("recipe") or {}).get("rewards")
+    return Measured(
+        str(directory),
+        str(summary.get("reward", "exact")),
+        scores,
+        {name: sum(found) / len(found) for name, found in tokens.items()},
+        families,
+        str((manifest.get("inputs") or {}).get("tasks", "")),
+        json.dumps(judged_by, sort_keys=True) if judged_by else "",
+    )
+
+
+def _scored_line(record: Json) -> tuple[str, float, str | None]:
+    return record["task_id"], float(record["score"]), record.get("groups", {}).get("family")
+
+
+def _finished(directory: Path) -> Json:
+    """The summary of an evaluation, or why there is none."""
+    manifest, summary = directory / MANIFEST, directory / SUMMARY
+    if manifest.is_file() and not summary.is_file():
+        stage = json.loads(manifest.read_text(encoding="utf-8")).get("stage")
+        if stage != "eval":
+            raise UsageError(f"{directory}: is a run of {stage!r}, expected one of `coa eval`.")
+        chains = directory / "trajectories.jsonl"
+        done = chains.read_bytes().count(b"\n") if chains.is_file() else 0
+        raise UsageError(
+            f"{directory}: the evaluation is not finished, it has {done} rollouts so far. "
+            "Give the same `coa eval` again, it continues."
+        )
+    if not (directory / SCORES).is_file():
+        raise UsageError(f"{directory}: no {SCORES}; is it the --out of a finished `coa eval`?")
+    found: Json = json.loads(summary.read_text(encoding="utf-8")) if summary.is_file() else {}
+    return found
+
+
+def load_alike(directories: Sequence[Path]) -> list[Measured]:
+    """Finished evaluations of the same tasks by the same reward."""
+    runs = [load_measured(directory) for directory in directories]
+    rewards = {run.reward: run.name for run in runs}
+    if len(rewards) > 1:
+        listed = ", ".join(f"{reward} ({name})" for reward, name in rewards.items())
+        raise UsageError(f"the runs have different rewards: {listed}; compare like with like.")
+    first = runs[0]
+    for run in runs[1:]:
+        if only := len(run.scores.keys() ^ first.scores.keys()):
+            raise UsageError(
+                f"{run.name} and {first.name} differ in {only} tasks; "
+                "compare runs of the same task file."
+            )
+        if run.judged_by != first.judged_by:
+            raise UsageError(
+                f"{run.name} and {first.name} have the reward {run.reward!r} with other settings "
+                "(its judge, for one); compare like with like."
+            )
+        known = run.fingerprint and first.fingerprint  # of tasks in their order
+        same_order = list(run.scores) == list(first.scores)
+        if known and same_order and run.fingerprint != first.fingerprint:
+            raise UsageError(
+                f"{run.name} and {first.name} have tasks of the same ids with other contents, "
+                "other gold answers for one; evaluate both on the same task file."
+            )
+    return runs
+
+
+def compare(directories: Sequence[Path]) -> Json:
+    """Each later run against the first, paired by task; tasks must be the same."""
+    runs = load_alike(directories)
+    first = runs[0]
+    rows: list[Json] = []
+    for run in runs:
+        row: Json = {"run": run.name, **_brief(estimate(run.means))}
+        if run.tokens:
+            spent, solved = sum(run.tokens.values()), sum(run.means)
+            row["tokens_per_task"] = round(spent / len(run.tokens), 1)
+            row["tokens_per_solved"] = round(spent / solved, 1) if solved else None
+        rows.append(row | (against(first, run) if run is not first else {}))
+    return {"n": len(first.scores), "baseline": first.name, "runs": rows}
+
+
+VERDICTS, RATINGS = "verdicts.db", "ratings.db"
+
+
+@dataclass(frozen=True)
+class EvalSettings:
+    """What an evaluation depends on; the run directory refuses to mix two of them."""
+
+    model: str = "auto"
+    env: tuple[str, ...] = ()
+    """References of environments; none: the shipped ones that the tasks belong to."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Of the environments."""
+    split: str = "test"
+    """Of the environments' own tasks."""
+    tasks: str = ""
+    """A task file instead of the environments' own tasks."""
+    grammar: str = "auto"
+    """auto: the environment's; without an environment what the model was trained on."""
+    k: int = 1
+    observations: str = "real"
+    """real; withheld, wrong and closed_book are the controls."""
+    prompt: str = "auto"
+    """full, compact, or auto: compact for a model with an adapter, full for one without."""
+    temperature: float = 0.0
+    constrain: bool = False
+    """Sample only what the grammar allows."""
+    reward: str = "auto"
+    """auto: the environment's; or an expression, see docs/rewards.md."""
+    judge: str = ""
+    """openai:NAME@URL, for a reward or a choice (`best_of`) that asks a judge."""
+    best_of: str = OWN_CHECK
+    """What chooses between the samples of a task, without gold: double_check, judge, or a function
+    of one's own (module:attribute) of the public task and a trajectory."""
+    prices: str = ""
+    """A table of prices (.toml), or three numbers for a million tokens read, read from a cache and
+    written; empty: money is not counted."""
+    passages: int = 0
+    """Most that one search returns; 0: the environment's own number."""
+    corpus: str = ""
+    """A corpus directory, or a .toml for the web; empty: the environment's own."""
+    tool_cache: str = ""
+    """The file of recorded answers of tools; empty: none."""
+    tool_mode: str = "live"
+    """live, record or replay."""
+    tool_expire: float | None = None
+    """Recording, answers older than so many days are asked for again."""
+    code_session: bool = False
+    """The programs of one rollout share their variables."""
+    unsafe_code: bool = False
+    """Run programs without a sandbox."""
+    turns: int = 12
+    tokens: int = 0
+    """Sampled over all turns; 0: as many as the context has room for."""
+    turn_tokens: int = 512
+    malformed: int = 2
+    context: int = 3072
+    concurrency: int = 96
+    memory_gb: float | None = None
+    """Most for keys and values of a model in this process; None: a quarter of the machine's."""
+    deterministic: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("k", "turns", "turn_tokens", "context", "concurrency"):
+            if (found := getattr(self, name)) < 1:
+                raise ConfigError(f"{name} is {found!r}, expected at least 1.")
+        if self.tokens < 0:
+            raise ConfigError(f"tokens is {self.tokens!r}, expected 0 or more.")
+        Decoding(temperature=self.temperature)  # refuses what cannot be sampled at
+        self.tools()
+        check_chooser(self.best_of, JudgeSettings(self.judge))
+        if self.k > 1 and self.temperature == 0:
+            raise ConfigError(
+                f"k is {self.k} at temperature 0: all rollouts of a task would be the same. "
+                "Set a temperature, 1.0 for instance."
+            )
+
+    def tools(self) -> ToolSettings:
+        """How the tools are opened."""
+        return ToolSettings(
+            observations=self.observations,
+            passages=self.passages,
+            corpus=self.corpus,
+            cache=self.tool_cache,
+            mode=self.tool_mode,
+            expire_days=self.tool_expire,
+            code_session=self.code_session,
+            unsafe_code=self.unsafe_code,
+        )
+
+    def rewards(self, expression: str, directory: Path) -> RewardSettings:
+        """The reward; verdicts are kept in the run, so that continuing it pays nothing twice."""
+        judge = JudgeSettings(self.judge, cache=str(directory / VERDICTS))
+        return RewardSettings(
+            expression, judge=judge, tests=ProgramSettings(unsafe=self.unsafe_code)
+        )
+
+    @property
+    def chooser(self) -> str:
+        """Who chooses between samples; one leaves nothing to choose, so nobody has to be asked."""
+        return self.best_of if self.k > 1 else OWN_CHECK
+
+    def budget(self) -> Budget:
+        """What one rollout may spend; the clock is left out, since it is the machine's."""
+        return Budget(
+            turns=self.turns,
+            tokens=self.tokens or self.context,
+            turn_tokens=self.turn_tokens,
+            context=self.context,
+            malformed=self.malformed,
+            seconds=24 * 3600.0,
+        )
+
+
+@dataclass(frozen=True)
+class EvalPart:
+    """How the rollouts of several measurements are made: greedily, within these limits."""
+
+    turns: int = 8
+    turn_tokens: int = 192
+    malformed: int = 1
+    context: int = 1536
+    """Prompt, written and observed together: the budget of a rollout, the same for all models."""
+    concurrency: int = 96
+    deterministic: bool = False
+    seed: int = 1
+
+    def settings(self, model: str, tasks: Path, **more: Any) -> EvalSettings:
+        """Those of one measurement."""
+        limits = {name: getattr(self, name) for name in EvalPart.__dataclass_fields__}
+        return EvalSettings(model=model, tasks=str(tasks), **limits, **more)
+
+    def budget(self) -> Budget:
+        return self.settings("", Path()).budget()
+
+    @contextmanager
+    def loaded(self, model: str) -> Iterator[Engine]:
+        """One engine for several measurements: a model is loaded once."""
+        engine = load_engine(
+            model,
+            slots=slots_for(self.concurrency),
+            context=self.context,
+            deterministic=self.deterministic,
+        )
+        try:
+            yield engine
+        finally:
+            asyncio.run(engine.close())
+
+
+def run_eval(
+    settings: EvalSettings,
+    directory: Path,
+    *,
+    env: References = (),
+    engine: Engine | None = None,
+    quiet: bool = False,
+) -> Json:
+    """Evaluate, or continue an evaluation; returns the summary that `summary.json` holds.
+
+    `env` are environments as values, instead of references. An `engine` that is given is used and
+    left open; otherwise the model is loaded and closed.
+    """
+    return asyncio.run(_run(settings, directory, env or settings.env, engine, quiet))
+
+
+async def _run(
+    settings: EvalSettings,
+    directory: Path,
+    env: References,
+    engine: Engine | None,
+    quiet: bool,
+) -> Json:
+    model = resolve_default(settings.model)
+    say: Note = (lambda line: None) if quiet else (lambda line: print(line, file=sys.stderr))
+    held = TaskSet.load(Path(settings.tasks)) if settings.tasks else None
+    environments, tasks = choose_environments(
+        env,
+        held or "",
+        split=settings.split,
+        tools=settings.tools(),
+        settings=settings.settings,
+        grammar=settings.grammar,
+        model=model,
+        note=say,
+    )
+    for line in remarks(environments, tasks, settings.tools()):
+        say(line)
+    prompt = choose_prompt(settings.prompt, model)
+    tariff = find_tariff(settings.prices, model)
+    rewards = settings.rewards(settings.reward, directory)
+    async with open_environments(environments, tasks, settings.tools(), rewards) as opened:
+        reward = opened.reward_name
+        recipe = _recipe(settings) | {"model": model, "prompt": prompt, "reward": reward}
+        recipe["grammar"] = opened.grammar_names
+        if details := opened.reward_details():
+            recipe["rewards"] = details
+        # NOTE: of the file as it is: tasks of several environments were told theirs.
+        inputs = {"tasks": (held or tasks).fingerprint(), **opened.inputs()}
+        inputs |= _weights(model, engine)
+        with Run.open(directory, "eval", recipe, inputs, settings.seed) as run:
+            made = await _roll_out(settings, tasks, opened, engine, model, prompt, directory, quiet)
+            by_id = {task.id: task for task in tasks}
+            scored = await opened.score_all((by_id[each.task_id], each) for each in made)
+            rater = JudgeSettings(settings.judge, cache=str(directory / RATINGS))
+            ratings = await rate_all(settings.chooser, tasks, made, rater)
+            summary, records = summarise(
+                tasks,
+                made,
+                scored,
+                ratings=ratings,
+                chosen_by=settings.chooser,
+                tariff=tariff,
+                groups_of=opened.groups_of,
+            )
+            named = settings.tasks or f"{tasks.name} ({settings.split})"
+            summary = {"model": model, "tasks": named, "reward": reward, **summary}
+            solved = sum(record["score"] for record in records)
+            seconds = latency(directory, solved, settings.concurrency)
+            write_atomic(directory / LATENCY, json.dumps(seconds, indent=2) + "\n")
+            save_summary(directory, summary, records)
+            run.timing({"event": "finished"})
+            return summary
+
+
+async def _roll_out(
+    settings: EvalSettings,
+    tasks: TaskSet,
+    opened: OpenEnvironment,
+    engine: Engine | None,
+    model: str,
+    prompt: PromptKind,
+    directory: Path,
+    quiet: bool,
+) -> list[Trajectory]:
+    """All rollouts; the tools are open already, since what is wrong with them is found sooner."""
+    mode: Mode = "silent" if quiet else "auto"
+    decoding = Decoding(
+        temperature=settings.temperature,
+        seed=settings.seed,
+        prompt=prompt,
+        constrain=settings.constrain,
+    )
+    async with AsyncExitStack() as stack:
+        if engine is None:
+            engine = load_engine(
+                model,
+                deterministic=settings.deterministic,
+                slots=slots_for(settings.concurrency),
+                context=settings.context,
+                memory_gb=settings.memory_gb,
+            )
+            stack.push_async_callback(engine.close)
+        with counted("evaluate", len(tasks) * settings.k, mode) as on_done:
+            return await roll_out_all(
+                tasks,
+                engine,
+                opened,
+                directory,
+                k=settings.k,
+                budget=settings.budget(),
+                decoding=decoding,
+                concurrency=rollouts_at_once(engine, settings.concurrency),
+                on_done=on_done,
+            )
+
+
+def _recipe(settings: EvalSettings) -> Json:
+    """What rollouts depend on; the rest is speed, or is worked out of them at the end, and a
+    fingerprint stands for the tasks."""
+    recipe = to_json(settings)
+    tools = ("corpus", "tool_cache", "tool_mode", "tool_expire", "code_session", "unsafe_code")
+    # Kit and reward have identities of their own.
+    own = ("env", "settings", "split", "passages")
+    for name in ("tasks", "concurrency", "memory_gb", "judge", "best_of", "prices", *tools, *own):
+        del recipe[name]
+    if not settings.constrain:  # as in records from before there was a choice
+        del recipe["constrain"]
+    return recipe
+
+
+def _weights(model: str, engine: Engine | None) -> dict[str, str]:
+    """What identifies the weights: hashes, or the word of a caller's own engine."""
+    try:
+        return identity(model)
+    except ModelError:
+        if engine is None:
+            raise
+        return {"weights": engine.weights}

@@ -1,0 +1,280 @@
+"""The language of one model turn, as a Lark grammar for llguidance.
+
+A turn starts where the trajectory stands and ends when a call or an answer closes. The rules are
+found by walking `Grammar.allowed` and `Grammar.advance` themselves, so a turn sampled under them is
+one that the state machine accepts: interleaved thoughts, obligatory plans and answers included. A
+block whose body decides what follows (ratings, a score) becomes two terminals, one per outcome.
+
+Three choices keep it simple and fast.
+- Bodies are bounded in characters and a turn in blocks, so every turn ends.
+- In a body, `<` is never followed by a small letter or a slash: no tag can appear, `a < b` can.
+  A program is freer (`i<n`), but holds no backtick, no `</` and no start of an observation's tag.
+- Ratings and scores stand at the end of their body, where they win over anything said before.
+
+Observations are outside: the next turn has a grammar of its own. That an answer repeats the
+suggestion is not enforced; it is not a property of a context-free language.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from coa.errors import GrammarError
+from coa.grammar.grammar import Block, Grammar, Role, State
+
+_CONTROL = r"\x00-\x08\x0B-\x1F\x7F"
+_PLAIN = rf"[^<{_CONTROL}]|<{{1,3}}[^<a-z\/{_CONTROL}]"
+_WORD = rf"[^\s<{_CONTROL}]"
+_JSON_CHAR = r"[^\"\\<\x00-\x1F\x7F]|\\[\"\\\/bfnrt]"
+_JSON_MEMBERS = 8
+_JSON_STRING = 120
+_RATINGS = ("good", "average", "poor")
+_TOP_SCORE = 4
+
+Schemas = tuple[tuple[str, str], ...]
+"""(tool role, JSON schema of its arguments as JSON text): a value that can be a cache's key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Longest bodies in characters, and most blocks of one turn, thoughts included."""
+
+    text: int = 320
+    """Thoughts, plans, reflections, and what is said before a score."""
+    call: int = 160
+    """A tool's argument, a suggestion, an answer."""
+    code: int = 1200
+    blocks: int = 12
+
+    @classmethod
+    def within(cls, tokens: int) -> Limits:
+        """Limits under which a usual turn ends within `tokens`; small turns are still sentences."""
+        text = max(180, tokens * 5 // 8)
+        return cls(text=text, call=max(80, text // 2), code=max(600, tokens * 9 // 4))
+
+
+class _Form(NamedTuple):
+    """One way to write a block: its symbol, what it stands for, and a body of that form."""
+
+    symbol: str
+    definition: str
+    example: str
+
+
+def turn_grammar(
+    grammar: Grammar, state: State, limits: Limits | None = None, schemas: Schemas = ()
+) -> str:
+    """The Lark grammar of one model turn from `state`; `grammar` must be bound to its tools."""
+    return _turn_grammar(grammar, replace(state, suggestion=None), limits or Limits(), schemas)
+
+
+@lru_cache(maxsize=1024)
+def _turn_grammar(grammar: Grammar, state: State, limits: Limits, schemas: Schemas) -> str:
+    if state.done or state.awaiting:
+        raise GrammarError(
+            f"grammar {grammar.name!r}: no model turn can start here; "
+            + ("the answer was given." if state.done else "an observation is due.")
+        )
+    return _Turn(grammar, limits, dict(schemas)).lark(state)
+
+
+class _Turn:
+    """Collects the rules and terminals of one turn."""
+
+    def __init__(self, grammar: Grammar, limits: Limits, schemas: dict[str, str]) -> None:
+        self._grammar, self._limits = grammar, limits
+        self._forms = {
+            role.name: tuple(_forms(grammar, role, limits, schemas.get(role.name, "")))
+            for role in grammar.roles
+        }
+        self._distance: dict[State, int] = {}
+        self._rules: dict[tuple[State, int], str] = {}
+        self._lines: list[str] = []
+        self._used: dict[str, str] = {}
+
+    def lark(self, start: State) -> str:
+        self._measure(start)
+        if start not in self._distance:
+            raise GrammarError(
+                f"grammar {self._grammar.name!r}: after {start.last!r} no call and no answer can "
+                "be reached, so a turn could not end."
+            )
+        first = self._rule(start, max(self._limits.blocks, self._distance[start]))
+        forms = [f"{symbol}: {definition}" for symbol, definition in self._used.items()]
+        shared = _text_terminals(self._limits)
+        if "J_OBJECT" in " ".join(self._used.values()):
+            shared += _json_terminals()
+        return "\n".join([f"start: {first}", *self._lines, *forms, *shared, ""])
+
+    def _moves(self, state: State) -> Iterator[tuple[_Form, State]]:
+        """Every form that may come next, with the state after it."""
+        for name in self._grammar.allowed(state):
+            for form in self._forms[name]:
+                moved = self._grammar.advance(state, Block(name, form.example))
+                assert isinstance(moved, State), (state, name, form.example, moved)
+                yield form, replace(moved, suggestion=None)
+
+    def _measure(self, start: State) -> None:
+        """How many blocks each state is from the end of the turn; states that are stuck are out."""
+        before: dict[State, set[State]] = {}
+        ends: set[State] = set()
+        seen, frontier = {start}, [start]
+        while frontier:
+            state = frontier.pop()
+            for _, after in self._moves(state):
+                before.setdefault(after, set()).add(state)
+                if _ended(after):
+                    ends.add(after)
+                elif after not in seen:
+                    seen.add(after)
+                    frontier.append(after)
+        self._distance = dict.fromkeys(ends, 0)
+        layer = list(ends)
+        while layer:
+            reached = [s for after in layer for s in before[after] if s not in self._distance]
+            for state in reached:
+                self._distance[state] = self._distance[layer[0]] + 1
+            layer = list(dict.fromkeys(s for s in reached if s in before))
+
+    def _rule(self, state: State, left: int) -> str:
+        """The name of the rule for what may be written from `state` in `left` blocks."""
+        key = (state, left)
+        if key in self._rules:
+            return self._rules[key]
+        name = self._rules[key] = f"turn{len(self._rules)}"
+        options = []
+        for form, after in self._moves(state):
+            if self._distance.get(after, left) > left - 1:
+                continue  # nothing would lead to the end in the blocks that are left
+            self._used[form.symbol] = form.definition
+            if _ended(after):
+                options.append(f"{form.symbol} END?")
+            else:
+                options.append(f"{form.symbol} {self._rule(after, left - 1)}")
+        self._lines.append(f"{name}: " + " | ".join(options))
+        return name
+
+
+def _ended(state: State) -> bool:
+    return state.awaiting or state.done
+
+
+# -- terminals ----------------------------------------------------------------------------------
+
+
+def _text_terminals(limits: Limits) -> list[str]:
+    """What blocks are made of. END: the last token may hold its tag and a line break."""
+    return [
+        r'END: "\n"',
+        r"BREAK: /[ \n]{1,2}/",
+        r"GAP: /[ \n]{0,2}/",
+        f"TEXT: GAP /{_WORD}({_PLAIN}){{0,{limits.text - 1}}}/",
+        f"CALL: GAP /{_WORD}({_PLAIN}){{0,{limits.call - 1}}}/",
+    ]
+
+
+def _json_terminals() -> list[str]:
+    """A JSON object of bounded size; what it holds is flat."""
+
+    def listed(item: str) -> str:
+        return f'(GAP {item} (GAP "," GAP {item}){{0,{_JSON_MEMBERS - 1}}})? GAP'
+
+    return [
+        rf'J_STRING: /"({_JSON_CHAR}){{0,{_JSON_STRING}}}"/',
+        r"J_NUMBER: /-?(0|[1-9][0-9]{0,14})(\.[0-9]{1,14})?/",
+        'J_ATOM: J_STRING | J_NUMBER | "true" | "false" | "null"',
+        'J_FLAT: J_STRING GAP ":" GAP J_ATOM',
+        f'J_LIST: "[" {listed("J_ATOM")} "]"',
+        f'J_MAP: "{{" {listed("J_FLAT")} "}}"',
+        'J_PAIR: J_STRING GAP ":" GAP (J_ATOM | J_LIST | J_MAP)',
+        f'J_OBJECT: "{{" {listed("J_PAIR")} "}}"',
+    ]
+
+
+def _forms(grammar: Grammar, role: Role, limits: Limits, schema: str) -> Iterator[_Form]:
+    """The ways to write a role's block, one per outcome."""
+    symbol = f"B_{role.name.upper()}"
+
+    def block(body: str) -> str:
+        return f'GAP "<{role.name}>" {body} "</{role.name}>"'
+
+    if role.ratings:
+        names = [" ".join(name.split()) for name in role.ratings]
+        told = "\n".join(f"{name}: {{0}}" for name in names)
+        yield _Form(f"{symbol}__FINE", block(_rated(names, poor=False)), told.format("good"))
+        yield _Form(f"{symbol}__POOR", block(_rated(names, poor=True)), told.format("poor"))
+    elif role.pass_score:
+        low, top = role.pass_score, _TOP_SCORE
+        yield _Form(f"{symbol}__PASS", block(_scored(low, top)), f"Score: {top}")
+        if low > 1:
+            yield _Form(f"{symbol}__FAIL", block(_scored(1, low - 1)), "Score: 1")
+    elif role.body == "code":
+        yield _Form(symbol, block(_fenced(grammar, limits)), "```py\n1\n```")
+    elif role.body == "json" and schema:  # a rule, in small letters: schemas are no terminals
+        opening, closing = f'"<{role.name}>"', f'"</{role.name}>"'
+        guarded = json.dumps(_guarded(json.loads(schema)))
+        yield _Form(symbol.lower(), f"BREAK? {opening} %json {guarded} {closing}", "{}")
+    elif role.body == "json":
+        yield _Form(symbol, block("GAP J_OBJECT GAP"), "{}")
+    else:
+        short = role.kind in ("tool", "suggestion", "answer")
+        yield _Form(symbol, block("CALL" if short else "TEXT"), "x")
+
+
+def _rated(names: list[str], poor: bool) -> str:
+    """Ratings at the end of a body: with at least one poor, or with none."""
+    fine, every = "(good|average)", "(good|average|poor)"
+
+    def lines(words: list[str]) -> str:
+        parts = [
+            f"{json.dumps(lead + name + ': ')} /{word}/"
+            for lead, name, word in zip(["", *["\n"] * len(names)], names, words, strict=False)
+        ]
+        return " ".join(parts)
+
+    if not poor:
+        choices = [lines([fine] * len(names))]
+    else:  # by the place of the first poor one
+        rest = len(names) - 1
+        choices = [lines([fine] * i + ["poor"] + [every] * (rest - i)) for i in range(len(names))]
+    return f'(TEXT "\\n" | GAP) ({" | ".join(choices)}) /\\n?/'
+
+
+def _scored(low: int, high: int) -> str:
+    """A score at the end of a body."""
+    return f'(TEXT "\\n" | GAP) "Score: " /[{low}-{high}]/ /\\n?/'
+
+
+def _fenced(grammar: Grammar, limits: Limits) -> str:
+    """A program in a fence, and its standard input in a second one if there is any."""
+    first = grammar.observation[0]
+    char = rf"[^<`{_CONTROL}]|<{{1,3}}[^<`{first}\/{_CONTROL}]"
+    program = rf"/[^\s<`{_CONTROL}]({char}){{0,{limits.code - 1}}}/"
+    stdin = rf"/({char}){{0,{limits.call}}}/"
+    closing = '"\\n```"'
+    second = f'"\\n```sh\\n" {stdin} {closing}'
+    return f'GAP "```py\\n" {program} {closing} ({second})? GAP'
+
+
+def _guarded(schema: Any) -> Any:
+    """A schema whose strings hold no `<` and have an end, so that no tag can stand in them."""
+    if isinstance(schema, list):
+        return [_guarded(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    guarded = {key: _guarded(value) for key, value in schema.items()}
+    kind = schema.get("type")
+    if kind == "string" and not {"enum", "const", "pattern", "format"} & set(schema):
+        longest = min(schema.get("maxLength", _JSON_STRING), _JSON_STRING)
+        shortest = schema.get("minLength", 0)
+        guarded = {k: v for k, v in guarded.items() if k not in ("maxLength", "minLength")}
+        guarded["pattern"] = f"^[^<\\x00-\\x1F]{{{shortest},{longest}}}$"
+    elif kind == "object":
+        guarded.setdefault("additionalProperties", False)
+    elif kind == "array":
+        guarded.setdefault("maxItems", _JSON_MEMBERS)
+    return guarded

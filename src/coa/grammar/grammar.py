@@ -1,0 +1,483 @@
+"""Grammar: the chain-of-agents protocol as one value.
+
+Roles, their tags, who writes each, which may follow which, and what a score forces. The parser, the
+renderer, the stop strings, the prompts, the converter, the format score and the loss mask are all
+read from this value, so they cannot disagree.
+
+The state of a half-written trajectory is a small frozen value too: `grammar.allowed(state)` says
+which blocks may come next, `grammar.advance(state, block)` moves on or says what is wrong.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
+from functools import cached_property
+from typing import Literal
+
+from coa.errors import GrammarError, did_you_mean
+
+_WORDS = {"one": 1, "two": 2, "three": 3, "four": 4}
+_WORD = "one|two|three|four"
+_MEANING = r"\s*\([^()\n]{1,60}\)"
+_TO = r"\s*(?:-|\u2013|\u2014|to|through|and|\.\.\.?)\s*(?:4|four)\b(?!\.\d)"
+_SCALE = re.compile(
+    r"(?:\b(?:on|from|between|in|of)\s+)?(?:\ba\s+scale\s+(?:of|from)\s+)?"
+    rf"(?<![\d.])\b(?:1|one)(?:{_TO}|{_MEANING}{_TO}(?:{_MEANING})?)(?:\s+scale\b)?",
+    re.I,
+)
+"""The scale itself: 'on a scale of 1 to 4', '(1-4)', 'from 1 (wrong) to 4 (right)'. Taken out
+before a score is looked for."""
+_DENIED = re.compile(
+    rf"\b(?:not|never|isn't|no)\s+(?:an?\s+)?(?:[1-4](?:\s*/\s*4)?|{_WORD}|good|average|fair|poor)\b"
+    r"(?![.,/]?\d)[\s,]*(?:but\b)?",
+    re.I,
+)
+"""What is said not to be: 'not 4 but 2', 'not poor'. Taken out before a score is looked for."""
+_REASON = (
+    r"a|an|and|as|because|but|given|here|if|of\s+(?:4|four)\b(?!\s+[a-z])|or|out\s+of|overall|since|"
+    r"so|though|although|while"
+)
+_COUNTED = re.compile(
+    rf"\b(?:(?:scored|scoring)\s+(?:[a-z']+\s+){{0,3}}?(?:\d+|{_WORD})\s+(?!(?:{_REASON})\b)"
+    rf"|scores?\s+(?:(?!is\b|was\b)[a-z']+\s+){{0,3}}?(?:\d+|{_WORD})\s+"
+    rf"(?!(?:{_REASON}|at|for|from|in|is|on|to|was|with)\b)"
+    r"|(?:gives?|deserves)\s+(?:[a-z']+\s+){0,3}?\d+\s+"
+    rf"(?!(?:{_REASON}|at|for|from|in|on|to|with|points?|stars?|marks?)\b))(?-i:[a-z]+)",
+    re.I,
+)
+"""What counts other things or is only supposed: 'scored 2 goals', 'a score of 1 would mean',
+'gives 3 dates'. Taken out before a score is looked for."""
+_DIGIT = r"(?<![\d.,/\w])(?P<{0}>[1-4])(?:\.0)?(?:\s*/\s*4)?(?![\d/\w]|[.,]\d)"
+_RANGE = r"(?!\s*(?:-|\u2013|or|to)\s*(?:[0-9]|one|two|three|four)\b)"
+_KEY = (
+    r"\b(?:scores?|scored|scoring|ratings?|rate|rated|grade|graded|verdict|"
+    r"(?:give|gives|deserves|assign)(?:\s+(?:it|this|that|the\s+\w+))?)\b"
+)
+_LABELLED = re.compile(
+    r"\b(?:scores?|ratings?|grade|verdict)\b[^\n.;:=0-9]{0,40}?(?:[:=]|\bis\b|\s[-\u2013\u2014]\s)"
+    rf"(?:[\s*_(]|\b(?:an?|now|only|still)\b){{0,12}}(?:{_DIGIT.format('n')}|(?P<w>{_WORD})\b){_RANGE}",
+    re.I,
+)
+"""'Score: 3', 'the score is 3': surer than any number after a verb."""
+_KEYED = re.compile(
+    rf"{_KEY}(?:[^\n.;0-9]{{0,40}}?{_DIGIT.format('n')}|"
+    rf"(?:[\s:=*_-]|\b(?:is|of|as|at|a|an|it)\b){{1,12}}(?P<w>{_WORD})\b){_RANGE}",
+    re.I,
+)
+_OUT_OF = re.compile(
+    rf"(?<![\d.,/\w-])(?:(?P<n>[1-4])(?:\.0)?|(?P<w>\b(?:{_WORD})))\s*(?:/|\(?out\s+of)\s*"
+    r"(?:4|four)\b(?!\.\d)",
+    re.I,
+)
+_ALONE = re.compile(
+    r"(?:^|(?<=[.!?:;\n]))[ \t*_(]*([1-4])(?:\.0)?(?=[ \t*_)]*(?:$|[.!?:;,\n]|[-]\s))"
+)
+"""A number that is a sentence, a line or an opening of its own."""
+_OFF_SCALE = re.compile(rf"{_KEY}[^\n.;0-9]{{0,40}}?\d", re.I)
+_RATING = r"(?P<r>good|average|fair|poor)"
+
+
+def parse_score(text: str) -> int | None:
+    """The score from 1 to 4 in `text`; of labels, or else of verbs, the last one wins."""
+    text = _COUNTED.sub(" ", _SCALE.sub(" ", _DENIED.sub(" ", text)))
+    for pattern in (_LABELLED, _KEYED, _OUT_OF):
+        found = [m.group("n") or m.group("w").lower() for m in pattern.finditer(text)]
+        if found:
+            return _WORDS.get(found[-1]) or int(found[-1])
+    if _OFF_SCALE.search(text):
+        return None
+    alone = set(_ALONE.findall(text.strip()))
+    return int(alone.pop()) if len(alone) == 1 else None
+
+
+def parse_ratings(text: str, criteria: Sequence[str]) -> dict[str, str] | None:
+    """The rating of each criterion, or None if one is missing. 'fair' reads as 'average'."""
+    text = _DENIED.sub(" ", text)
+    names = {c: r"[\s_-]+".join(map(re.escape, c.split())) for c in criteria}
+    ratings: dict[str, str] = {}
+    for criterion, name in names.items():
+        others = "|".join(other for c, other in names.items() if c != criterion)
+        gap = rf"(?:(?!\b(?:{others})\b)[\s\S]){{0,80}}?" if others else r"[\s\S]{0,80}?"
+        pattern = rf"\b{name}\b{gap}(?<![/|])\b{_RATING}\b(?![/|])"
+        found = [m.group("r").lower() for m in re.finditer(pattern, text, re.I)]
+        if not found:
+            return None
+        word = found[-1]
+        ratings[criterion] = "average" if word == "fair" else word
+    return ratings
+
+
+Kind = Literal["think", "plan", "tool", "reflection", "suggestion", "check", "answer"]
+Body = Literal["text", "code", "json"]
+KINDS: tuple[Kind, ...] = (
+    "think",
+    "plan",
+    "tool",
+    "reflection",
+    "suggestion",
+    "check",
+    "answer",
+)
+BODIES: tuple[Body, ...] = ("text", "code", "json")
+ANY_TOOL = "tool"
+"""In a successor list: every tool role, also one that is added at run time."""
+
+_NAME = re.compile(r"[a-z][a-z0-9_]*\Z")
+
+
+class FaultKind(StrEnum):
+    """What can be wrong with text that a model wrote."""
+
+    STRAY = "stray"
+    UNKNOWN = "unknown_tag"
+    UNOPENED = "unopened"
+    UNCLOSED = "unclosed"
+    NESTED = "nested"
+    CROSSING = "crossing"
+    FORGED = "forged"
+    EMPTY = "empty"
+    ILLEGAL = "illegal"
+    UNSCORED = "unscored"
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One mistake, where it is, and a sentence the model can act on."""
+
+    kind: FaultKind
+    at: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One closed block: a role and what stands between its tags."""
+
+    role: str
+    body: str
+    start: int = field(default=0, compare=False)
+    end: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """A kind of block. `next` lists what may follow it, interleaved thinking aside."""
+
+    name: str
+    kind: Kind
+    next: tuple[str, ...] = ()
+    about: str = ""
+    """One or two sentences for the full prompt."""
+    hint: str = ""
+    """What the body holds, in a word or two, for the compact prompt."""
+    body: Body = "text"
+    tool: str = ""
+    """The tool that this role calls, when its name is not the role's."""
+    ratings: tuple[str, ...] = ()
+    """Criteria that a reflection rates good, average or poor; any poor forces a new plan."""
+    pass_score: int = 0
+    """For a check: this score (of 4) or more releases the answer, less forces a new plan."""
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Where a trajectory stands: enough to say what may come next."""
+
+    last: str | None = None
+    """The last block that is not an interleaved thought."""
+    thought: bool = False
+    """An interleaved thought stands before the next block already."""
+    forced: tuple[str, ...] = ()
+    """Roles that a score has made obligatory."""
+    awaiting: bool = False
+    """A tool was called and its observation is due."""
+    suggestion: str | None = None
+    done: bool = False
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """The protocol as a value. Build one with `load_grammar` or `grammar_from_toml`."""
+
+    name: str
+    roles: tuple[Role, ...]
+    start: tuple[str, ...]
+    interleave: str = ""
+    """The role that must stand before every other block, if any."""
+    observation: str = "observation"
+    preamble: str = ""
+    brief: str = ""
+    origin: str = field(default="", compare=False, repr=False)
+    """Fingerprint of the grammar that this one binds to tools; empty: it is not bound."""
+
+    def __post_init__(self) -> None:
+        _validate(self)
+
+    # -- look-ups ---------------------------------------------------------------------------
+
+    @cached_property
+    def by_name(self) -> dict[str, Role]:
+        return {role.name: role for role in self.roles}
+
+    @cached_property
+    def tags(self) -> tuple[str, ...]:
+        """Every tag name, the runtime's observation included."""
+        return (*self.by_name, self.observation)
+
+    @cached_property
+    def tag_pattern(self) -> re.Pattern[str]:
+        names = "|".join(sorted(map(re.escape, self.tags), key=len, reverse=True))
+        return re.compile(f"<(/?)({names})>")
+
+    @cached_property
+    def _tag_like(self) -> re.Pattern[str]:
+        names = "|".join(sorted(map(re.escape, self.tags), key=len, reverse=True))
+        return re.compile(rf"<(?=\s*/?\s*(?:{names})\b)", re.IGNORECASE)
+
+    def of_kind(self, kind: Kind) -> tuple[str, ...]:
+        return tuple(role.name for role in self.roles if role.kind == kind)
+
+    @cached_property
+    def tool_roles(self) -> tuple[str, ...]:
+        return self.of_kind("tool")
+
+    @cached_property
+    def stop_strings(self) -> tuple[str, ...]:
+        """Where the model's turn ends: a call is made, the answer is given, or it starts to
+        write an observation itself."""
+        closing = (*self.tool_roles, *self.of_kind("answer"))
+        return (*(f"</{name}>" for name in closing), f"<{self.observation}>")
+
+    def expand(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Replace the word `tool` by the tool roles, keeping order and dropping repeats."""
+        flat: dict[str, None] = {}
+        for name in names:
+            flat.update(dict.fromkeys(self.tool_roles if name == ANY_TOOL else (name,)))
+        return tuple(flat)
+
+    def fingerprint(self) -> str:
+        """A hash of the value, for manifests: a name does not say what a file of one's own held."""
+        value = asdict(self)
+        del value["origin"]
+        return hashlib.sha256(repr(value).encode()).hexdigest()[:16]
+
+    @cached_property
+    def unbound_id(self) -> str:
+        """The fingerprint of the grammar without the tools that it was bound to."""
+        return self.origin or self.fingerprint()
+
+    # -- text -------------------------------------------------------------------------------
+
+    def escape(self, text: str) -> str:
+        """Make text from a tool or a stranger harmless: nothing in it reads as one of our tags."""
+        return self._tag_like.sub("&lt;", text)
+
+    def render(self, blocks: Sequence[Block]) -> str:
+        """The text of blocks as a model would write them."""
+        return "\n".join(f"<{block.role}>{block.body}</{block.role}>" for block in blocks)
+
+    def render_observation(self, text: str, after: str = "") -> str:
+        """The runtime's block, which follows `after`. The text of a tool is escaped here, and only
+        here; a line break that the model's last token already holds is not repeated."""
+        lead = "" if after.endswith("\n") else "\n"
+        return f"{lead}<{self.observation}>{self.escape(text)}</{self.observation}>\n"
+
+    # -- the state machine ------------------------------------------------------------------
+
+    def allowed(self, state: State) -> tuple[str, ...]:
+        """Roles that may come next; the observation when one is due; nothing after the answer."""
+        if state.done:
+            return ()
+        if state.awaiting:
+            return (self.observation,)
+        if self.interleave and not state.thought:
+            return (self.interleave,)
+        if state.forced:
+            return state.forced
+        return self.expand(self.start if state.last is None else self.by_name[state.last].next)
+
+    def advance(self, state: State, block: Block) -> State | Fault:
+        """The state after `block`, or what is wrong with it."""
+        if block.role == self.observation:
+            return replace(state, awaiting=False, thought=False)
+        fault = self._check(state, block)
+        if fault is not None:
+            return fault
+        role = self.by_name[block.role]
+        if role.name == self.interleave:
+            return replace(state, thought=True)
+        forced = self._forced_by(role, block.body)
+        if isinstance(forced, Fault):
+            return replace(forced, at=block.start)
+        return State(
+            last=role.name,
+            forced=forced,
+            awaiting=role.kind == "tool",
+            suggestion=block.body.strip() if role.kind == "suggestion" else state.suggestion,
+            done=role.kind == "answer",
+        )
+
+    def _check(self, state: State, block: Block) -> Fault | None:
+        role = self.by_name[block.role]
+        options = self.allowed(state)
+        if block.role not in options:
+            if not options:
+                return Fault(FaultKind.ILLEGAL, block.start, "Nothing may follow the answer.")
+            want = " or ".join(f"<{name}>" for name in options)
+            return Fault(
+                FaultKind.ILLEGAL, block.start, f"<{block.role}> may not come here; write {want}."
+            )
+        if role.kind in ("tool", "answer", "suggestion") and not block.body.strip():
+            return Fault(FaultKind.EMPTY, block.start, f"<{block.role}> is empty.")
+        return None
+
+    def _forced_by(self, role: Role, body: str) -> tuple[str, ...] | Fault:
+        """Roles that a score in `body` makes obligatory."""
+        if role.ratings:
+            ratings = parse_ratings(body, role.ratings)
+            if ratings is None:
+                wanted = ", ".join(role.ratings)
+                return Fault(
+                    FaultKind.UNSCORED,
+                    0,
+                    f"<{role.name}> must rate {wanted} as good, average or poor.",
+                )
+            return self.of_kind("plan") if "poor" in ratings.values() else ()
+        if role.pass_score:
+            score = parse_score(body)
+            if score is None:
+                return Fault(FaultKind.UNSCORED, 0, f"<{role.name}> must give a score from 1 to 4.")
+            return self.of_kind("answer") if score >= role.pass_score else self.of_kind("plan")
+        return ()
+
+    # -- variants ---------------------------------------------------------------------------
+
+    def with_tools(self, tools: Sequence[Role]) -> Grammar:
+        """The same grammar with exactly these tool roles, also ones never seen in training.
+
+        Blocks that only a missing tool leads to (a reflection without any tool) go with it.
+        """
+        successors = next((r.next for r in self.roles if r.kind == "tool"), (ANY_TOOL, "answer"))
+        known = {role.name: role for role in self.roles if role.kind == "tool"}
+        bound = []
+        for tool in tools:
+            role = known.get(tool.name, tool)
+            bound.append(replace(role, kind="tool", next=role.next or successors))
+        first = next((i for i, r in enumerate(self.roles) if r.kind == "tool"), len(self.roles))
+        others = [(i, r) for i, r in enumerate(self.roles) if r.kind != "tool"]
+        _validate_names(self, [role.name for role in (*(r for _, r in others), *bound)])
+        before = tuple(r for i, r in others if i < first)
+        after = tuple(r for i, r in others if i >= first)
+        roles = (*before, *bound, *after)
+        reached = _reachable(roles, (*self.start, ANY_TOOL))
+        reached |= {self.interleave, *self.of_kind("answer")}
+        kept = tuple(role for role in roles if role.name in reached)
+        return replace(self, roles=kept, origin=self.unbound_id)
+
+    def mermaid(self) -> str:
+        """The succession of blocks as a Mermaid state diagram."""
+        lines = ["stateDiagram-v2"]
+        lines += [f"    [*] --> {name}" for name in self.expand(self.start)]
+        for role in self.roles:
+            if role.name == self.interleave:
+                continue
+            for name in self.expand(role.next):
+                lines.append(f"    {role.name} --> {name}{self._edge_label(role, name)}")
+            if role.kind == "answer":
+                lines.append(f"    {role.name} --> [*]")
+        if self.interleave:
+            lines.append(f"    note right of {self.roles[-1].name}: {self.interleave} before each")
+        return "\n".join(lines)
+
+    def _edge_label(self, role: Role, target: str) -> str:
+        kind = self.by_name[target].kind
+        if role.pass_score and kind in ("answer", "plan"):
+            sign = f">= {role.pass_score}" if kind == "answer" else f"< {role.pass_score}"
+            return f": score {sign}"
+        return f": {self.observation}" if role.kind == "tool" else ""
+
+
+def _validate(grammar: Grammar) -> None:
+    """Refuse a grammar that contradicts itself, naming the first problem."""
+
+    def fail(problem: str) -> None:
+        raise GrammarError(f"grammar {grammar.name!r}: {problem}")
+
+    names = [role.name for role in grammar.roles]
+    _validate_names(grammar, names)
+    for role in grammar.roles:
+        if role.kind not in KINDS:
+            fail(f"roles.{role.name}.kind is {role.kind!r}; expected one of {', '.join(KINDS)}.")
+        if role.body not in BODIES:
+            fail(f"roles.{role.name}.body is {role.body!r}; expected one of {', '.join(BODIES)}.")
+    lists = {f"roles.{r.name}.next": r.next for r in grammar.roles} | {"start": grammar.start}
+    for where, targets in lists.items():
+        for target in targets:
+            if target != ANY_TOOL and target not in names:
+                hint = did_you_mean(target, [*names, ANY_TOOL])
+                fail(f"{where} names {target!r}, which is not a role.{hint}")
+    if not _NAME.match(grammar.observation):
+        fail(
+            f"observation is {grammar.observation!r}; "
+            "expected lower-case letters, digits and underscores."
+        )
+    if grammar.interleave and grammar.interleave not in names:
+        fail(f"interleave names {grammar.interleave!r}, which is not a role.")
+    if not any(role.kind == "answer" for role in grammar.roles):
+        fail("it has no role of kind 'answer', so no trajectory could end.")
+    scored = any(role.ratings or role.pass_score for role in grammar.roles)
+    if scored and not any(role.kind == "plan" for role in grammar.roles):
+        fail("a score can force a plan, but there is no role of kind 'plan'.")
+    _validate_reach(grammar, fail)
+
+
+def is_block_name(name: str) -> bool:
+    """Whether a block could be called so, others of the same grammar aside."""
+    return name != ANY_TOOL and bool(_NAME.match(name))
+
+
+def _validate_names(grammar: Grammar, names: Sequence[str]) -> None:
+    for name in names:
+        if not _NAME.match(name):
+            problem = "must be lower-case letters, digits and underscores."
+        elif not is_block_name(name) or name == grammar.observation or names.count(name) > 1:
+            problem = "is defined twice or reserved."
+        else:
+            continue
+        raise GrammarError(f"grammar {grammar.name!r}: role {name!r} {problem}")
+
+
+def _validate_reach(grammar: Grammar, fail: object) -> None:
+    assert callable(fail)
+    if not grammar.start:
+        fail("start is empty; name the roles that may come first.")
+    reached = _reachable(grammar.roles, grammar.start) | {grammar.interleave}
+    for role in grammar.roles:
+        if role.name not in reached and role.kind != "tool":
+            fail(f"role {role.name!r} can never be reached from start.")
+        if (
+            role.kind != "answer"
+            and role.name != grammar.interleave
+            and not grammar.expand(role.next)
+        ):
+            fail(f"role {role.name!r} has no successor, so a trajectory would be stuck there.")
+
+
+def _reachable(roles: Sequence[Role], start: Iterable[str]) -> set[str]:
+    """Names of the roles that a trajectory can come to from `start`."""
+    by_name = {role.name: role for role in roles}
+    tools = [role.name for role in roles if role.kind == "tool"]
+    reached: set[str] = set()
+    frontier = list(start)
+    while frontier:
+        name = frontier.pop()
+        if name == ANY_TOOL:
+            frontier += [each for each in tools if each not in reached]
+        elif name not in reached:
+            reached.add(name)
+            frontier += by_name[name].next
+    return reached

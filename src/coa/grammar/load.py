@@ -1,0 +1,267 @@
+"""Grammars from TOML: the presets that ship, and a user's own, through the same door."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from coa.errors import GrammarError, RecordError, did_you_mean
+from coa.grammar.grammar import Grammar, Role, is_block_name
+from coa.io.runs import Json, write_atomic
+
+PRESETS = ("mhqa", "web", "code", "afm", "react", "search_r1")
+_TOP = {"name", "roles", "start", "interleave", "observation", "preamble", "brief"}
+_ROLE = {"kind", "next", "about", "hint", "body", "tool", "ratings", "pass_score"}
+
+
+def _is_names(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
+_NAMES: tuple[str, Callable[[Any], bool]] = ("a list of names", _is_names)
+_WANTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "start": _NAMES,
+    "next": _NAMES,
+    "ratings": _NAMES,
+    "pass_score": ("a score from 1 to 4", lambda value: value in (1, 2, 3, 4)),
+}
+"""Settings that are not a string: what is expected, and whether a value is that."""
+
+
+def load_grammar(reference: str) -> Grammar:
+    """A preset by name, or a grammar from a .toml file."""
+    if reference in PRESETS:
+        return _preset(reference)
+    if not reference.endswith(".toml"):
+        hint = did_you_mean(reference, PRESETS)
+        raise GrammarError(
+            f"{reference!r} is not a grammar.{hint} "
+            "A grammar of your own is a path ending in .toml."
+        )
+    path = Path(reference)
+    if not path.is_file():
+        raise GrammarError(f"{reference}: no such grammar file.")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise GrammarError(f"{reference}: not a text file in UTF-8.") from None
+    return grammar_from_toml(text, where=reference)
+
+
+@cache  # a file is read every time: it may have been edited
+def _preset(name: str) -> Grammar:
+    text = resources.files("coa.grammar").joinpath(f"presets/{name}.toml").read_text("utf-8")
+    return grammar_from_toml(text, where=name)
+
+
+def grammar_from_toml(text: str, where: str = "grammar") -> Grammar:
+    """Build a grammar from TOML text; `docs/protocol.md` has the keys."""
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as exc:
+        raise GrammarError(f"{where}: not valid TOML: {exc}.") from None
+    _known(where, "", table, _TOP)
+    roles = table.get("roles")
+    if not isinstance(roles, dict) or not roles:
+        raise GrammarError(f"{where}: no roles; add a table [roles.NAME] for each block.")
+    built = []
+    for name, fields in roles.items():
+        if not isinstance(fields, dict):
+            raise GrammarError(f"{where}: roles.{name} must be a table, found {fields!r}.")
+        _known(where, f"roles.{name}.", fields, _ROLE)
+        if "kind" not in fields:
+            raise GrammarError(
+                f"{where}: roles.{name} has no kind (think, plan, tool, answer ...)."
+            )
+        built.append(Role(name=name, **{key: _frozen(value) for key, value in fields.items()}))
+    rest = {key: _frozen(value) for key, value in table.items() if key != "roles"}
+    rest.setdefault("name", Path(where).stem)
+    rest.setdefault("start", ())
+    try:
+        return Grammar(roles=tuple(built), **rest)
+    except TypeError as exc:
+        raise GrammarError(f"{where}: {exc}.") from None
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _known(where: str, prefix: str, table: dict[str, Any], known: set[str]) -> None:
+    for key, value in table.items():
+        if key not in known:
+            raise GrammarError(
+                f"{where}: {prefix}{key} is not a setting of a grammar.{did_you_mean(key, known)}"
+            )
+        if key == "roles":
+            continue
+        wanted, fits = _WANTED.get(key, ("a string", lambda value: isinstance(value, str)))
+        if not fits(value):
+            raise GrammarError(f"{where}: {prefix}{key} is {value!r}; expected {wanted}.")
+
+
+# ------------------------------------------------------------------------------------------------
+# A grammar with the tools that a trajectory names: what it was written under.
+#
+# And what the blocks of tools are called whose own names are none of a block.
+# ------------------------------------------------------------------------------------------------
+
+
+def bound_to(grammar: Grammar, tools: Sequence[str]) -> Grammar:
+    """The grammar with these tools; where none is named, as it is.
+
+    Tools that the grammar knows keep what it says of them. Of others a record has no more than the
+    name, so their blocks are plain text.
+    """
+    return grammar.with_tools([Role(name, "tool") for name in tools]) if tools else grammar
+
+
+@cache
+def load_bound(grammar: str, tools: tuple[str, ...]) -> Grammar:
+    """`bound_to`, from a preset's name or a file; read once."""
+    return bound_to(load_grammar(grammar), tools)
+
+
+def block_names(names: Iterable[str], taken: Container[str]) -> dict[str, str]:
+    """Tool -> block: `Math.Hypot` becomes `math_hypot`; no two are the same, and none is taken."""
+    found: dict[str, str] = {}
+    for name in names:
+        block = re.sub(r"[^a-z0-9_]+", "_", name.lower()).strip("_")
+        if not is_block_name(block) or block in taken:
+            block = f"call_{block}"
+        while block in found.values() or block in taken:
+            block += "_2"
+        found[name] = block
+    return found
+
+
+# ------------------------------------------------------------------------------------------------
+# GrammarBook: the grammars that trajectories were written in, by fingerprint.
+#
+# A trajectory carries the fingerprint of its grammar and the names of its tools. The grammar
+# itself is stored once beside the dataset, the adapter or the run (`grammars.json`), so that
+# nobody has to guess it from a name. Files from before there were fingerprints name a preset,
+# which is looked up.
+# ------------------------------------------------------------------------------------------------
+
+
+GRAMMARS = "grammars.json"
+
+
+class GrammarBook:
+    """Grammars by fingerprint, not bound to any tools."""
+
+    def __init__(self, grammars: Iterable[Grammar] = ()) -> None:
+        self._known = {grammar.unbound_id: grammar for grammar in grammars}
+        self._bound: dict[tuple[str, tuple[str, ...]], Grammar] = {}
+
+    @classmethod
+    def beside(cls, path: Path) -> GrammarBook:
+        """The grammars that are stored in a folder, or in the folder of a file."""
+        book = cls()
+        book.read(path)
+        return book
+
+    def read(self, path: Path) -> None:
+        """Add what is stored in a folder, or in the folder of a file."""
+        stored = (path if path.is_dir() else path.parent) / GRAMMARS
+        if not stored.is_file():
+            return
+        try:
+            held = json.loads(stored.read_text(encoding="utf-8"))
+            self._known |= GrammarBook.from_json(held)._known
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as exc:
+            raise RecordError(
+                f"{stored}: not a file of grammars ({exc}). Expected what coa writes there."
+            ) from None
+
+    def save(self, folder: Path) -> None:
+        """Store the grammars in a folder, with those that are there already."""
+        held = GrammarBook.beside(folder)._known | self._known
+        text = json.dumps(_plain(held), indent=1)
+        write_atomic(folder / GRAMMARS, text + "\n")
+
+    def to_json(self) -> Json:
+        """The grammars by fingerprint."""
+        return _plain(self._known)
+
+    @classmethod
+    def from_json(cls, record: Json) -> GrammarBook:
+        book = cls()
+        book._known = {name: grammar_from_json(value) for name, value in record.items()}
+        return book
+
+    def add(self, grammar: Grammar) -> str:
+        """Keep a grammar; its fingerprint."""
+        self._known.setdefault(grammar.unbound_id, grammar)
+        return grammar.unbound_id
+
+    def __iter__(self) -> Iterator[Grammar]:
+        return iter(self._known.values())
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def fingerprint(self) -> str:
+        """Of all of them, in their order."""
+        return "+".join(self._known)
+
+    @property
+    def names(self) -> list[str]:
+        return sorted({grammar.name for grammar in self})
+
+    def check_names(self, where: str) -> None:
+        """Refuse two grammars of one name: whoever reads the name would take one for the other."""
+        seen: dict[str, str] = {}
+        for fingerprint, grammar in self._known.items():
+            if seen.setdefault(grammar.name, fingerprint) != fingerprint:
+                raise RecordError(
+                    f"{where}: holds two definitions of the grammar {grammar.name!r} "
+                    f"({seen[grammar.name]} and {fingerprint}). Rename one and distil it again."
+                )
+
+    def bound(self, name: str, fingerprint: str, tools: Sequence[str]) -> Grammar:
+        """A grammar with the tools that a trajectory names."""
+        key = (fingerprint or name, tuple(tools))
+        if key not in self._bound:
+            self._bound[key] = bound_to(self.find(name, fingerprint), tools)
+        return self._bound[key]
+
+    def find(self, name: str, fingerprint: str = "") -> Grammar:
+        """A grammar by its fingerprint; by its name in files that have no fingerprint."""
+        if fingerprint in self._known:
+            return self._known[fingerprint]
+        named = [grammar for grammar in self if grammar.name == name]
+        if len(named) == 1 and not fingerprint:
+            return named[0]
+        if name in PRESETS:
+            preset = load_grammar(name)
+            if fingerprint in ("", preset.fingerprint()):
+                return preset
+        raise GrammarError(
+            f"the grammar {name!r}{f' ({fingerprint})' if fingerprint else ''} is not stored "
+            f"beside the file ({GRAMMARS}), and is no preset of this version. Keep the file in the "
+            "folder that it was written in."
+        )
+
+
+def _plain(known: Mapping[str, Grammar]) -> Json:
+    return {name: json.loads(json.dumps(asdict(value))) for name, value in sorted(known.items())}
+
+
+def grammar_from_json(value: Json) -> Grammar:
+    """A grammar as `grammars.json` holds it."""
+    fields: list[dict[str, Any]] = [
+        {k: tuple(v) if isinstance(v, list) else v for k, v in role.items()}
+        for role in value["roles"]
+    ]
+    roles = tuple(Role(**each) for each in fields)
+    rest = {k: v for k, v in value.items() if k not in ("roles", "start")}
+    return Grammar(roles=roles, start=tuple(value["start"]), **rest)

@@ -1,0 +1,404 @@
+"""Files that survive: JSON lines, atomic writes, and the run directory.
+
+A run directory holds `manifest.json` (resolved recipe, package versions, base-model hash, seed,
+commit), `metrics.jsonl` and the stage's artefacts; wall-clock figures go to `timings.jsonl`, so
+that the other files are the same whenever and wherever the same recipe is run.
+
+Whole files are written beside and renamed. Growing files are append-only, one JSON object a line;
+a line torn by `kill -9` is removed when the file is opened for appending again, and is an error
+with its line number when the file is read. A file of another kind is refused and left as it is.
+
+A run directory belongs to one recipe: opening it again with the same one continues it, with
+another one is an error. One process at a time holds it, by a lock that the operating system drops
+when the process dies, however it dies.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from codecs import BOM_UTF8
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+from typing import IO, Any, TypeVar
+
+from coa.errors import ConfigError, RecordError, UsageError
+from coa.io.files import LOCK, PART, lock_output, naming, refuse_directory, sweep, whole_file
+
+Json = dict[str, Any]
+T = TypeVar("T")
+
+SCHEMA = 1
+MANIFEST, METRICS, TIMINGS = "manifest.json", "metrics.jsonl", "timings.jsonl"
+_BLANK = b" \t\r\n\0"
+"""Bytes that say nothing; zeros are what a machine that lost power may leave of a line."""
+_PACKAGES = ("torch", "transformers", "peft", "tokenizers", "tantivy")
+
+
+def dumps(record: Mapping[str, Any]) -> str:
+    """Serialise one record the one way we do it: compact, unicode kept, keys in given order."""
+    line = json.dumps(record, ensure_ascii=False, separators=(",", ":"))
+    try:
+        line.encode()
+    except UnicodeEncodeError:  # half of a character, as models write them: UTF-8 has none
+        return json.dumps(record, separators=(",", ":"))
+    return line
+
+
+def write_atomic(path: Path, text: str | Iterable[str]) -> None:
+    """Write a whole file so that a reader sees the old content or the new, never a part."""
+    with whole_file(path) as file:
+        file.writelines(part.encode() for part in ([text] if isinstance(text, str) else text))
+
+
+def write_jsonl(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
+    """Write a whole file of records, one a line."""
+    write_atomic(path, (dumps(record) + "\n" for record in records))
+
+
+def read_jsonl(path: Path, growing: bool = False) -> Iterator[tuple[int, Json]]:
+    """Yield (line number, record); a line that is not one JSON object is a `RecordError`.
+
+    `growing`: the file may be continued, so a last line that a kill has torn is left out.
+    """
+    if not path.is_file():
+        found = "is a directory, expected a file" if path.is_dir() else "no such file"
+        raise UsageError(f"{path}: {found}.")
+    with path.open(encoding="utf-8-sig", errors="replace") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            try:
+                record = json.loads(line)
+            except json.JSONDecodeError as exc:
+                torn = not line.endswith("\n")
+                if torn and growing:
+                    return
+                found = "is cut in the middle" if torn else f"is not JSON ({exc.msg})"
+                advice = (
+                    "Delete that line, or run the command that wrote the file again to continue it."
+                    if torn
+                    else "Expected one JSON object a line."
+                )
+                raise RecordError(f"{path}:{number}: the line {found}. {advice}") from None
+            if not isinstance(record, dict):
+                raise RecordError(
+                    f"{path}:{number}: found a {type(record).__name__}, expected a JSON object."
+                )
+            yield number, record
+
+
+def read_records(path: Path, parse: Callable[[Json], T], growing: bool = False) -> list[T]:
+    """Read a JSONL file through `parse`; what `parse` rejects is reported with its line."""
+    records = []
+    for number, record in read_jsonl(path, growing):
+        try:
+            records.append(parse(record))
+        except (AttributeError, KeyError, TypeError, ValueError) as exc:
+            reason = f"no field {exc}" if isinstance(exc, KeyError) else " ".join(str(exc).split())
+            raise RecordError(f"{path}:{number}: {reason}") from exc
+    return records
+
+
+class Appender:
+    """An append-only JSONL file: each record is with the operating system when `write` returns.
+
+    So a killed process loses nothing that was written; a machine that loses power may lose what
+    was written since the file was opened, which is synced to the disk when it is closed. Opening
+    it removes a last line that a killed writer left in the middle; one that lacks only its newline
+    (other programs write such files) gets it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path = path
+        self._file = path.open("a+b")
+        try:
+            self._mend_tail()
+        except BaseException:
+            self._file.close()
+            raise
+
+    def _mend_tail(self) -> None:
+        start, line = _unfinished_line(self.path, self._file)
+        if _is_object(line):
+            self._file.write(b"\n")
+        elif line:
+            self._file.truncate(start)
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        with naming(self.path):
+            self._file.write(dumps(record).encode() + b"\n")
+            self._file.flush()
+
+    def close(self) -> None:
+        if not self._file.closed:
+            with naming(self.path):
+                self._file.flush()
+                os.fsync(self._file.fileno())
+                self._file.close()
+
+    def __enter__(self) -> Appender:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+class Run:
+    """One stage's directory: its manifest, metrics, timings and artefacts, locked while open.
+
+    `resumed` says whether the directory held an earlier part of the same run. Use `Run.open`.
+    """
+
+    def __init__(self, root: Path, manifest: Json, lock: IO[str], resumed: bool) -> None:
+        self.root = root
+        self.manifest = manifest
+        self.resumed = resumed
+        self._lock = lock
+        self._files: dict[str, Appender] = {}
+
+    @classmethod
+    def open(
+        cls,
+        path: Path,
+        stage: str,
+        settings: Json,
+        inputs: Mapping[str, str],
+        seed: int,
+        base: str | None = None,
+        counting: Callable[[Json], Json] = lambda recipe: recipe,
+    ) -> Run:
+        """Make a run directory, or reopen the one that the same recipe and inputs made.
+
+        `inputs` maps a name to the fingerprint of what is read; `base` is the base model's hash.
+        `counting` leaves of a recipe, this one's and the directory's, what has to be the same.
+        """
+        if path.exists() and not path.is_dir():
+            raise UsageError(f"{path}: is a file, expected a run directory.")
+        asked: Json = {"schema": SCHEMA, "stage": stage, "recipe": settings, "inputs": {**inputs}}
+        asked = _as_read(asked | {"seed": seed, "base": base})
+        # NOTE: versions and commit are not compared: a run may be continued after an upgrade,
+        # which then shows in timings.jsonl.
+        made_with: Json = {"packages": _versions(), "python": sys.version.split()[0]}
+        made_with["commit"] = _commit()
+        path.mkdir(parents=True, exist_ok=True)
+        _read_manifest(path)  # in a folder that is no run not even a lock is put
+        held_lock = lock_output(path)
+        try:
+            held = _read_manifest(path)
+            if held is not None:
+                now = asked | {"recipe": counting(asked["recipe"])}
+                _check_same(path, held | {"recipe": counting(held["recipe"])}, now)
+            sweep(path)
+            if held is None:
+                text = json.dumps(asked | made_with, indent=2, ensure_ascii=False)
+                write_atomic(path / MANIFEST, text + "\n")
+        except BaseException:
+            held_lock.close()
+            raise
+        run = cls(path, held or asked | made_with, held_lock, resumed=held is not None)
+        changed = {k: v for k, v in made_with.items() if held is not None and held.get(k) != v}
+        run.timing({"event": "resumed" if held else "started"} | changed)
+        return run
+
+    def metrics(self, record: Mapping[str, Any]) -> None:
+        """Add a line to metrics.jsonl: results only, nothing that depends on the clock."""
+        self._append(METRICS, record)
+
+    def timing(self, record: Mapping[str, Any]) -> None:
+        """Add a line to timings.jsonl, with the time of day."""
+        at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        self._append(TIMINGS, {"at": at, **record})
+
+    def keep_metrics(self, keep: Callable[[Json], bool]) -> None:
+        """Drop metrics that a resumed stage will write again: those after its checkpoint."""
+        path = self.root / METRICS
+        if held := self._files.pop(METRICS, None):
+            held.close()
+        if path.is_file():
+            Appender(path).close()
+            write_jsonl(path, [record for _, record in read_jsonl(path) if keep(record)])
+
+    def _append(self, name: str, record: Mapping[str, Any]) -> None:
+        if name not in self._files:
+            self._files[name] = Appender(self.root / name)
+        self._files[name].write(record)
+
+    def close(self) -> None:
+        """Flush what was written and let another process have the directory."""
+        for file in self._files.values():
+            file.close()
+        self._files.clear()
+        self._lock.close()
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+@contextmanager
+def claim(path: Path, recipe: Json) -> Iterator[None]:
+    """Hold a growing file, with what makes it in `path.manifest.json`; two recipes do not mix."""
+    check_growing(path)
+    manifest = manifest_beside(path)
+    with lock_output(path):
+        if path.is_file() and path.stat().st_size and manifest.is_file():
+            held = read_object(manifest, f"Delete it and {path.name} to start again.")
+            _check_same(path, held, _as_read(recipe), whole=True)
+        else:
+            write_atomic(manifest, json.dumps(recipe, indent=2, ensure_ascii=False) + "\n")
+        sweep(path)
+        sweep(manifest)
+        yield
+
+
+def manifest_beside(path: Path) -> Path:
+    """Where a growing file has what makes it."""
+    return path.with_name(f"{path.name}.manifest.json")
+
+
+def check_growing(path: Path) -> None:
+    """Refuse what is not a file of JSON lines and cannot become one; nothing is written."""
+    refuse_directory(path)
+    if path.is_file():
+        with path.open("rb") as file:
+            _unfinished_line(path, file)
+
+
+def _unfinished_line(path: Path, file: IO[bytes]) -> tuple[int, bytes]:
+    """Where a last line without a newline starts, and the line; it is empty when there is none.
+
+    A file of another kind is refused: what is torn there is not ours to remove. Our lines begin
+    with a brace and a quote, however short they are cut.
+    """
+    size = file.seek(0, os.SEEK_END)  # 0 of a device, which may have no end
+    file.seek(0)
+    head = file.read(min(size, 65536)).removeprefix(BOM_UTF8).lstrip(_BLANK)
+    start = _last_line(file, size)
+    file.seek(start)
+    line = file.read(size - start)
+    ours = b'{"'.startswith(line[:2]) or _is_object(line) or not line.strip(_BLANK)
+    if not ours or head[:1] not in (b"{", b""):
+        raise UsageError(f"{path}: is not a file of JSON lines; name another.")
+    return start, line
+
+
+def _last_line(file: IO[bytes], end: int) -> int:
+    """The position after the last newline before `end`."""
+    while end > 0:
+        start = max(0, end - 65536)
+        file.seek(start)
+        newline = file.read(end - start).rfind(b"\n")
+        if newline >= 0:
+            return start + newline + 1
+        end = start
+    return 0
+
+
+def _is_object(text: bytes) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except ValueError:
+        return False
+
+
+def read_object(path: Path, advice: str = "") -> Json:
+    """The JSON object that a small file holds; `advice` ends the line that says what is wrong."""
+    try:
+        held = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as exc:
+        raise RecordError(f"{path}: not JSON ({exc}). {advice}".rstrip()) from None
+    if not isinstance(held, dict):
+        found = type(held).__name__
+        raise RecordError(f"{path}: found a {found}, expected an object. {advice}".rstrip())
+    return held
+
+
+def _read_manifest(path: Path) -> Json | None:
+    """The manifest of a run; None in an empty directory, and any other one is refused."""
+    manifest = path / MANIFEST
+    if not manifest.is_file():
+        _check_empty(path)
+        return None
+    held = read_object(manifest, "Delete the run directory.")
+    if (found := held.get("schema")) != SCHEMA:
+        raise RecordError(
+            f"{manifest}: found manifest schema {found!r}, expected {SCHEMA}. "
+            "Use the version of chain-of-agents that wrote it, or another directory."
+        )
+    return held
+
+
+def _check_empty(path: Path) -> None:
+    names = {entry.name for entry in path.iterdir()}
+    strangers = sorted(name for name in names - {LOCK} if not name.endswith(PART))
+    if strangers and MANIFEST not in names:  # it is there when another process began just now
+        raise ConfigError(
+            f"{path}: holds {strangers[0]!r} but no {MANIFEST}, so it is not a run directory. "
+            "Use a new or an empty one."
+        )
+
+
+def _check_same(path: Path, held: Json, asked: Json, *, whole: bool = False) -> None:
+    """Raise, naming the first difference, unless both describe the same run. What is held may say
+    more than what is asked, about the machine for instance, unless it is `whole`."""
+    before, after = _flat(held), _flat(asked)
+    ours = {key for key in before if whole or key.split(".")[0] in asked}
+    for key in [*after, *sorted(ours - after.keys())]:
+        if key in before and key in after and before[key] == after[key]:
+            continue
+        was, now = _shown(before, key), _shown(after, key)
+        name = key.removeprefix("recipe.").replace("inputs.", "input ")
+        raise ConfigError(
+            f"{path}: this was started with {name} {was}, and it is {now} here. "
+            "Write somewhere else, or delete it to start again."
+        )
+
+
+def _flat(value: Any, at: str = "") -> Json:
+    if not isinstance(value, dict) or (at and not value):
+        return {at: value}
+    flat: Json = {}
+    for name, item in value.items():
+        flat |= _flat(item, f"{at}.{name}" if at else name)
+    return flat
+
+
+def _shown(flat: Json, key: str) -> str:
+    if key not in flat:
+        return "not set"
+    return "none" if flat[key] is None else repr(flat[key])
+
+
+def _as_read(record: Json) -> Json:
+    """The record as it comes back from a file: tuples are lists, keys are strings."""
+    plain: Json = json.loads(json.dumps(record))
+    return plain
+
+
+def _versions() -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name, package in (("coa", "chain-of-agents"), *((p, p) for p in _PACKAGES)):
+        try:
+            found[name] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _commit() -> str | None:
+    """The commit of the repository around the current directory, '-dirty' if it was edited."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None if done.returncode == 0 else None

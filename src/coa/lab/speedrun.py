@@ -1,0 +1,304 @@
+"""The whole way in one command: record, distil, fine-tune, improve by RL, measure, report.
+
+Each stage writes into its own folder of the run directory. What is done is skipped and what was
+interrupted continues, because every stage by itself does; so a long recipe may take several
+calls. Trainer and engine follow one another: only RL has both in memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from coa.asking import answer
+from coa.distillation.dataset import DistillSettings, run_distillation
+from coa.engines import load_engine
+from coa.environment import load_environment, open_environments
+from coa.environments import make_tasks
+from coa.environments.sets import ATLAS_WEB, DEFAULT_SET, GYM
+from coa.errors import ConfigError, MissingExtra
+from coa.io.progress import duration
+from coa.io.runs import Json, Run, read_object, write_atomic
+from coa.io.settings import to_json, without_speed
+from coa.lab.speedrun_measure import Note, Stages, measure_all, task_file
+from coa.lab.speedrun_recipe import STAGES, SpeedrunRecipe, TaskPart, Who, read_speedrun_recipe
+from coa.loop import Budget, Decoding
+from coa.models.adapters import MANIFEST
+from coa.models.references import (
+    BASE,
+    OURS,
+    identity,
+    is_shipped,
+    listed,
+    pull_missing,
+    resolve,
+    trained_on,
+)
+from coa.recording.record import Recording, run_recording
+from coa.rollouts import choose_environments, choose_prompt
+from coa.sandbox import SandboxError
+from coa.tasks import Task, TaskSet
+from coa.train.rl_stage import among, run_rl
+from coa.train.sft_stage import train_on
+from coa.trajectory import Trajectory, load_trajectories
+from coa.view.report import write_report
+from coa.view.terminal import LABEL, console, harmless, percent, print_chain, significance
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+# ------------------------------------------------------------------------------------------------
+# A speedrun on the terminal: the table, what each stage gained, and chains to read.
+# ------------------------------------------------------------------------------------------------
+
+
+NAMES = {
+    "team": "team of experts",
+    "base": "untrained",
+    "sft": "fine-tuned",
+    "rl": "fine-tuned, then RL",
+}
+CHAINS = 3
+
+
+def print_speedrun(out: Console, result: Json) -> None:
+    """Accuracy and cost by tasks and by model, paired differences, and chains of the last model."""
+    columns = f"{'n':>5}{'calls':>7}{'tokens/task':>13}{'uncached':>10}"
+    out.print(f"{'':<24}{'accuracy, 95% interval':<24}{columns}")
+    for name, rows in groupby(result["rows"], key=lambda row: row["on"]):
+        out.print(name, style="bold")
+        for row in rows:
+            _print_row(out, row)
+        for gain in result["gains"]:
+            if gain["on"] == name:
+                out.print(_gain_line(gain), style="dim")
+    out.print()
+    _print_chains(out, result)
+    if report := result.get("report"):
+        out.print(f"report: {report}")
+    question = "What is the capital of the country where Osaka is located?"
+    out.print(f'now try: {Path(sys.argv[0])} ask --model {result["model"]} "{question}"')
+
+
+def _print_row(out: Console, row: Json) -> None:
+    accuracy = percent(row["accuracy"], row["ci95"])
+    out.print(
+        f"  {NAMES[row['who']]:<22}{accuracy:<24}{row['n']:>5}{row['tool_calls_per_task']:>7}"
+        f"{row['tokens_per_task']:>13.0f}{row['tokens_per_task_uncached']:>10.0f}"
+    )
+    phrasings = row.get("by_phrasing_heldout", {})
+    if len(phrasings) > 1 and row["who"] not in ("team", "base"):
+        new = phrasings["True"]
+        figure = percent(new["accuracy"], new["ci95"])
+        out.print(f"  {'  in new phrasings':<22}{figure:<24}{new['n']:>5}", style="dim")
+
+
+def _gain_line(gain: Json) -> str:
+    low, high = gain["difference_ci95"]
+    return (
+        f"  {NAMES[gain['who']]} against {NAMES[gain['against']]}: {100 * gain['difference']:+.1f} "
+        f"points [{100 * low:+.1f}, {100 * high:+.1f}], wins {gain['wins']}, losses "
+        f"{gain['losses']}, {significance(gain['p_value'])}"
+    )
+
+
+def _print_chains(out: Console, result: Json) -> None:
+    """The first tasks of the first measurement, by the last model: not chosen."""
+    rows = [row for row in result["rows"] if row["who"] in ("sft", "rl")]
+    measured = [row for row in rows if row["on"] == rows[0]["on"]]
+    for trajectory in load_trajectories(Path(measured[-1]["run"]))[:CHAINS] if measured else ():
+        print_chain(out, trajectory)
+        out.print()
+
+
+# ------------------------------------------------------------------------------------------------
+# The shipped model at work before anything is trained: a held-out question of each kind.
+#
+# One engine answers all; the chains are shown as they are written, the right answer after each.
+# ------------------------------------------------------------------------------------------------
+
+
+ASKED = ((DEFAULT_SET, "heldout_entity"), (ATLAS_WEB, "heldout_entity"), (GYM, "heldout_seed"))
+SEED = 12
+"""Decides which questions; chosen before any answer to them was looked at."""
+CONTEXT = 3072
+BUDGET = Budget(turns=10, turn_tokens=512, context=CONTEXT)
+
+
+def answer_questions(
+    note: Callable[[str], None],
+    model: str = OURS,
+    tasks: Sequence[Task] = (),
+    budget: Budget = BUDGET,
+) -> list[Trajectory]:
+    """Answer tasks on the terminal, by default one of each kind that the model knows and this
+    machine can run."""
+    chosen = tasks or list(_one_of_each_kind(note, model))
+    try:
+        return asyncio.run(_answer_all(chosen, model, budget))
+    except SandboxError as reason:  # it is opened before the first question
+        note(f"no question for programs: {reason}")
+        without = [task for task in chosen if task.meta.get("set") != GYM]
+        return asyncio.run(_answer_all(without, model, budget))
+
+
+def _one_of_each_kind(note: Callable[[str], None], model: str) -> Iterator[Task]:
+    known = listed(trained_on(model).get("grammar"))
+    for name, split in ASKED:
+        if load_environment(name).value().name not in known:
+            continue
+        try:
+            yield make_tasks(name, split, 1, SEED)[0]
+        except MissingExtra as reason:
+            note(f"no question of {name}: {reason}")
+
+
+async def _answer_all(tasks: Sequence[Task], model: str, budget: Budget) -> list[Trajectory]:
+    if not tasks:
+        return []
+    answered, out = [], console()
+    environments, known = choose_environments((), TaskSet(tuple(tasks)), model=model)
+    decoding = Decoding(prompt=choose_prompt("auto", model))
+    async with open_environments(environments, known) as opened:
+        engine = load_engine(model, slots=1, context=CONTEXT)
+        try:
+            for task in known:
+                out.print(f"{'question':>{LABEL}}  {harmless(task.question)}", style="bold")
+                answered.append(await answer(task, engine, opened, decoding, budget, out))
+                right = harmless(" | ".join(task.answers))  # which nobody knew until this line
+                out.print(f"{'right is':>{LABEL}}  {right}\n", style="bold")
+        finally:
+            await engine.close()
+    return answered
+
+
+TASKS, RL_TASKS, CHECK_TASKS = (f"tasks-{stage}.jsonl" for stage in STAGES)
+
+
+def run_speedrun(
+    directory: Path,
+    recipe_path: Path | None,
+    overrides: Sequence[str],
+    note: Note,
+    *,
+    full: bool = False,
+    questions: bool = False,
+) -> Json:
+    """Run every stage that is not done yet; returns what `result.json` holds.
+
+    `full` starts from the recipe of AFM-135M. With `questions` a new run begins with the shipped
+    model, when there is one, answering three questions on the terminal.
+    """
+    recipe = read_speedrun_recipe(recipe_path, overrides, full=full)
+    source = resolve(recipe.sft.model)
+    if source.kind != "local":
+        raise ConfigError(f"sft.model is {source.ref!r}, expected one whose weights are here.")
+    base = source.base
+    tasks = _make_tasks(recipe)  # first: without a directory, what is wrong can be mended
+    pull_missing(base, note)
+    inputs = _inputs(directory, tasks, recipe.sft.model)
+    settings = without_speed(to_json(recipe))
+    seed = recipe.sft.seed
+    with Run.open(directory, "speedrun", settings, inputs, seed, counting=without_speed) as run:
+        stages = Stages(run, note)
+        for name, made in tasks.items():
+            if not (directory / name).is_file():
+                made.save(directory / name)
+        if questions and not run.resumed and base == BASE and is_shipped():
+            with stages.timed("three questions"):
+                answer_questions(note)
+        for line in recipe.plan():
+            note(line)
+        models: dict[Who, str] = {"base": base}
+        if recipe.tasks:
+            models["sft"] = f"{base}+{_fine_tune(recipe, stages)}"
+        if recipe.rl_tasks:
+            start = models.get("sft", recipe.sft.model)
+            models["rl"] = f"{base}+{_improve(recipe, start, stages)}"
+        measured = measure_all(recipe, models, stages)
+        report = directory / "report.html"
+        result = {"out": str(directory), "model": [*models.values()][-1], "report": str(report)}
+        result |= measured
+        write_atomic(directory / "result.json", json.dumps(result, indent=2) + "\n")
+        with stages.timed("report"):
+            write_report([directory], report)
+        note(f"{duration(stages.seconds)} in this call; everything is in {directory}")
+    return result
+
+
+def _inputs(directory: Path, tasks: Mapping[str, TaskSet], model: str) -> dict[str, str]:
+    """Fingerprints of the task files and hashes of the weights that everything begins with."""
+    manifest = directory / MANIFEST
+    if manifest.is_file() and not read_object(manifest, "Delete the run directory.").get("inputs"):
+        return {}  # a run from before they were kept goes on as it began
+    return {name: made.fingerprint() for name, made in tasks.items()} | identity(model)
+
+
+def _make_tasks(recipe: SpeedrunRecipe) -> dict[str, TaskSet]:
+    """All task files by name."""
+    parts: dict[str, Sequence[TaskPart]] = {
+        TASKS: recipe.tasks,
+        RL_TASKS: recipe.rl_tasks,
+        CHECK_TASKS: recipe.check_tasks,
+    }
+    parts |= {task_file(Path(), part).name: [part] for part in recipe.measure}
+    made = {  # parts may overlap: what two of them ask for is there once
+        name: list({task.id: task for part in own for task in part.make()}.values())
+        for name, own in parts.items()
+    }
+    for part in recipe.measure:
+        measured = made[task_file(Path(), part).name]
+        if seen := among(measured, [*made[TASKS], *made[RL_TASKS]]):
+            raise ConfigError(
+                f"measure {part.name!r}: {len(seen)} of its {len(measured)} tasks would be trained "
+                f"on, the first is {seen[0].id}. Choose another split or seed."
+            )
+    practised = {task.id for task in among(made[CHECK_TASKS], made[RL_TASKS])}
+    made[CHECK_TASKS] = [task for task in made[CHECK_TASKS] if task.id not in practised]
+    if recipe.check_tasks and not made[CHECK_TASKS]:
+        raise ConfigError(
+            "check_tasks: RL trains on every one of them. Choose another world or seed."
+        )
+    return {name: TaskSet(tuple(tasks), name) for name, tasks in made.items() if tasks}
+
+
+def _fine_tune(recipe: SpeedrunRecipe, stages: Stages) -> Path:
+    """Distil what the teacher does and train on it."""
+    adapter = stages.root / "sft" / "adapter"
+    if (adapter / MANIFEST).is_file():
+        stages.note(f"== fine-tune: {adapter} is finished already")
+        return adapter
+    with stages.timed("record and distil"):
+        trajectories = _distil(recipe, stages)
+    with stages.timed("fine-tune"):
+        return train_on(trajectories, recipe.sft, stages.root / "sft", stages.note)
+
+
+def _distil(recipe: SpeedrunRecipe, stages: Stages) -> list[Trajectory]:
+    """Chains of all sets, each in the grammar of its set, in one file."""
+    tasks, episodes = stages.root / TASKS, stages.root / "episodes.jsonl"
+    options = {"error_rate": recipe.teacher.error_rate}
+    run_recording(Recording(tasks=tasks, options=options, seed=recipe.teacher.seed), episodes)
+    out = stages.root / "distilled"
+    distilled = run_distillation(episodes, out, tasks, DistillSettings(filter=recipe.filter))
+    stages.note(f"   {len(distilled.kept)} trajectories of {distilled.funnel['episodes']} episodes")
+    return distilled.kept
+
+
+def _improve(recipe: SpeedrunRecipe, start: str, stages: Stages) -> Path:
+    """Reinforcement learning from where fine-tuning ended."""
+    out = stages.root / "rl"
+    adapter = out / "adapter"
+    if (adapter / MANIFEST).is_file():
+        stages.note(f"== improve by RL: {adapter} is finished already")
+        return adapter
+    check_tasks = stages.root / CHECK_TASKS if recipe.check_tasks else None
+    with stages.timed("improve by RL"):
+        asked = recipe.rl_recipe(start, stages.root / RL_TASKS, check_tasks, out)
+        return run_rl(asked, note=stages.note).adapter

@@ -1,0 +1,211 @@
+"""`coa study NAME`: claims put to the test, each an experiment with seeds and intervals.
+
+A study is a question, settings, a plan with an estimate, and a function that runs its arms below a
+directory. Arms are run directories of the usual stages, and finished ones are kept: a killed study
+continues with the same command. With other settings the directory refuses.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from coa.errors import ModelError, UsageError
+from coa.evaluation.spending import parse_price
+from coa.io.runs import Json, Run, write_atomic
+from coa.io.settings import load_recipe, to_json, without_speed
+from coa.lab import study_mask, study_react, study_rl, study_unseen
+from coa.lab.study_arms import Note, Piece, plan_lines
+from coa.lab.study_cost import COMPARED, cost_lines, study_cost
+from coa.lab.study_student import (
+    StudentPart,
+    student_lines,
+    student_pieces,
+    study_student,
+)
+from coa.models.references import BASE, identity
+
+
+class Study(NamedTuple):
+    """How to read its settings, what it will do, how it is done and told."""
+
+    question: str
+    read: Callable[[Sequence[str]], Any]
+    plan: Callable[[Any], list[Piece]]
+    run: Callable[[Any, Path, Note], Json]
+    show: Callable[[Json], Iterable[str]]
+
+
+@dataclass(frozen=True)
+class CostStudy:
+    """What a team costs, and its chain; with a student, what that costs, too."""
+
+    n: int = 600
+    sets: tuple[str, ...] = COMPARED
+    seed: int = 5
+    prices: str = "1,0.1,5"
+    tokenizer: str = BASE
+    student: StudentPart = field(default_factory=StudentPart)
+
+
+def _plan_cost(settings: CostStudy) -> list[Piece]:
+    sets = len(settings.sets)
+    return [
+        Piece(f"record, distil and count {settings.n} tasks", sets, settings.n * 0.05),
+        *student_pieces(settings.student),
+    ]
+
+
+def _run_cost(settings: CostStudy, root: Path, note: Note) -> Json:
+    result = study_cost(
+        root,
+        n=settings.n,
+        sets=settings.sets,
+        seed=settings.seed,
+        model=settings.tokenizer,
+        price=parse_price(settings.prices),
+        note=note,
+    )
+    if settings.student.model:
+        result["student"] = study_student(root / "student", settings.student, note)
+    return result
+
+
+def _show_cost(result: Json) -> Iterable[str]:
+    yield from cost_lines(result)
+    if "student" in result:
+        yield ""
+        yield from student_lines(result["student"])
+
+
+def _reader(schema: type[Any]) -> Callable[[Sequence[str]], Any]:
+    """Reads settings. Where a part is overridden, the rest of it stays as the study has it, not as
+    the part's own defaults are."""
+    return lambda overrides: load_recipe(None, overrides, schema, to_json(schema()))
+
+
+STUDIES = {
+    "cost": Study(
+        "what does a solved task cost a team, its chain, and a student?",
+        _reader(CostStudy),
+        _plan_cost,
+        _run_cost,
+        _show_cost,
+    ),
+    "mask": Study(
+        study_mask.QUESTION,
+        _reader(study_mask.MaskStudy),
+        study_mask.plan,
+        study_mask.run,
+        study_mask.show,
+    ),
+    "react": Study(
+        study_react.QUESTION,
+        _reader(study_react.ReactStudy),
+        study_react.plan,
+        study_react.run,
+        study_react.show,
+    ),
+    "rl": Study(study_rl.QUESTION, study_rl.read, study_rl.plan, study_rl.run, study_rl.show),
+    "unseen-tool": Study(
+        study_unseen.QUESTION,
+        _reader(study_unseen.UnseenStudy),
+        study_unseen.plan,
+        study_unseen.run,
+        study_unseen.show,
+    ),
+}
+SHORT = {
+    "cost": {"model": "student.model", "n": "n", "prices": "prices", "seed": "seed"},
+    "unseen-tool": {"model": "model", "n": "eval.n"},
+}
+"""Which settings the options of the command line stand for."""
+SHORT_OF_TRAINING = {"model": "sft.model", "n": "eval.n"}
+
+
+def as_overrides(name: str, **options: str | int | None) -> list[str]:
+    """Options of the command line as settings of the study; those left out are none."""
+    find_study(name)
+    known = SHORT.get(name, SHORT_OF_TRAINING)
+    made = []
+    for option, value in options.items():
+        if value is None or value == "":
+            continue
+        if option not in known:
+            raise UsageError(
+                f"--{option} is not an option of the study {name}. It has "
+                f"{', '.join(f'--{each}' for each in known)}, and settings as a.b=value."
+            )
+        made.append(f"{known[option]}={value}")
+    return made
+
+
+def find_study(name: str) -> Study:
+    if name not in STUDIES:
+        raise UsageError(f"{name!r} is not a study; expected {', '.join(STUDIES)}.")
+    return STUDIES[name]
+
+
+def plan_study(name: str, overrides: Sequence[str]) -> Json:
+    """What a study would do, and how long it may take on two cores."""
+    study = find_study(name)
+    planned = study.plan(study.read(overrides))
+    return {
+        "study": name,
+        "question": study.question,
+        "pieces": [piece._asdict() for piece in planned],
+        "seconds": round(sum(piece.times * piece.seconds for piece in planned)),
+    }
+
+
+def study_plan_lines(planned: Json) -> Iterable[str]:
+    pieces = [Piece(**piece) for piece in planned["pieces"]]
+    return plan_lines(planned["study"], planned["question"], pieces)
+
+
+def run_study(name: str, root: Path, overrides: Sequence[str], note: Note) -> Json:
+    """Run a study below `root`, or continue it; returns what `NAME.json` holds."""
+    study = find_study(name)
+    settings = study.read(overrides)
+    for line in study_plan_lines(plan_study(name, overrides)):
+        note(line)
+    if name == "cost":  # its files claim what they were made with themselves
+        return _finish(name, study, to_json(settings), study.run(settings, root, note), root)
+    recipe = to_json(settings)
+    made, stage = without_speed(recipe), f"study {name}"
+    with Run.open(root, stage, made, _models(recipe), 0, counting=without_speed):
+        return _finish(name, study, recipe, study.run(settings, root, note), root)
+
+
+def _finish(name: str, study: Study, recipe: Json, found: Json, root: Path) -> Json:
+    result: Json = {"study": name, "question": study.question, "settings": recipe, **found}
+    write_atomic(root / f"{name}.json", json.dumps(result, indent=2) + "\n")
+    return result
+
+
+def _models(recipe: Json) -> dict[str, str]:
+    """Hashes of the models that a study starts from."""
+    found: dict[str, str] = {}
+    for name in ("model", "base"):
+        ref = recipe.get(name) or (recipe.get("sft", {}).get("model") if name == "base" else "")
+        if ref:
+            try:
+                found |= {f"{name} {what}": each for what, each in identity(ref).items()}
+            except ModelError as wrong:
+                raise UsageError(f"{name}: {wrong}") from wrong
+    return found
+
+
+def study_lines(result: Json) -> Iterable[str]:
+    """A result for people."""
+    study = find_study(result["study"])
+    if result["study"] != "cost":
+        yield f"{result['study']}: {result['question']}"
+        rerun = next(iter(result["measures"].values()))["rerun"]
+        drawn = "tasks and seeds" if rerun else "tasks"
+        yield f"95% intervals: bootstrap over {drawn}, differences paired by task"
+        yield ""
+    yield from study.show(result)

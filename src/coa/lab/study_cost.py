@@ -1,0 +1,556 @@
+"""`coa study cost`: what a solved task costs a team of agents, and the chain made from its work.
+
+Goes in: tasks with gold, the team's episodes and the chains that distillation made of them. Comes
+out: tokens, money and tool calls of both, with and without a prompt cache, with paired bootstrap
+intervals over tasks, and how the saving depends on the length of the agents' prompts.
+
+The chain is the converted episode: this study assumes a student that does what the chain says. It
+measures what linearising the team's work saves, not how good a student is.
+
+- `per_solved` is the cost of all tasks, failed ones too, over the number of solved ones. Where a
+  task has no chain (the team gave no answer, or its episode does not convert or not replay) the
+  chain is charged what the team spent: no saving is claimed for work that was not converted.
+- `paired` is the mean cost of the tasks that both solve.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from importlib import resources
+from pathlib import Path
+from typing import NamedTuple
+
+from coa.distillation.dataset import CONVERTED
+from coa.engines.base import TextCodec
+from coa.environments import SETS, make_tasks
+from coa.environments.sets import GYM
+from coa.errors import RecordError, UsageError
+from coa.evaluation.compare import PAIRED_RESAMPLES, Resamples
+from coa.evaluation.spending import (
+    CACHINGS,
+    EXAMPLE_PRICE,
+    PROMPTS,
+    Caching,
+    LengthOf,
+    TokenCounter,
+    opening_prompts,
+    with_caching,
+)
+from coa.grammar.prompt import PromptKind
+from coa.io.runs import Json, read_records, write_atomic
+from coa.models.codec import Codec
+from coa.models.references import BASE, model_folder, resolve
+from coa.recording.budget import Price
+from coa.recording.episode import AgentSpec, Episode, Tokens, Use, load_episodes
+from coa.rewards import auto
+from coa.statistics import interval, wilson
+from coa.tasks import Task, TaskSet
+from coa.trajectory import Trajectory
+
+MEASURES = (
+    *(f"tokens.{caching}" for caching in CACHINGS),
+    *(f"money.{caching}" for caching in CACHINGS),
+    "tool_calls",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """Where one comparison comes from."""
+
+    tasks: Path
+    episodes: Path
+    distilled: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """What one side needed for one task."""
+
+    tokens: Tokens
+    system: int
+    """Those of its prompt tokens that are system prompts."""
+    opening: int
+    """Tokens of its system prompts, each once."""
+    model_calls: int
+    tool_calls: int
+    solved: bool
+
+    def measures(self, price: Price) -> dict[str, float]:
+        """MEASURES, and whether it is solved."""
+        made: dict[str, float] = {"tool_calls": self.tool_calls, "solved": self.solved}
+        for caching in CACHINGS:
+            tokens = self.cached(caching)
+            made[f"tokens.{caching}"] = tokens.total_cached
+            made[f"money.{caching}"] = price.of(*tokens)
+        return made
+
+    def cached(self, caching: Caching) -> Tokens:
+        return with_caching(self.tokens, caching, self.opening)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One task: the team, and the chain with either prompt where there is one."""
+
+    episode: Episode
+    team: Side
+    chains: Mapping[PromptKind, Side]
+
+    @property
+    def paired(self) -> bool:
+        """Both sides solve it."""
+        return self.team.solved and self.chain("compact").solved
+
+    @property
+    def callers(self) -> list[AgentSpec]:
+        """The agent of every model call of the team."""
+        by_name = {agent.name: agent for agent in self.episode.agents}
+        return [by_name[self.episode.events[place].agent] for place in self.episode.calls]
+
+    def chain(self, kind: PromptKind) -> Side:
+        """The chain with this prompt; without one, what the team spent, and no solution."""
+        return self.chains[kind] if self.chains else replace(self.team, solved=False)
+
+
+def read_cases(files: Files, counter: TokenCounter) -> tuple[list[Case], Json]:
+    """Every task of the file with both sides, and why some have no chain.
+
+    Chains are taken before the filters of distillation, which choose what to train on: a short or
+    an ordinary one has its cost, too.
+    """
+    episodes = {episode.task_id: episode for episode in load_episodes(files.episodes)}
+    made: dict[str, _Converted] = {}
+    for each in read_records(files.distilled / CONVERTED, _Converted.from_json):
+        made.setdefault(each.task_id, each)
+    cases, missing = list[Case](), collections.Counter[str]()
+    for task in TaskSet.load(files.tasks):
+        if task.id not in episodes:
+            raise RecordError(
+                f"{files.episodes}: has no episode of task {task.id!r}. "
+                "Every task counts: record all of them, or give the tasks that were recorded."
+            )
+        converted = made.get(task.id) or _Converted(task.id, None, "was not distilled")
+        if converted.chain is None:
+            missing[converted.reason] += 1
+        cases.append(_case(task, episodes[task.id], converted.chain, counter))
+    return cases, dict(missing.most_common())
+
+
+class _Converted(NamedTuple):
+    """What distillation made of one episode."""
+
+    task_id: str
+    chain: Trajectory | None
+    reason: str
+
+    @classmethod
+    def from_json(cls, record: Json) -> _Converted:
+        name, chain, reason = record["task_id"], record["trajectory"], record["reason"]
+        if chain is None or record["replay"]:
+            return cls(name, None, reason or "does not replay")
+        return cls(name, Trajectory.from_json(chain), "")
+
+
+def _case(task: Task, episode: Episode, chain: Trajectory | None, counter: TokenCounter) -> Case:
+    tokens, bare = counter.team(episode), counter.bare(episode)
+    team = Side(
+        tokens,
+        system=tokens.prompt - bare.prompt,
+        opening=(tokens.prompt - tokens.cached) - (bare.prompt - bare.cached),
+        model_calls=len(episode.calls),
+        tool_calls=sum(isinstance(event, Use) for event in episode.events),
+        solved=_solves(task, Trajectory(task.id, task.question, "", answer=episode.answer)),
+    )
+    if chain is None:
+        return Case(episode, team, {})
+    turns = len(chain.steps)
+    called = sum(step.observation is not None for step in chain.steps)
+    solved = _solves(task, chain)
+    sides: dict[PromptKind, Side] = {}
+    for kind, prompt in opening_prompts(chain).items():
+        length = counter.count(prompt)
+        counted = counter.chain(chain, prompt)
+        sides[kind] = Side(counted, turns * length, length, turns, called, solved)
+    return Case(episode, team, sides)
+
+
+def _solves(task: Task, trajectory: Trajectory) -> bool:
+    score = auto(task, trajectory)
+    if score is None:
+        raise RecordError(f"task {task.id}: has no gold, so nobody knows whether it was solved.")
+    return score == 1.0
+
+
+Note = Callable[[str], None]
+CLAIM = 0.846
+"""Fewer tokens than the team, says the paper of its own model: 24,047 against 156,400 for a
+successful task, over ten tasks."""
+COMPARED = ("atlas-mhqa", "atlas-web", "atlas-code", GYM)
+"""The sets that there are to measure with; the others are more of the first, to train on."""
+FACTORS = (0.0, 0.5, 1.0, 2.0, 4.0)
+"""By how much the agents' system prompts are stretched."""
+FEWEST = 20
+"""Tasks of a group that is reported by itself."""
+STRETCHED: tuple[Caching, ...] = ("none", "task")
+"""Where their length matters: in a warm cache they are free, whatever they are."""
+PEER, PEER_PROMPTS = "smolagents", "peer_prompts.json"
+PEER_CALLS = {
+    "planner": "leader_plan",
+    "searcher": "searcher_act",
+    "reader": "searcher_act",
+    "coder": "leader_act",
+    "reflector": "leader_act",
+    "critic": "leader_act",
+    "verifier": "leader_act",
+}
+"""Which call of smolagents does the work of a part: it has two agents, one leads and judges."""
+
+
+def study_cost(
+    out: Path,
+    *,
+    n: int = 600,
+    sets: Sequence[str] = COMPARED,
+    seed: int = 5,
+    model: str = BASE,
+    price: Price = EXAMPLE_PRICE,
+    note: Note = lambda line: None,
+    codec: TextCodec | None = None,
+    resamples: int = PAIRED_RESAMPLES,
+) -> Json:
+    """Record and distil `n` fresh tasks of every set below `out`, and compare; it continues."""
+    if unknown := [name for name in sets if name not in SETS]:
+        raise UsageError(f"{unknown[0]!r} is not a task set; expected {', '.join(SETS)}.")
+    made = {}
+    for name in sets:
+        note(f"== {name}")
+        made[name] = make_files(out / name, name, n, seed)
+    result = study_files(
+        made, model=model, price=price, note=note, codec=codec, resamples=resamples
+    )
+    write_atomic(out / "cost.json", json.dumps(result, indent=2) + "\n")
+    return result
+
+
+def make_files(folder: Path, name: str, n: int, seed: int) -> Files:
+    """Tasks, the experts' episodes at their usual rate of mistakes, and their chains."""
+    from coa.distillation.dataset import run_distillation
+    from coa.recording.record import Recording, run_recording
+
+    files = Files(folder / "tasks.jsonl", folder / "episodes.jsonl", folder / "distilled")
+    make_tasks(name, "train", n, seed).save(files.tasks)
+    run_recording(Recording(tasks=files.tasks), files.episodes)
+    run_distillation(episodes=files.episodes, out=files.distilled, tasks=files.tasks)
+    return files
+
+
+def study_files(
+    files: Mapping[str, Files],
+    *,
+    model: str = BASE,
+    price: Price = EXAMPLE_PRICE,
+    note: Note = lambda line: None,
+    codec: TextCodec | None = None,
+    seed: int = 0,
+    resamples: int = PAIRED_RESAMPLES,
+) -> Json:
+    """Compare what is in files, by name of the comparison."""
+    counter = TokenCounter(codec or Codec.from_folder(model_folder(resolve(model))))
+    found: dict[str, Json] = {}
+    for name, each in files.items():
+        cases, missing = read_cases(each, counter)
+        compared = compare(cases, counter, price, seed=seed, resamples=resamples)
+        found[name] = {"without_chain": missing, **compared}
+        note(f"   {name}: {len(cases)} tasks compared")
+    return {
+        "claim": CLAIM,
+        "tokenizer": model if codec is None else type(codec).__name__,
+        "seed": seed,
+        "resamples": resamples,
+        "price": asdict(price),
+        "example_price": price == EXAMPLE_PRICE,
+        "peer": peer_prompts(),
+        "sets": found,
+    }
+
+
+def peer_prompts() -> Json:
+    """The lengths of smolagents' prompts, as benchmarks/smolagents_prompts.py measured them."""
+    text = resources.files("coa.lab").joinpath(PEER_PROMPTS).read_text(encoding="utf-8")
+    found: Json = json.loads(text)
+    return found
+
+
+# -- one comparison --------------------------------------------------------------------------
+
+
+def compare(
+    cases: Sequence[Case],
+    counter: TokenCounter,
+    price: Price = EXAMPLE_PRICE,
+    *,
+    seed: int = 0,
+    resamples: int = PAIRED_RESAMPLES,
+) -> Json:
+    """Both sides of all cases, with intervals."""
+    both = [case for case in cases if case.paired]
+    if not both:
+        raise UsageError("no task was solved by the team and has a chain: nothing to compare.")
+    variants = _variants(both, counter)
+    stretched = {
+        f"{name} {caching}": [_recount(case, counter, length_of, caching) for case in both]
+        for name, length_of in variants.items()
+        for caching in STRETCHED
+    }
+    everything = Resamples(_columns(cases, price), seed, resamples)
+    pairs = Resamples(_columns(both, price) | stretched, seed, resamples)
+    n, solved = len(cases), sum(case.team.solved for case in cases)
+    converted = sum(case.team.solved and bool(case.chains) for case in cases)
+    return {
+        "n": n,
+        "solved": {"team": solved, "chain": sum(case.chain("compact").solved for case in cases)},
+        "team_accuracy": wilson(solved, n).figures(),
+        "solved_and_converted": wilson(converted, solved).figures(),
+        "paired_tasks": len(both),
+        "tool_calls_changed": sum(c.team.tool_calls != c.chain("full").tool_calls for c in both),
+        "per_solved": {kind: _versus(everything, kind) for kind in PROMPTS},
+        "paired": {kind: _versus(pairs, kind) for kind in PROMPTS},
+        "by_tool_calls": list(_by_tool_calls(both, price, seed, resamples)),
+        "makeup": _makeup(both),
+        "prompts": _prompts(both, variants),
+        "sensitivity": [_sensitive(pairs, both, name, variants[name]) for name in variants],
+        "prompt_tokens_for_claim": _needed(both, counter),
+    }
+
+
+def _columns(
+    cases: Sequence[Case], price: Price, kinds: Sequence[PromptKind] = PROMPTS
+) -> dict[str, list[float]]:
+    """Every measure of both sides, a number for each case."""
+    columns: dict[str, list[float]] = {}
+    for case in cases:
+        sides = [("team", case.team), *((kind, case.chain(kind)) for kind in kinds)]
+        for name, side in sides:
+            for measure, value in side.measures(price).items():
+                columns.setdefault(f"{name} {measure}", []).append(value)
+    return columns
+
+
+def _versus(table: Resamples, kind: PromptKind) -> Json:
+    """Each measure for a solved task, of the team and of the chain with this prompt."""
+    found: Json = {}
+    for measure in MEASURES:
+        team, chain = (f"team {measure}", "team solved"), (f"{kind} {measure}", f"{kind} solved")
+        found[measure] = {
+            "team": table.ratio(*team).figures(),
+            "chain": table.ratio(*chain).figures(),
+            "reduction": table.reduction(team, chain).figures(),
+        }
+    return found
+
+
+def _by_tool_calls(
+    cases: Sequence[Case], price: Price, seed: int, resamples: int
+) -> Iterator[Json]:
+    """The saving by the length of the work: a chain reads all of it again, an agent its part."""
+    groups: dict[int, list[Case]] = {}
+    for case in cases:
+        groups.setdefault(case.team.tool_calls, []).append(case)
+    for calls, group in sorted(groups.items()):
+        if len(group) < FEWEST:
+            continue
+        table = Resamples(_columns(group, price, ("compact",)), seed, resamples)
+        saved = {
+            caching: table.reduction(
+                (f"team tokens.{caching}", "team solved"),
+                (f"compact tokens.{caching}", "compact solved"),
+            ).figures()
+            for caching in CACHINGS
+        }
+        yield {"tool_calls": calls, "n": len(group), "reduction": saved}
+
+
+# -- how the prompts matter ------------------------------------------------------------------
+
+
+def _variants(cases: Sequence[Case], counter: TokenCounter) -> dict[str, LengthOf]:
+    """Lengths of system prompts to recount with: ours stretched, and those of smolagents."""
+    made: dict[str, LengthOf] = {f"{factor:g}x": _stretched(counter, factor) for factor in FACTORS}
+    calls = peer_prompts()["tokens"]
+    theirs = {part: sum(calls[call].values()) for part, call in PEER_CALLS.items()}
+    if all(agent.part in theirs for case in cases for agent in case.episode.agents):
+        made[PEER] = lambda agent: theirs[agent.part]
+    return made
+
+
+def _stretched(counter: TokenCounter, factor: float) -> LengthOf:
+    return lambda agent: round(factor * counter.prompt_of(agent))
+
+
+def _recount(case: Case, counter: TokenCounter, length_of: LengthOf, caching: Caching) -> float:
+    tokens = counter.team(case.episode, length_of)
+    return tokens.total if caching == "none" else tokens.total_cached
+
+
+def _sensitive(table: Resamples, cases: Sequence[Case], name: str, length_of: LengthOf) -> Json:
+    """The saving if the agents' system prompts had these lengths."""
+    calls = [length_of(agent) for case in cases for agent in case.callers]
+    saved = {
+        kind: {
+            caching: table.reduction(
+                (f"{name} {caching}", "team solved"),
+                (f"{kind} tokens.{caching}", f"{kind} solved"),
+            ).figures()
+            for caching in STRETCHED
+        }
+        for kind in PROMPTS
+    }
+    return {"prompts": name, "tokens_a_call": round(sum(calls) / len(calls), 1), "reduction": saved}
+
+
+def _needed(cases: Sequence[Case], counter: TokenCounter) -> Json:
+    """How long every agent's system prompt would have to be for the claimed saving.
+
+    The team's tokens grow with that length by one for each call, or with a cache for each agent.
+    """
+    bare = [counter.bare(case.episode) for case in cases]
+    calls = [[agent.name for agent in case.callers] for case in cases]
+    grows: dict[Caching, tuple[int, int]] = {
+        "none": (sum(each.total for each in bare), sum(map(len, calls))),
+        "task": (sum(each.total_cached for each in bare), sum(len(set(each)) for each in calls)),
+    }
+    found: Json = {}
+    for kind in PROMPTS:
+        found[kind] = {}
+        for caching in STRETCHED:
+            spent = sum(case.chain(kind).cached(caching).total_cached for case in cases)
+            base, slope = grows[caching]
+            found[kind][caching] = round((spent / (1 - CLAIM) - base) / slope)
+    return found
+
+
+def _makeup(cases: Sequence[Case]) -> Json:
+    """What the tokens of a task are when nothing is cached, and how many calls they are in."""
+    sides = {"team": [case.team for case in cases]}
+    sides |= {kind: [case.chain(kind) for case in cases] for kind in PROMPTS}
+    return {
+        name: {
+            "system": _mean(side.system for side in found),
+            "context": _mean(side.tokens.prompt - side.system for side in found),
+            "written": _mean(side.tokens.sampled for side in found),
+            "model_calls": _mean(side.model_calls for side in found),
+        }
+        for name, found in sides.items()
+    }
+
+
+def _prompts(cases: Sequence[Case], variants: Mapping[str, LengthOf]) -> Json:
+    """Tokens of the prompts of both sides, beside those of smolagents for the same part."""
+    parts: dict[str, list[AgentSpec]] = {}
+    for case in cases:
+        for agent in case.callers:
+            parts.setdefault(agent.part, []).append(agent)
+    return {
+        "team": {
+            part: {
+                "tokens": _mean(map(variants["1x"], agents)),
+                PEER: _mean(map(variants[PEER], agents)) if PEER in variants else None,
+                "calls": round(len(agents) / len(cases), 2),
+            }
+            for part, agents in parts.items()
+        },
+        "chain": {kind: _mean(case.chain(kind).opening for case in cases) for kind in PROMPTS},
+    }
+
+
+def _mean(values: Iterable[float]) -> float:
+    listed = list(values)
+    return round(sum(listed) / len(listed), 2)
+
+
+# ------------------------------------------------------------------------------------------------
+# The result of `coa study cost` as small tables for people.
+# ------------------------------------------------------------------------------------------------
+
+
+_TITLES = {
+    "tokens.none": "tokens, no cache",
+    "tokens.task": "tokens, cache of a task",
+    "tokens.warm": "tokens, warm cache",
+    "money.none": "money, no cache",
+    "money.task": "money, cache of a task",
+    "money.warm": "money, warm cache",
+    "tool_calls": "tool calls",
+}
+
+
+def cost_lines(result: Json) -> Iterator[str]:
+    """The result as small tables, one set after the other."""
+    yield (
+        f"tokens of {result['tokenizer']}; 95% intervals: paired bootstrap over tasks, "
+        f"{result['resamples']:,} resamples, seed {result['seed']}"
+    )
+    yield "the chain is the converted episode: a student that does what the chain says"
+    for name, found in result["sets"].items():
+        yield ""
+        yield from _set_lines(name, found)
+    yield ""
+    price = result["price"]
+    again = price["input"] if price["cached"] is None else price["cached"]
+    label = "example prices, nobody's offer" if result["example_price"] else "prices"
+    yield (
+        f"{label}, for a million tokens: {price['input']:g} read, {again:g} from a "
+        f"cache, {price['output']:g} written"
+    )
+    yield (
+        f"the paper claims {result['claim']:.1%} fewer tokens (10 tasks); prompts compared with "
+        f"{PEER} {result['peer'][PEER]}"
+    )
+
+
+def _set_lines(name: str, found: Json) -> Iterator[str]:
+    solved, pairs = found["solved"], found["paired_tasks"]
+    yield (
+        f"{name}: {found['n']} tasks, {solved['team']} solved by the team, {solved['chain']} by "
+        f"chains, {found['tool_calls_changed']} with another number of tool calls"
+    )
+    for reason, count in found["without_chain"].items():
+        yield f"  no chain: {count} x {reason}"
+    yield from _versus_lines("a solved task, failed ones paid", "compact", found["per_solved"])
+    yield from _versus_lines("a solved task, failed ones paid", "full", found["per_solved"])
+    yield from _versus_lines(f"a task that both solve, n={pairs}", "compact", found["paired"])
+    yield f"  {'agents have the prompts of':<28}{'tokens':>8}   fewer without a cache"
+    for row in found["sensitivity"]:
+        saved = row["reduction"]["compact"]
+        prompts = f"ours, {row['prompts']}" if row["prompts"] != PEER else PEER
+        yield (
+            f"  {prompts:<28}{row['tokens_a_call']:>8.0f}   {_percent(saved['none'])}"
+            f"   with one {_percent(saved['task'])}"
+        )
+    yield f"  {'tool calls of a task':<28}{'n':>8}   fewer without a cache"
+    for row in found["by_tool_calls"]:
+        saved = row["reduction"]
+        yield (
+            f"  {row['tool_calls']:<28}{row['n']:>8}   {_percent(saved['none'])}"
+            f"   with one {_percent(saved['task'])}"
+        )
+    needed = found["prompt_tokens_for_claim"]["compact"]
+    yield (
+        f"  the claimed saving needs prompts of {needed['none']:,} tokens in every agent without "
+        f"a cache, of {needed['task']:,} with one"
+    )
+
+
+def _versus_lines(title: str, kind: PromptKind, found: Json) -> Iterator[str]:
+    yield f"  {title + ', ' + kind + ' prompt':<46}{'team':>10}{'chain':>10}   fewer"
+    for measure, row in found[kind].items():
+        means = f"{row['team']['value']:>10.4g}{row['chain']['value']:>10.4g}"
+        yield f"    {_TITLES[measure]:<44}{means}   {_percent(row['reduction'])}"
+
+
+def _percent(found: Json) -> str:
+    return f"{found['value']:6.1%} {interval(found['ci95'], '.1%')}"

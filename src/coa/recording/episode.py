@@ -1,0 +1,399 @@
+"""Episode: what a multi-agent system did for one task, before conversion.
+
+Agents have a system prompt and a context of their own: an agent sees only what was said to it, what
+it said, and what its tools returned. Each `Say` of an agent is one model call. What that call was
+given follows from the events before it (`messages_of`), so cost can be counted with any tokenizer
+and with or without a prompt cache; a record of another framework may state it instead
+(`ModelCall.given`). `erred` marks a mistake for later study (an injected one, or a critic's who let
+it pass or objected to sound work); no agent ever sees it.
+
+Agents that work at the same time are in branches. The events of a branch are in order; those of
+several branches may be mixed, as they happened. An event of no branch ends the branches before it:
+a branch that comes later sees all of them, also where it has the name of one.
+
+Wall-clock figures (`Episode.seconds`) are kept out of the record, as those of trajectories are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args
+
+from coa.errors import RecordError, did_you_mean
+from coa.io.runs import Json, read_jsonl, read_records
+from coa.tools.base import Failure
+
+SCHEMA = 3
+READABLE = (1, 2, 3)
+"""Schema 1 had neither branches nor model calls, schema 2 did not say which tools there were; all
+of these have defaults, so old files read as they are."""
+_FIELDS = "task_id question teacher seed answer error meta agents events".split()
+"""Of an episode on disk: each must be there, though it may be null where it has a default."""
+USER = "user"
+SYSTEM = "system"
+"""Not an agent: the code that carries results from one agent to another."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSpec:
+    """One agent of the system: its name, the part it plays and its system prompt."""
+
+    name: str
+    part: str
+    """planner, searcher, reader, coder, reflector, verifier ..."""
+    system: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSpec:
+    """A tool that the team had: what a prompt says of it."""
+
+    name: str
+    about: str = ""
+    body: str = "text"
+    schema: str = ""
+    """JSON schema of the argument as JSON text, for a body of JSON."""
+
+
+class Message(NamedTuple):
+    """One message of a model call, as chat models take them."""
+
+    role: Literal["system", "user", "assistant"]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCall:
+    """What a language model was given and wrote for a message, and what that cost."""
+
+    model: str
+    text: str
+    """As it was sampled, before anybody read a message in it."""
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    sampled_tokens: int = 0
+    cost: float | None = None
+    """In the currency of the price table; None: no price is known."""
+    given: list[Message] | None = None
+    """The messages it was given, where they do not follow from the events before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    """One model call: an agent thinks and says something to another."""
+
+    agent: str
+    to: str
+    text: str
+    thought: str = ""
+    facts: dict[str, Any] = field(default_factory=dict)
+    """Machine-readable content of the message; its `part` says what the message is: a plan, a
+    query, a finding, an alarm, an approval, a suggestion, a check, a verdict."""
+    erred: bool = False
+    branch: str = ""
+    """Which of several agents at work at the same time; empty: it worked alone."""
+    call: ModelCall | None = None
+
+    @property
+    def written(self) -> str:
+        """What the agent's model wrote."""
+        return self.call.text if self.call else f"{self.thought} {self.text}".strip()
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """One tool call of an agent and what came back."""
+
+    agent: str
+    tool: str
+    argument: str
+    result: str
+    failure: str | None = None
+    erred: bool = False
+    branch: str = ""
+
+
+Happening = Say | Use
+
+
+class Tokens(NamedTuple):
+    """Tokens of an episode: those that went in, those of them in a cache, those that came out."""
+
+    prompt: int
+    cached: int
+    sampled: int
+
+    @property
+    def total(self) -> int:
+        return self.prompt + self.sampled
+
+    @property
+    def total_cached(self) -> int:
+        """With a perfect prompt cache."""
+        return self.prompt - self.cached + self.sampled
+
+
+@dataclass(slots=True)
+class Episode:
+    """The record of one task: who said what to whom, which tools were used, and the answer."""
+
+    task_id: str
+    question: str
+    teacher: str
+    agents: list[AgentSpec]
+    events: list[Happening] = field(default_factory=list)
+    answer: str | None = None
+    error: str | None = None
+    seed: int = 0
+    meta: dict[str, Any] = field(default_factory=dict)
+    tools: list[ToolSpec] = field(default_factory=list)
+    """The tools that the team had, used or not; empty: nobody noted them."""
+    seconds: dict[str, float] = field(default_factory=dict, compare=False)
+    """Wall-clock figures: total, model, tools. Not part of the record."""
+
+    @property
+    def calls(self) -> list[int]:
+        """Places of the model calls; the user and the code between agents call no model."""
+        names = {agent.name for agent in self.agents}
+        said = enumerate(self.events)
+        return [at for at, event in said if isinstance(event, Say) and event.agent in names]
+
+    @property
+    def cost(self) -> float | None:
+        """Money of all model calls; None when the price of one is not known."""
+        spent = [event.call.cost if event.call else None for event in self._said()]
+        known = [cost for cost in spent if cost is not None]
+        return sum(known) if known and len(known) == len(spent) else None
+
+    def _said(self) -> Iterator[Say]:
+        for place in self.calls:
+            event = self.events[place]
+            assert isinstance(event, Say), event
+            yield event
+
+    def messages_of(self, place: int) -> list[Message]:
+        """What the model call at `place` was given, its system prompt first."""
+        said = self.events[place]
+        assert isinstance(said, Say), said
+        if said.call and said.call.given is not None:
+            return said.call.given
+        return self.context_of(said.agent, said.branch, self.events[:place])
+
+    def context_of(self, agent: str, branch: str, events: Sequence[Happening]) -> list[Message]:
+        """What an agent has seen of `events` and would be given next.
+
+        Inside a branch it does not see what happens at the same time in another one.
+        """
+        system = next((each.system for each in self.agents if each.name == agent), "")
+        seen = [Message("system", system)]
+        alone = (place for place in reversed(range(len(events))) if not events[place].branch)
+        ended = next(alone, -1)
+        for place, event in enumerate(events):
+            if not branch or place <= ended or event.branch == branch:
+                seen += _seen_by(agent, event)
+        return seen
+
+    def count_tokens(self, count: Callable[[str], int]) -> Tokens:
+        """Cost of every model call, counted with `count`, or as its server counted it.
+
+        With a cache an agent pays again only for what it was not given, and did not write, before.
+        """
+        prompt = cached = sampled = 0
+        sent: dict[str, list[list[Message]]] = {}
+        for place in self.calls:
+            said = self.events[place]
+            assert isinstance(said, Say), said
+            if said.call and said.call.sampled_tokens:
+                prompt += said.call.prompt_tokens
+                cached += said.call.cached_tokens
+                sampled += said.call.sampled_tokens
+                continue
+            given = self.messages_of(place)
+            earlier = sent.setdefault(said.agent, [])
+            shared = max((_common(given, before) for before in earlier), default=0)
+            lengths = [count(message.text) for message in given]
+            prompt += sum(lengths)
+            cached += sum(lengths[:shared])
+            sampled += count(said.written)
+            earlier.append([*given, Message("assistant", said.written)])
+        return Tokens(prompt, cached, sampled)
+
+    def to_json(self) -> Json:
+        return {
+            "schema": SCHEMA,
+            "task_id": self.task_id,
+            "question": self.question,
+            "teacher": self.teacher,
+            "seed": self.seed,
+            "answer": self.answer,
+            "error": self.error,
+            "meta": self.meta,
+            "agents": [_plain(agent) for agent in self.agents],
+            "tools": [_plain(each) for each in self.tools],
+            "events": [
+                {"kind": "say" if isinstance(event, Say) else "use", **_plain(event)}
+                for event in self.events
+            ],
+        }
+
+    @classmethod
+    def from_json(cls, record: Json) -> Episode:
+        if record.get("schema") not in READABLE:
+            raise RecordError(
+                f"found episode schema {record.get('schema')!r}, expected {SCHEMA}. "
+                "Is this an episodes.jsonl from `coa record`?"
+            )
+        given = {name: record[name] for name in _FIELDS}
+        given["tools"] = record.get("tools")
+        if isinstance(given["task_id"], int | float):  # a task file may have numbers as ids, too
+            given["task_id"] = str(given["task_id"])
+        given = _checked(cls, given, "the episode")
+        if not given["question"].strip():
+            raise RecordError("the question is empty.")
+        given["agents"] = _team(given["agents"])
+        given["tools"] = [
+            ToolSpec(**_checked(ToolSpec, each, "tools")) for each in given.get("tools", [])
+        ]
+        names = [agent.name for agent in given["agents"]]
+        events = enumerate(given.get("events", []), 1)
+        given["events"] = [_event(number, event, names) for number, event in events]
+        return cls(**given)
+
+
+def _seen_by(agent: str, event: Happening) -> list[Message]:
+    if isinstance(event, Use):
+        return [Message("user", event.result)] if event.agent == agent and event.result else []
+    if event.agent == agent:
+        return [Message("assistant", event.written)] if event.written else []
+    return [Message("user", event.text)] if event.to == agent and event.text else []
+
+
+def _common(one: Sequence[Message], other: Sequence[Message]) -> int:
+    """How many messages both begin with."""
+    pairs = zip(one, other, strict=False)
+    return next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+
+
+def _plain(record: AgentSpec | ToolSpec | Happening | ModelCall) -> Json:
+    """Fields that are not what they are anyway."""
+    found: Json = {}
+    for each in fields(record):
+        value = getattr(record, each.name)
+        default = each.default if each.default_factory is MISSING else each.default_factory()
+        if value != default:
+            found[each.name] = _plain(value) if isinstance(value, ModelCall) else value
+    return found
+
+
+_EXPECTED: Mapping[str, tuple[type | tuple[type, ...], str]] = {
+    "str": (str, "a text"),
+    "bool": (bool, "true or false"),
+    "int": (int, "a whole number"),
+    "float": ((int, float), "a number"),
+    "dict": (dict, "an object"),
+    "list": (list, "a list"),
+    "ModelCall": (dict, "an object"),
+}
+"""What a record holds for a field, by the first word of the field's type."""
+
+
+def _checked(kind: type[Any], record: Any, where: str) -> Json:
+    """The fields of an episode or of a part of it; one that is null has its default."""
+    if not isinstance(record, dict):
+        raise RecordError(f"{where}: found {str(record)[:60]!r}, expected an object.")
+    known = [each.name for each in fields(kind)]
+    if unknown := next((name for name in record if name not in known), ""):
+        hint = did_you_mean(unknown, known)
+        raise RecordError(f"{where}: {unknown!r} is not a field of a {kind.__name__}.{hint}")
+    given = {name: value for name, value in record.items() if value is not None}
+    for each in fields(kind):
+        if each.name in given:
+            _check(given[each.name], str(each.type), f"{where}: {each.name}")
+        elif each.default is MISSING and each.default_factory is MISSING:
+            raise RecordError(f"{where}: has no {each.name}.")
+    return given
+
+
+def _check(value: Any, declared: str, where: str) -> None:
+    fitting, expected = _EXPECTED[re.split(r"\W", declared)[0]]
+    if not isinstance(value, fitting):
+        raise RecordError(f"{where}: found {repr(value)[:60]}, expected {expected}.")
+
+
+def _team(records: list[Any]) -> list[AgentSpec]:
+    """The agents, whose names tell them apart, also from those who are none."""
+    agents = [AgentSpec(**_checked(AgentSpec, each, "agents")) for each in records]
+    names = [agent.name for agent in agents]
+    for name in names:
+        if name in (USER, SYSTEM):
+            raise RecordError(f"agents: found {name!r}, which is no agent; expected another name.")
+        if names.count(name) > 1:
+            raise RecordError(f"agents: found {name!r} twice, expected each agent once.")
+    return agents
+
+
+def _event(number: int, record: Any, names: Sequence[str]) -> Happening:
+    """One event of a team with these names; `number` counts from 1."""
+    where = f"event {number}"
+    kind = record.get("kind") if isinstance(record, dict) else None
+    if kind not in ("say", "use"):
+        raise RecordError(f"{where} has the kind {kind!r}, expected say or use.")
+    given = {name: value for name, value in record.items() if name != "kind"}
+    if kind == "use":
+        nothing = {"tool": (None, ""), "argument": (None,)}
+        missing = next((name for name in nothing if given.get(name) in nothing[name]), None)
+        if missing:
+            raise RecordError(
+                f"{where} is the result of a tool without a call: it names no {missing}."
+            )
+        use = Use(**_checked(Use, given, where))
+        _check_name(use.agent, names, f"{where}: agent")
+        if use.failure is not None and use.failure not in get_args(Failure):
+            expected = ", ".join(get_args(Failure))
+            raise RecordError(
+                f"{where}: failure: found {use.failure!r}, expected null or one of {expected}."
+            )
+        return use
+    given = _checked(Say, given, where)
+    for end in ("agent", "to"):
+        _check_name(given[end], names, f"{where}: {end}")
+    if "call" in given:
+        given["call"] = _model_call(given["call"], f"{where}: call")
+    return Say(**given)
+
+
+def _check_name(name: str, names: Sequence[str], where: str) -> None:
+    known = [*names, USER, SYSTEM]
+    if name not in known:
+        hint = did_you_mean(name, known)
+        raise RecordError(f"{where}: found {name!r}, expected a name from agents.{hint}")
+
+
+def _model_call(record: Json, where: str) -> ModelCall:
+    given = _checked(ModelCall, record, where)
+    for message in given.get("given", []):
+        if not isinstance(message, list) or list(map(type, message)) != [str, str]:
+            found = str(message)[:60]
+            raise RecordError(f"{where}: given: found {found!r}, expected a role and a text.")
+    if "given" in given:
+        given["given"] = [Message(*message) for message in given["given"]]
+    return ModelCall(**given)
+
+
+def load_episodes(path: Path) -> list[Episode]:
+    """Read an episodes file; a damaged line is named."""
+    return read_records(path, Episode.from_json)
+
+
+def read_episodes(path: Path) -> Iterator[tuple[int, Episode | RecordError]]:
+    """(line, episode), or what is wrong with the line: one bad record does not spoil a file."""
+    for number, record in read_jsonl(path):
+        try:
+            yield number, Episode.from_json(record)
+        except KeyError as missing:
+            yield number, RecordError(f"the episode has no field {missing}.")
+        except (AttributeError, TypeError, ValueError) as wrong:
+            yield number, RecordError(" ".join(str(wrong).split()))

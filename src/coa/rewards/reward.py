@@ -1,0 +1,473 @@
+"""open_reward: an expression in, an opened reward out, which scores trajectories.
+
+    async with open_reward("tests*format", tasks=tasks) as reward:
+        scored = await reward.score(task, trajectory)
+
+Sandbox, processes and connections are opened once for a run, and only those that the expression
+(for `auto`: the tasks) needs; so what is missing is said before the first rollout, not after it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+import re
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Sequence,
+)
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from coa.errors import ConfigError, boundary, did_you_mean
+from coa.io.runs import Json
+from coa.io.settings import load_object
+from coa.rewards.answers import exact, f1, squad
+from coa.rewards.calls import calls
+from coa.rewards.form import FormatSettings, open_format
+from coa.rewards.judge import JudgeSettings, open_judge
+from coa.rewards.mathematics import MathSettings, open_math
+from coa.rewards.programs import ProgramSettings, open_tests, suite_of
+from coa.rewards.scored import Checker, Part, Scored, Scorer, part_of
+from coa.tasks import Task
+from coa.trajectory import Trajectory
+
+_TOKEN = re.compile(r"\s*(?:(\d+\.?\d*|\.\d+)|([A-Za-z_][\w.]*(?::[\w.]*)?)|([-+*/()]))")
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    terms: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    factors: tuple[Node, ...]
+
+
+Node = Weight | Name | Sum | Product
+Ask = Callable[[str], Awaitable[float | None]]
+
+
+def parse_expression(text: str, known: Collection[str]) -> Node:
+    """Read an expression; names are those that are known, or have a colon."""
+    node = _Reader(text, known).read()
+    if not any(names_in(node)):
+        raise ConfigError(f"reward {text!r} names no reward. Known: {', '.join(sorted(known))}.")
+    if (most := _most(node)) > 1 + _ROUNDING:
+        raise ConfigError(
+            f"reward {text!r} can reach {most:g}, expected at most 1. "
+            "Give the terms weights, as in 0.9*exact + 0.1*format."
+        )
+    return node
+
+
+def names_in(node: Node) -> Iterator[str]:
+    """The names of an expression, in order, each as often as it stands there."""
+    if isinstance(node, Name):
+        yield node.name
+    elif isinstance(node, (Sum, Product)):
+        for inner in node.terms if isinstance(node, Sum) else node.factors:
+            yield from names_in(inner)
+
+
+async def evaluate(node: Node, ask: Ask, cost: Callable[[str], int]) -> float | None:
+    """The value, asking for the parts that decide it: in a product the cheapest come first, and
+    after a 0 the others are not asked."""
+    if isinstance(node, Weight):
+        return node.value
+    if isinstance(node, Name):
+        return await ask(node.name)
+    if isinstance(node, Sum):
+        terms = [await evaluate(term, ask, cost) for term in node.terms]
+        known = [term for term in terms if term is not None]
+        return _tidy(math.fsum(known)) if len(known) == len(terms) else None
+    found: list[float | None] = []
+    for factor in sorted(node.factors, key=lambda each: max(map(cost, names_in(each)), default=0)):
+        value = await evaluate(factor, ask, cost)
+        if value == 0:
+            return 0.0
+        found.append(value)
+    factors = [value for value in found if value is not None]
+    return _tidy(math.prod(factors)) if len(factors) == len(found) else None
+
+
+def _tidy(value: float) -> float:
+    """Without what adding binary fractions leaves: 0.7 + 0.2 + 0.1 is 1."""
+    return min(1.0, round(value, 12)) if value <= 1 + _ROUNDING else value
+
+
+def _most(node: Node) -> float:
+    """The largest value that an expression can have."""
+    if isinstance(node, Weight):
+        return node.value
+    if isinstance(node, Sum):
+        return math.fsum(map(_most, node.terms))
+    return math.prod(map(_most, node.factors)) if isinstance(node, Product) else 1.0
+
+
+class _Reader:
+    """Reads `sum := product ('+' product)*`, `product := factor ('*' factor)*`."""
+
+    def __init__(self, text: str, known: Collection[str]) -> None:
+        self._text, self._known, self._at = text, known, 0
+
+    def read(self) -> Node:
+        node = self._sum(0)
+        if (left := self._text[self._at :].strip()) and node:
+            raise self._wrong(f"found {left!r}, expected + or * or the end")
+        return node
+
+    def _sum(self, depth: int) -> Node:
+        terms = [self._product(depth)]
+        while self._take("+"):
+            terms.append(self._product(depth))
+        return terms[0] if len(terms) == 1 else Sum(tuple(terms))
+
+    def _product(self, depth: int) -> Node:
+        factors = [self._factor(depth)]
+        while self._take("*"):
+            factors.append(self._factor(depth))
+        return factors[0] if len(factors) == 1 else Product(tuple(factors))
+
+    def _factor(self, depth: int) -> Node:
+        found = _TOKEN.match(self._text, self._at)
+        if found is None or (found[3] and found[3] != "("):
+            left = self._text[self._at :].strip()
+            raise self._wrong(f"found {left!r}, expected a reward or a weight" if left else "ends")
+        self._at = found.end()
+        if found[1]:
+            if not (weight := float(found[1])):
+                raise self._wrong("a weight of 0 has no effect; leave that part out")
+            return Weight(weight)
+        if found[2]:
+            return Name(self._checked(found[2]))
+        if depth > 20:
+            raise self._wrong("has too many brackets")
+        node = self._sum(depth + 1)
+        if not self._take(")"):
+            raise self._wrong("a bracket is not closed")
+        return node
+
+    def _checked(self, name: str) -> str:
+        if name in self._known or ":" in name:
+            return name
+        raise ConfigError(
+            f"{name!r} is not a reward.{did_you_mean(name, self._known)} "
+            "Own ones: module:attribute."
+        )
+
+    def _take(self, sign: str) -> bool:
+        found = _TOKEN.match(self._text, self._at)
+        if found is None or found[3] != sign:
+            return False
+        self._at = found.end()
+        return True
+
+    def _wrong(self, problem: str) -> ConfigError:
+        if problem == "ends":
+            problem = "ends where a reward or a weight was expected"
+        return ConfigError(f"reward {self._text!r}: {problem}. Example: 0.9*exact + 0.1*format.")
+
+
+OPENED = ("format", "judge", "math", "tests")
+"""Rewards that have settings, or hold a process or a connection: see `open_reward`."""
+
+
+_MATHEMATICS = frozenset(
+    "aime24 aime25 amc23 gsm8k math math500 math_dapo olympiadbench".split()  # by AFM's names
+)
+
+
+def auto(task: Task, trajectory: Trajectory) -> float | None:
+    """What the task itself says that it is judged by.
+
+    Without being opened it cannot run tests, and takes the answers of other tasks as text.
+    """
+    named = reward_for(task)
+    return SCORERS[named if named in SCORERS and named != "auto" else "exact"](task, trajectory)
+
+
+SCORERS: dict[str, Scorer] = {
+    "exact": exact,
+    "squad": squad,
+    "f1": f1,
+    "calls": calls,
+    "auto": auto,
+}
+
+
+def reward_for(task: Task) -> str:
+    """The reward that fits a task: what it names itself, tests if it has some, or its answers.
+
+    A task is a record, so the reward that it names is one of ours: code is imported only where a
+    person typed its reference.
+    """
+    if named := str(task.meta.get("reward") or ""):
+        if ":" in named:
+            raise ConfigError(
+                f"task {task.id} names the reward {named!r}: a reference inside a file is never "
+                f"imported. Give it yourself: --reward {named}."
+            )
+        return named
+    if "tests" in task.gold:
+        return "tests"
+    if str(task.meta.get("data_source", "")).lower() in _MATHEMATICS:
+        return "math"
+    return "exact"
+
+
+def lacking(reward: str, task: Task) -> str:
+    """What a task does not have and the reward judges by; nothing where it has it, or nobody knows.
+
+    To be asked before hours of rollouts, not after them.
+    """
+    name = reward_for(task) if reward == "auto" else reward
+    if name in ("tests", "calls"):
+        if name == "tests" and name in task.gold:
+            suite_of(task)  # one that cannot be read says so here
+        return "" if name in task.gold else name
+    by_answers = name in ("exact", "squad", "f1", "judge", "math")
+    return "gold answer" if by_answers and not task.answers else ""
+
+
+def choose_reward(reward: str, tasks: Iterable[Task]) -> str:
+    """The reward that was asked for; `auto` is the one that all tasks share, where they do."""
+    if reward != "auto":
+        return reward
+    found = {reward_for(task) for task in tasks}
+    return found.pop() if len(found) == 1 else "auto"
+
+
+def load_scorer(reference: str) -> Scorer:
+    """A scorer by name, or `module:attribute` for one's own."""
+    if reference in SCORERS:
+        return SCORERS[reference]
+    if reference in OPENED:
+        raise ConfigError(f"reward {reference!r} has to be opened first: use open_reward.")
+    if ":" not in reference:
+        hint = did_you_mean(reference, [*SCORERS, *OPENED])
+        raise ConfigError(f"{reference!r} is not a reward.{hint} Own ones: module:attribute.")
+    scorer = load_object(reference)
+    if not callable(scorer):
+        raise ConfigError(f"reward {reference!r} is a {type(scorer).__name__}, not a function.")
+    return scorer  # type: ignore[no-any-return]
+
+
+Own = Callable[..., Any]
+"""A reward of one's own: a function of (task, trajectory) or (task, trajectory, state)."""
+REWARDS = (*SCORERS, *OPENED)
+"""The rewards that have a name."""
+_COSTS = {"math": 1, "tests": 2, "judge": 3}
+"""How dear a part is; own ones are taken for as dear as comparing mathematics."""
+_SPEED = {
+    "math": ("processes",),
+    "tests": ("slots",),
+    "judge": ("cache", "attempts", "slots", "timeout_s", "retries", "backoff_s", "prompt"),
+}
+"""Settings that decide how fast it goes, or that something else stands for."""
+
+
+@dataclass(frozen=True)
+class RewardSettings:
+    """The table `[reward]` of a recipe; see docs/rewards.md."""
+
+    expression: str = "auto"
+    """auto: what suits each task; or names, `module:attribute`, weights, +, * and brackets."""
+    math: MathSettings = field(default_factory=MathSettings)
+    tests: ProgramSettings = field(default_factory=ProgramSettings)
+    judge: JudgeSettings = field(default_factory=JudgeSettings)
+    format: FormatSettings = field(default_factory=FormatSettings)
+
+    def __post_init__(self) -> None:
+        if "judge" in self.needs():
+            self.judge.require_model()  # now, not when a run directory is there already
+
+    def needs(self, tasks: Iterable[Task] = ()) -> list[str]:
+        """The names of the parts; `auto` stands with those that it takes for these tasks."""
+        named = dict.fromkeys(names_in(parse_expression(self.expression, REWARDS)))
+        if "auto" in named:
+            named |= dict.fromkeys(map(reward_for, tasks))
+        return list(named)
+
+    def identity(self, tasks: Iterable[Task] = ()) -> Json:
+        """What scores depend on, for a manifest: the expression, and settings of its parts."""
+        found: Json = {"expression": "".join(self.expression.split())}
+        for name in self.needs(tasks):
+            if name in OPENED:
+                table = asdict(getattr(self, name))
+                found[name] = {k: v for k, v in table.items() if k not in _SPEED.get(name, ())}
+        if "judge" in found:
+            found["judge"] |= self.judge.identity()
+        return found
+
+
+@asynccontextmanager
+async def open_reward(
+    settings: RewardSettings | str = "auto",
+    *,
+    tasks: Iterable[Task] = (),
+    own: Own | None = None,
+) -> AsyncIterator[Reward]:
+    """Open a reward, given as an expression or with settings. `tasks`: what `auto` will judge;
+    `own`: a function that stands for `auto`."""
+    if isinstance(settings, str):
+        settings = RewardSettings(settings)
+    async with AsyncExitStack() as held:
+        reward = Reward(settings, held, own)
+        for name in settings.needs(() if own else tasks):
+            await reward.open(name)
+        yield reward
+
+
+class Reward:
+    """An opened reward; see `open_reward`."""
+
+    def __init__(
+        self, settings: RewardSettings, held: AsyncExitStack, own: Own | None = None
+    ) -> None:
+        self.settings, self._own = settings, own
+        self._node: Node = parse_expression(settings.expression, REWARDS)
+        self._checkers: dict[str, Checker] = {}
+        self._held, self._opening = held, asyncio.Lock()
+
+    @property
+    def name(self) -> str:
+        """The expression; a function that stands for all of it has its own name."""
+        whole = self.settings.expression
+        return own_name(self._own) if self._own and whole == "auto" else whole
+
+    @property
+    def takes_state(self) -> bool:
+        """Whether it judges with the state of a rollout, which is gone when that is over."""
+        return any(getattr(each, "takes_state", False) for each in self._checkers.values())
+
+    async def score(self, task: Task, trajectory: Trajectory, state: Any = None) -> Scored:
+        """Judge one trajectory; as many at once as you like."""
+        parts: dict[str, Part] = {}
+
+        async def ask(name: str) -> float | None:
+            if name not in parts:
+                checker = self._checkers.get(name) or await self.open(name)
+                parts[name] = await _asked(checker, task, trajectory, state)
+            return parts[name].score
+
+        value = await evaluate(self._node, ask, lambda name: _COSTS.get(name, ":" in name))
+        if self._own is not None and "auto" in parts:
+            parts[own_name(self._own)] = parts.pop("auto")
+        return Scored(value, parts)
+
+    async def score_all(self, pairs: Iterable[tuple[Task, Trajectory]]) -> list[Scored]:
+        """Judge many, all at once, in the order given. The first failure ends the others."""
+        return await together(self.score(*pair) for pair in pairs)
+
+    def usage(self) -> Json:
+        """What the parts counted, by name: calls and tokens of a judge."""
+        counts = {name: getattr(each, "counts", None) for name, each in self._checkers.items()}
+        return {name: count() for name, count in counts.items() if count is not None}
+
+    async def open(self, name: str) -> Checker:
+        """The checker of that name, opened if it is not open yet."""
+        async with self._opening:
+            if name not in self._checkers:
+                self._checkers[name] = await self._open(name)
+            return self._checkers[name]
+
+    async def _open(self, name: str) -> Checker:
+        if name == "auto":
+            return self._by_task if self._own is None else function(self._own, own_name(self._own))
+        if name not in OPENED:
+            return function(load_scorer(name), name)
+        makers: dict[str, Callable[[Any], AbstractAsyncContextManager[Checker]]]
+        makers = {"math": open_math, "tests": open_tests, "judge": open_judge}
+        makers["format"] = open_format
+        return await self._held.enter_async_context(makers[name](getattr(self.settings, name)))
+
+    async def _by_task(self, task: Task, trajectory: Trajectory) -> Part:
+        name = reward_for(task)
+        if name == "auto":
+            raise ConfigError(f"task {task.id}: names the reward 'auto', which is no reward.")
+        checker = self._checkers.get(name) or await self.open(name)
+        return await _asked(checker, task, trajectory, None)
+
+
+def _asked(
+    checker: Checker, task: Task, trajectory: Trajectory, state: Any
+) -> Coroutine[Any, Any, Part]:
+    with_state = getattr(checker, "takes_state", False)
+    asked: Any = checker(task, trajectory, state) if with_state else checker(task, trajectory)
+    return asked  # type: ignore[no-any-return]
+
+
+def own_name(own: Own) -> str:
+    """What a function is called where rewards are listed."""
+    return getattr(own, "__name__", "own")
+
+
+def function(scorer: Own, name: str) -> Checker:
+    """A function as a part: ours or one's own, synchronous or not, with the state or without."""
+    with_state = takes_state(scorer)
+
+    async def judge(task: Task, trajectory: Trajectory, state: Any = None) -> Part:
+        with boundary(ConfigError, f"reward {name!r}, on task {task.id},", located=True):
+            given = (task, trajectory, state) if with_state else (task, trajectory)
+            found = scorer(*given)
+            if inspect.isawaitable(found):
+                found = await found
+        return part_of(found, name, task)
+
+    judge.takes_state = with_state  # type: ignore[attr-defined]
+    return judge
+
+
+def takes_state(scorer: Own) -> bool:
+    """Whether a reward is a function of three: the task, the trajectory and the state."""
+    try:
+        parameters = inspect.signature(scorer).parameters.values()
+    except (TypeError, ValueError):  # of something built in
+        return False
+    placed = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    needed = [p for p in parameters if p.kind in placed and p.default is p.empty]
+    return len(needed) > 2
+
+
+async def together(judging: Iterable[Coroutine[Any, Any, Scored]]) -> list[Scored]:
+    """Wait for all, in the order given; the first failure ends the others."""
+    tasks = [asyncio.create_task(each) for each in judging]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for each in tasks:
+            each.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def mean_parts(scored: Sequence[Scored]) -> Json:
+    """For metrics: the mean of each part over those that it judged, and how many it did not."""
+    names = dict.fromkeys(name for each in scored for name in each.parts)
+    means: Json = {}
+    for name in names:
+        asked = [each.parts[name].score for each in scored if name in each.parts]
+        judged = [score for score in asked if score is not None]
+        mean = sum(judged) / len(judged) if judged else None
+        means[name] = {"mean": mean, "n": len(judged), "unjudged": len(asked) - len(judged)}
+    return means

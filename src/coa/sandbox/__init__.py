@@ -1,0 +1,27 @@
+"""Programs that a model wrote, run where they can do no harm.
+
+    async with Sandbox() as box:
+        outcome = await box.run("print(6 * 7)")
+
+Programs run behind several walls at once (see `tiers`, `walls` and `inside.confine`), and a machine
+that cannot build them refuses. A warm process waits behind each wall, so a run takes milliseconds.
+"""
+
+from __future__ import annotations
+
+from coa.sandbox.box import PACKAGES, Sandbox, Session
+from coa.sandbox.limits import Ended, Limits, Outcome, SandboxError
+from coa.sandbox.tiers import Finding, Tier, reach_tier
+
+__all__ = [
+    "PACKAGES",
+    "Ended",
+    "Finding",
+    "Limits",
+    "Outcome",
+    "Sandbox",
+    "SandboxError",
+    "Session",
+    "Tier",
+    "reach_tier",
+]

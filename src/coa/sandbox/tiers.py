@@ -1,0 +1,314 @@
+"""Which protection this machine offers, found by trying: `reach_tier()`.
+
+FULL is everything: a view of its own (bubblewrap), Landlock, a filter of system calls and limits,
+and a throwaway uid where we are root. PROCESS is the same without namespaces. A tier is reached
+when a program runs in it and the attacks in `probes` do not get through.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import platform
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import IntEnum
+from functools import cache
+
+from coa.sandbox.limits import Limits, SandboxError
+from coa.sandbox.slot import Slot
+from coa.sandbox.walls import Walls, can_drop, find_layout
+
+_CALL = """
+import ctypes, platform
+libc = ctypes.CDLL(None, use_errno=True)
+x86 = platform.machine() == "x86_64"
+def call(on_x86, on_arm, *arguments):
+    if libc.syscall(on_x86 if x86 else on_arm, *arguments) >= 0:
+        print("OPEN")
+"""
+_CONNECT = """
+import socket
+for family, address in ((socket.AF_INET, ("127.0.0.1", 9)), (socket.AF_UNIX, "\\0coa")):
+    for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
+        try:
+            socket.socket(family, kind)
+            print("OPEN")
+        except OSError:
+            pass
+"""
+_HOST_FILES = """
+import os
+for path in ("/etc/passwd", "/etc/hostname", "/proc/1/environ", "/proc/self/maps", "/sys", "/usr"):
+    try:
+        os.listdir(path) if os.path.isdir(path) else open(path).read()
+        print("OPEN", path)
+    except OSError:
+        pass
+"""
+_WRITES = """
+import sys, os
+for folder in ("/", "/dev", "/var/tmp", os.path.dirname(os.__file__), "/py", "/py/site"):
+    try:
+        open(os.path.join(folder, "coa-was-here"), "w")
+        print("OPEN", folder)
+    except OSError:
+        pass
+"""
+_SIGNALS = """
+import os
+try:
+    os.kill(os.getppid(), 9)  # one that arrives ends the sandbox, and that is noticed
+except OSError:
+    pass
+"""
+_EXECUTES = """
+import os, sys
+for path in ("/bin/sh", sys.executable or "/py/bin/python3", "/py/bin/python3"):
+    try:
+        os.execv(path, [path, "-c", "print('OPEN')"])
+    except OSError:
+        pass
+"""
+_IDENTITY = """
+import os
+for become in (lambda: os.setuid(0), lambda: os.setgid(0), lambda: os.setgroups([0])):
+    try:
+        become()
+        print("OPEN")
+    except OSError:
+        pass
+if os.getuid() == 0:
+    print("OPEN")
+"""
+_LIMITS = """
+import resource
+for kind in (resource.RLIMIT_AS, resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE):
+    try:
+        resource.setrlimit(kind, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        print("OPEN")
+    except (OSError, ValueError):
+        pass
+try:
+    bytearray(1 << 36)
+    print("OPEN")
+except MemoryError:
+    pass
+"""
+
+_FORKS = """
+import os, time
+started = 0
+for _ in range(64):
+    try:
+        if os.fork() == 0:
+            time.sleep(60)
+            os._exit(0)
+        started += 1
+    except OSError:
+        pass
+if started == 64:
+    print("OPEN")
+"""
+
+PROBES = {
+    "sockets": _CONNECT,
+    "files of the host": _HOST_FILES,
+    "writing outside": _WRITES,
+    "signals": _SIGNALS,
+    "starting a program": _EXECUTES,
+    "becoming root": _IDENTITY,
+    "raising a limit": _LIMITS,
+    "processes without end": _FORKS,
+    "ptrace": f"{_CALL}call(101, 117, 0, 0, 0, 0)",
+    "unshare": f"{_CALL}call(272, 97, 0x10000000)",
+    "mount": f"{_CALL}call(165, 40, b'none', b'/tmp', b'tmpfs', 0, None)",
+    "bpf": f"{_CALL}call(321, 280, 0, ctypes.create_string_buffer(64), 64)",
+    "io_uring": f"{_CALL}call(425, 425, 4, ctypes.create_string_buffer(120))",
+    "keyctl": f"{_CALL}call(250, 219, 0, -3, 1)",
+    "memory outside the limit": f"{_CALL}call(319, 279, b'x', 0)",
+    "another's descriptors": f"{_CALL}call(434, 434, 1, 0)",
+}
+"""Name of the attack -> program."""
+
+
+_lock = threading.Lock()
+
+
+class Tier(IntEnum):
+    """How well a program is shut in."""
+
+    NONE = 0
+    PROCESS = 1
+    """Landlock, a filter of system calls, limits; no namespaces, so no processes and no files."""
+    FULL = 2
+    """All layers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One layer: whether it holds, what was found, and what to do when it does not."""
+
+    layer: str
+    ok: bool
+    found: str
+    fix: str = ""
+
+
+@dataclass(frozen=True)
+class Reach:
+    """The tier that was reached and how."""
+
+    tier: Tier
+    findings: list[Finding] = field(default_factory=list)
+    walls: Walls | None = None
+
+
+def reach_tier() -> tuple[Tier, list[Finding]]:
+    """The highest tier that works here and a finding per layer; tried once per process."""
+    found = reach()
+    return found.tier, list(found.findings)
+
+
+def reach(at_most: Tier = Tier.FULL) -> Reach:
+    """As `reach_tier`, not above `at_most`, and with the walls that reached it."""
+    with _lock:
+        return _reach(at_most)
+
+
+def refusal(found: Reach, required: Tier) -> str:
+    """One line: what is required, which layer is missing, how to get it."""
+    wrong = [each for each in found.findings if not each.ok]
+    why = "; ".join(f"{each.layer}: {each.found} ({each.fix})" for each in wrong)
+    return (
+        f"programs are not run here: tier {required.name} is required and "
+        f"{found.tier.name} is reached. {why or 'a lower tier was asked for'}. "
+        "To run them without protection: --unsafe-code, or unsafe=True in Python."
+    )
+
+
+@cache
+def _reach(at_most: Tier) -> Reach:
+    findings = list(_grounds())
+    if not all(each.ok for each in findings):
+        return Reach(Tier.NONE, findings)
+    if at_most >= Tier.FULL:
+        bwrap, finding = _bubblewrap()
+        findings.append(finding)
+        reasons = []
+        for walls in _full_walls(bwrap):
+            failure = _try(walls)
+            if failure is None:
+                shut = "dropped" if walls.drops else "not root: a user namespace"
+                findings.append(Finding("namespaces", True, f"bubblewrap as {walls.way}"))
+                findings.append(Finding("uid", True, shut))
+                findings.append(_stopped())
+                return Reach(Tier.FULL, findings, walls)
+            reasons.append(failure)
+        if bwrap:
+            findings.append(Finding("namespaces", False, "; ".join(reasons), _NAMESPACES_FIX))
+    if at_most >= Tier.PROCESS:
+        walls = Walls("process", find_layout(()), drops="inside" if can_drop() else "")
+        failure = _try(walls)
+        if failure is None:
+            return Reach(Tier.PROCESS, [*findings, _stopped()], walls)
+        findings.append(Finding("confinement", False, failure, _CONFINEMENT_FIX))
+    return Reach(Tier.NONE, findings)
+
+
+_NAMESPACES_FIX = (
+    "allow user namespaces: sysctl kernel.unprivileged_userns_clone=1 "
+    "kernel.apparmor_restrict_unprivileged_userns=0; in a container, "
+    "--security-opt seccomp=unconfined --security-opt apparmor=unconfined"
+)
+_CONFINEMENT_FIX = "run as an ordinary user, with a Python that every user may read"
+
+
+def _finding(layer: str, ok: bool, found: str, fix: str) -> Finding:
+    return Finding(layer, ok, found, "" if ok else fix)
+
+
+def _grounds() -> Iterator[Finding]:
+    """What every tier needs."""
+    remedy = "run coa in Linux: a virtual machine, WSL 2 or a container with bubblewrap"
+    yield _finding("system", sys.platform == "linux", platform.system() or sys.platform, remedy)
+    if sys.platform != "linux":
+        return
+    from coa.sandbox.inside.confine import landlock_version
+    from coa.sandbox.inside.syscalls import ARCHITECTURES
+
+    machine, known = platform.machine(), ", ".join(ARCHITECTURES)
+    yield _finding("seccomp", machine in ARCHITECTURES, machine, f"known machines: {known}")
+    version = landlock_version()
+    remedy = "boot a kernel of 5.13 or newer with lsm=landlock,... ; containers: allow its calls"
+    yield _finding("landlock", version > 0, f"version {version}" if version else "off", remedy)
+
+
+def _bubblewrap() -> tuple[str, Finding]:
+    path = shutil.which("bwrap")
+    if path is None:
+        fix = "apt install bubblewrap (dnf, pacman and apk have it under the same name)"
+        return "", Finding("bubblewrap", False, "not installed", fix)
+    done = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
+    return path, Finding("bubblewrap", True, done.stdout.strip() or path)
+
+
+def _full_walls(bwrap: str) -> Iterator[Walls]:
+    if not bwrap:
+        return
+    layout = find_layout(())
+    if can_drop():
+        yield Walls("root", layout, bwrap, "inside")
+        yield Walls("user", layout, bwrap, "outside")
+    else:
+        yield Walls("user", layout, bwrap)
+
+
+def _stopped() -> Finding:
+    return Finding("self-test", True, f"{len(PROBES)} attacks stopped")
+
+
+def _try(walls: Walls) -> str | None:
+    """Attack these walls; what went wrong, or None when they hold.
+
+    In a thread of its own, so that it works whether or not a loop is running here.
+    """
+    failures: list[str | None] = []
+
+    def work() -> None:
+        try:
+            failures.append(asyncio.run(_attack(walls)))
+        except (SandboxError, OSError) as error:
+            failures.append(str(error))
+
+    thread = threading.Thread(target=work, name="sandbox self-test")
+    thread.start()
+    thread.join()
+    return failures[0] if failures else "the self-test failed"
+
+
+async def _attack(walls: Walls) -> str | None:
+    from coa.sandbox.limits import Exchange
+
+    limits = Limits(seconds=10, memory_mb=512)
+    slot = Slot(walls, limits)
+    try:
+        await slot.start()
+        for name, program in {"a sum": "print(6 * 7)", **PROBES}.items():
+            with Exchange(program, "", limits.output_bytes, lambda: slot.tell(b"K")) as exchange:
+                slot.launch(b"J", exchange.passed)
+                exchange.handed_over()
+                ending = await slot.ended(limits.seconds)
+                out, err = exchange.drain()
+            if name == "a sum" and out != "42\n":
+                return f"{walls.way}: a program printed {out!r} {err.strip()[-200:]!r}, expected 42"
+            if "OPEN" in out:
+                return f"{walls.way}: an attack got through: {name} {out.split()[1:]}"
+            if ending.why != "x" or not await slot.settled():
+                return f"{walls.way}: the sandbox did not survive: {name}"
+    finally:
+        await slot.close()
+    return None

@@ -1,7 +1,0 @@
-"""An OpenAI-compatible server: a question comes in as a chat, the chain goes out as it is written.
-
-    bytes -> request.Asked -> desk: a place, one `runtime.Rollout` -> narration.Piece -> replies
-
-Every request is one rollout of the one loop, and all of them share one engine and its batch.
-`docs/serving.md` has what clients see.
-"""

@@ -1,0 +1,702 @@
+"""Losses as pure functions of flat tensors, in float32, checked by hand and against TRL and verl.
+
+One layout throughout: the tokens of all sequences one after another, with a tensor that says whose
+each token is. Rows of an agent differ in length by a factor of ten and most of their tokens are not
+trained, so nothing is padded, and a caller passes only what it computed logits for. Tokens of
+weight 0 may be there and have no influence, whatever their values.
+
+`tokens` is the layout and its normalisation, `likelihood` what one token's probabilities say,
+`policy` the policy loss, `value` GAE and the value loss. docs/losses.md has the formulas.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from coa.errors import ConfigError, TrainingError
+from coa.train.rl_settings import KlEstimator, Level, Normalise, Ratio, RlLossSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """What a batch is divided by. Take it of the whole batch and pass it to each of its parts.
+
+    A sequence must not be split over parts; a group may be. `+` joins parts that share no sequence,
+    such as those of several processes.
+    """
+
+    weight: float
+    sequences: int
+    """Those that have a trained token."""
+    groups: Mapping[int, float]
+    """Group -> its weight; empty when no groups were given."""
+
+    @classmethod
+    def of(cls, weights: Tensor, sequence: Tensor, group: Tensor | None = None) -> Totals:
+        kept = trained(weights)
+        weights, sequence = weights[kept].double(), sequence[kept]
+        by_group: dict[int, float] = {}
+        if group is not None:
+            names, index = torch.unique(group[kept], return_inverse=True)
+            sums = sum_by(index, weights, len(names))
+            by_group = dict(zip(names.tolist(), sums.tolist(), strict=True))
+        return cls(float(weights.sum()), len(torch.unique(sequence)), by_group)
+
+    def __add__(self, other: Totals) -> Totals:
+        keys = [*self.groups, *(key for key in other.groups if key not in self.groups)]
+        groups = {key: self.groups.get(key, 0.0) + other.groups.get(key, 0.0) for key in keys}
+        return Totals(self.weight + other.weight, self.sequences + other.sequences, groups)
+
+
+def shares(
+    weights: Tensor,
+    sequence: Tensor,
+    normalise: Normalise = "token",
+    *,
+    group: Tensor | None = None,
+    constant_length: int | None = None,
+    totals: Totals | None = None,
+) -> Tensor:
+    """The factor of each token's loss: a loss is the sum of share times loss of a token. float32.
+
+    `token`: weight over the weight of the batch. `sequence`: over that of its sequence, and the
+    number of sequences. `constant`: over `constant_length` and that number. `group`: over the
+    weight of its group, and the number of groups.
+    """
+    weights = weights.float()
+    if totals is None:
+        totals = Totals.of(weights, sequence, group)
+    if normalise == "token":
+        return weights / totals.weight
+    if normalise == "sequence":
+        index, count = numbered(sequence)
+        return weights / sum_by(index, weights, count).clamp_min(1e-30)[index] / totals.sequences
+    if normalise == "constant":
+        if constant_length is None:
+            raise ConfigError(
+                "normalise = 'constant' needs constant_length, the same number throughout a run."
+            )
+        return weights / (constant_length * totals.sequences)
+    if group is None or not totals.groups:
+        raise ConfigError("normalise = 'group' needs the group of every token.")
+    names, index = torch.unique(group, return_inverse=True)
+    of_group = [totals.groups.get(int(name), 1.0) for name in names]  # absent: all weights are 0
+    return weights / torch.tensor(of_group, device=weights.device)[index] / len(totals.groups)
+
+
+def trained(weights: Tensor) -> Tensor:
+    """Places of the tokens that count; an error when there are none, or weights are no weights."""
+    assert weights.dim() == 1, f"expected flat tokens, found shape {tuple(weights.shape)}"
+    bad = ~(torch.isfinite(weights) & (weights >= 0))
+    if bool(bad.any()):
+        at = int(bad.nonzero()[0])
+        raise TrainingError(
+            f"Loss: the weight of token {at} is {float(weights[at])}; expected 0 or more."
+        )
+    kept = (weights > 0).nonzero()[:, 0]
+    if len(kept) == 0:
+        raise TrainingError(
+            f"Loss: none of {len(weights)} tokens has a weight above 0; expected at least one that "
+            "the model wrote."
+        )
+    return kept
+
+
+def pick(what: str, values: Tensor, kept: Tensor, sequence: Tensor | None = None) -> Tensor:
+    """The float32 values of the tokens that count; an error that names the first not finite."""
+    assert values.dim() == 1, f"{what}: expected flat tokens, found shape {tuple(values.shape)}"
+    picked = values[kept].float()
+    finite = torch.isfinite(picked)
+    if not bool(finite.all()):
+        place = int((~finite).nonzero()[0])
+        at = int(kept[place])
+        whose = "" if sequence is None else f" (sequence {int(sequence[at])})"
+        raise TrainingError(
+            f"Loss: the {what} of token {at}{whose} is {float(picked[place])}; expected a finite "
+            f"number ({int((~finite).sum())} of {len(picked)} are not)."
+        )
+    return picked
+
+
+def numbered(keys: Tensor) -> tuple[Tensor, int]:
+    """The same keys as 0, 1, 2 ..., and how many there are."""
+    names, index = torch.unique(keys, return_inverse=True)
+    return index, len(names)
+
+
+def sum_by(index: Tensor, values: Tensor, count: int) -> Tensor:
+    """Sums of values [n] by index [n] -> [count]."""
+    return values.new_zeros(count).index_add(0, index, values)
+
+
+# ------------------------------------------------------------------------------------------------
+# What the probabilities of tokens say: cross-entropy, divergence, entropy.
+#
+# The traps are in gradients. `-logprob` of a sampled token estimates the entropy, and k1 the
+# divergence, but the expected gradient of either is zero, because the mean of the score function
+# is.
+# ------------------------------------------------------------------------------------------------
+
+
+LOG_BOUND = 20.0
+"""Differences of logprobs beyond this count as this: exp(20) is 5e8, exp(89) is infinite."""
+_POSITIONS = 256
+
+
+def token_logprobs(logits: Tensor, targets: Tensor, temperature: float = 1.0) -> Tensor:
+    """float32 log-probability of each target under logits [n, vocab] / temperature."""
+    scaled = logits.float() if temperature == 1.0 else logits.float() / temperature
+    return -F.cross_entropy(scaled, targets, reduction="none")
+
+
+def masked_cross_entropy(
+    logprobs: Tensor, weights: Tensor, total: Tensor | float | None = None
+) -> Tensor:
+    """Weighted mean of -logprob: sum(w * -logprob) / total, where total defaults to sum(w).
+
+    A caller that splits a batch into parts passes the whole batch's total to each part.
+    """
+    kept = trained(weights)
+    logprobs, weights = pick("logprob", logprobs, kept), weights[kept].float()
+    if total is None:
+        total = weights.sum()
+    return (-logprobs * weights).sum() / total
+
+
+def kl_estimate(
+    logprobs: Tensor, reference: Tensor, estimator: KlEstimator = "k3", straight: bool = False
+) -> Tensor:
+    """Of each token, an estimate of KL(policy || reference) from one sample of the policy.
+
+    k1 = log ratio: unbiased, may be negative. k2 = its half square: biased, low variance, and its
+    gradient is that of the KL. k3 = exp(-k1) - 1 + k1: unbiased, never negative; its gradient is
+    that of KL(reference || policy). `straight` keeps the value and takes the gradient of k2.
+    """
+    gap = (logprobs.float() - reference.float()).clamp(-LOG_BOUND, LOG_BOUND)
+    half_square = 0.5 * gap.square()
+    if estimator == "k1":
+        value = gap
+    elif estimator == "k2":
+        return half_square
+    else:
+        value = torch.expm1(-gap) + gap
+    return half_square - half_square.detach() + value.detach() if straight else value
+
+
+@torch.no_grad()
+def kl_penalty(
+    logprobs: Tensor,
+    reference: Tensor,
+    weights: Tensor,
+    coefficient: float,
+    estimator: KlEstimator = "k1",
+) -> Tensor:
+    """What a divergence from the reference takes from each token's reward: [n], 0 at weight 0.
+
+    Subtract it from the rewards that `gae` is given, or its sum over a sequence from the sequence's
+    reward. Here k1 is right: no gradient passes through, and its mean is the KL.
+    """
+    kept = trained(weights)
+    new = pick("logprob", logprobs, kept)
+    kl = kl_estimate(new, pick("reference logprob", reference, kept), estimator)
+    penalty = torch.zeros(len(weights), device=kl.device)
+    penalty[kept] = coefficient * kl
+    return penalty
+
+
+def entropy_of_logits(logits: Tensor, temperature: float = 1.0) -> Tensor:
+    """float32 entropy in nats of each row of logits [n, vocab] / temperature."""
+    found = []
+    for part in logits.split(_POSITIONS):  # a vocabulary in float32 is large
+        logs = torch.log_softmax(part.float() / temperature, dim=-1)
+        # A token with logit -inf (a constraint) has probability 0 and adds nothing.
+        found.append(-(logs.exp() * logs.clamp_min(torch.finfo(logs.dtype).min)).sum(dim=-1))
+    return torch.cat(found) if found else logits.new_zeros(0, dtype=torch.float32)
+
+
+def sampled_entropy(logprobs: Tensor) -> Tensor:
+    """An estimate of the entropy at each token, from the sampled token alone.
+
+    Its value is -logprob. Its gradient is that of -logprob**2 / 2, whose mean over samples is the
+    gradient of the entropy; that of -logprob has mean zero, and as a bonus would do nothing.
+    """
+    logprobs = logprobs.float()
+    slope = -0.5 * logprobs.square()
+    return slope - slope.detach() - logprobs.detach()
+
+
+# ------------------------------------------------------------------------------------------------
+# The policy loss: clipped ratios times advantages, plus KL, minus entropy, by settings.
+#
+# Three policies may differ. `logprobs` is the one being trained, `old` the same model before the
+# updates of this batch, `sampled` what the engine computed when it wrote the token. The ratio of
+# the first two is clipped; that of the last two is corrected for, without a gradient.
+# ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyTokens:
+    """What is known of tokens before the forward pass; flat tensors of one length."""
+
+    weights: Tensor
+    sequence: Tensor
+    advantages: Tensor
+    old: Tensor | None = None
+    """None: this batch is updated on once, so the policy is its own old one."""
+    sampled: Tensor | None = None
+    reference: Tensor | None = None
+    group: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        sizes = {f.name: len(t) for f in fields(self) if (t := getattr(self, f.name)) is not None}
+        assert len(set(sizes.values())) == 1, sizes
+
+
+@dataclass(frozen=True, slots=True)
+class Correction:
+    """Importance weights between trainer and sampler, without a gradient."""
+
+    factors: Tensor
+    """[n], 0 where a token is left out."""
+    changed: Tensor
+    """[n], whether cap or floor had a say."""
+
+
+def sampler_correction(
+    old: Tensor,
+    sampled: Tensor,
+    sequence: Tensor,
+    level: Level = "token",
+    *,
+    cap: float = 2.0,
+    floor: float | None = None,
+    mode: str = "truncate",
+) -> Correction:
+    """p(trainer) / p(sampler) of each token, or of its sequence as a product, kept within bounds.
+
+    `truncate` cuts it to cap and floor; `mask` leaves out what is beyond them.
+    """
+    gap = (old.detach().float() - sampled.float()).clamp(-LOG_BOUND, LOG_BOUND)
+    if level == "sequence":
+        index, count = numbered(sequence)
+        gap = sum_by(index, gap, count).clamp(-LOG_BOUND, LOG_BOUND)[index]
+    raw = torch.exp(gap)
+    changed = (raw > cap) | (raw < (0.0 if floor is None else floor))
+    bounded = raw.clamp(min=floor, max=cap) if mode == "truncate" else raw.masked_fill(changed, 0.0)
+    return Correction(bounded, changed)
+
+
+def _mean() -> Any:
+    return field(default=0.0, metadata={"join": "mean"})
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyMetrics:
+    """Means over trained tokens, by weight, of one part or of a batch. All are plain numbers."""
+
+    weight: float
+    """Sum of the weights of tokens."""
+    clip_low: float = _mean()
+    """Share of tokens at which the lower bound had a say; likewise the next two."""
+    clip_high: float = _mean()
+    clip_dual: float = _mean()
+    ratio_mean: float = _mean()
+    ratio_max: float = field(default=0.0, metadata={"join": "max"})
+    kl_old: float = _mean()
+    """Divergence of the old policy from the new one, by k1: log old - log new."""
+    kl_reference: float = _mean()
+    """Divergence from the reference by the estimator of the settings; 0 without a reference."""
+    entropy: float = _mean()
+    """As given; else -logprob of the sampled tokens, which estimates it for fresh samples."""
+    advantage_mean: float = _mean()
+    sampler_gap: float = _mean()
+    """|log trainer - log sampler|; the next is the largest."""
+    sampler_gap_max: float = field(default=0.0, metadata={"join": "max"})
+    sampler_kl: float = _mean()
+    """Divergence of the sampler from the trainer, by k1: log sampler - log trainer."""
+    correction_mean: float = _mean()
+    correction_square: float = _mean()
+    correction_changed: float = _mean()
+    """Share of tokens whose importance weight met its cap or floor."""
+
+    @property
+    def ess(self) -> float:
+        """Effective sample size of the importance weights, as a share; 1 when all are the same."""
+        if self.correction_square == 0.0:
+            return 0.0
+        return self.correction_mean**2 / self.correction_square
+
+    @classmethod
+    def join(cls, parts: Sequence[PolicyMetrics]) -> PolicyMetrics:
+        """The metrics of a batch from those of its parts."""
+        weight = sum(part.weight for part in parts)
+        joined = {"weight": weight}
+        for one in fields(cls):
+            values = [getattr(part, one.name) for part in parts]
+            if one.metadata.get("join") == "mean":
+                pairs = zip(values, parts, strict=True)
+                joined[one.name] = sum(value * part.weight for value, part in pairs) / weight
+            elif one.metadata.get("join") == "max":
+                joined[one.name] = max(values)
+        return cls(**joined)
+
+    def record(self) -> dict[str, float]:
+        """For metrics.jsonl."""
+        named = {f.name: getattr(self, f.name) for f in fields(self)}
+        del named["correction_square"]
+        return named | {"ess": self.ess}
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyLoss:
+    """The loss to call backward on, its parts as numbers, and what happened."""
+
+    loss: Tensor
+    policy: float
+    kl: float
+    """As it is in the loss, with its coefficient; likewise the entropy."""
+    entropy: float
+    metrics: PolicyMetrics
+
+
+def policy_loss(
+    logprobs: Tensor,
+    tokens: PolicyTokens,
+    settings: RlLossSettings,
+    totals: Totals | None = None,
+    entropy: Tensor | None = None,
+) -> PolicyLoss:
+    """The loss of tokens of which `logprobs` [n] were computed with a gradient.
+
+    `totals` are those of the whole batch when this is a part of it; the sum of the parts' losses is
+    then the loss of the batch. `entropy` [n] is that of the full distributions, where known; else a
+    bonus uses the sampled tokens (`sampled_entropy`).
+    """
+    part = _select(logprobs, tokens, entropy)
+    share = shares(
+        part.weights,
+        part.sequence,
+        settings.normalise,
+        group=part.group,
+        constant_length=settings.constant_length,
+        totals=totals,
+    )
+    ratio = torch.exp(_log_ratio(part, settings.ratio))
+    correction = _correct(part, settings)
+    by_token = clipped(ratio, part.advantages, settings)
+    if settings.surrogate == "cispo":
+        bounded = ratio.detach().clamp(1 - settings.clip_low, 1 + settings.clip_high)
+        by_token = -bounded * part.advantages * part.new
+    policy = loss = (share * by_token * correction.factors).sum()
+    kl_term = entropy_term = torch.zeros_like(policy)
+    if settings.kl > 0 and settings.kl_place == "loss":
+        kl = _reference_kl(part, settings)
+        kl_term = settings.kl * (share * (kl * ratio if settings.kl_reweighted else kl)).sum()
+        loss = loss + kl_term
+    if settings.entropy != 0.0:
+        bonus = sampled_entropy(part.new) if part.entropy is None else part.entropy
+        entropy_term = settings.entropy * (share * bonus).sum()
+        loss = loss - entropy_term
+    numbers = torch.stack([policy, kl_term, entropy_term]).detach().tolist()
+    metrics = _measure(part, ratio, correction, settings)
+    return PolicyLoss(loss, numbers[0], numbers[1], numbers[2], metrics)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The tokens that count, checked, in float32."""
+
+    new: Tensor
+    old: Tensor
+    advantages: Tensor
+    weights: Tensor
+    sequence: Tensor
+    sampled: Tensor | None
+    reference: Tensor | None
+    group: Tensor | None
+    entropy: Tensor | None
+
+
+def _select(logprobs: Tensor, tokens: PolicyTokens, entropy: Tensor | None) -> _Part:
+    assert len(logprobs) == len(tokens.weights), (len(logprobs), len(tokens.weights))
+    kept = trained(tokens.weights)
+
+    def known(what: str, values: Tensor | None) -> Tensor | None:
+        return None if values is None else pick(what, values, kept, tokens.sequence)
+
+    new = pick("logprob", logprobs, kept, tokens.sequence)
+    old = known("old logprob", tokens.old)
+    return _Part(
+        new=new,
+        old=(new if old is None else old).detach(),
+        advantages=pick("advantage", tokens.advantages, kept, tokens.sequence).detach(),
+        weights=tokens.weights[kept].float(),
+        sequence=tokens.sequence[kept],
+        sampled=known("sampled logprob", tokens.sampled),
+        reference=known("reference logprob", tokens.reference),
+        group=None if tokens.group is None else tokens.group[kept],
+        entropy=known("entropy", entropy),
+    )
+
+
+def clipped(ratio: Tensor, advantages: Tensor, settings: RlLossSettings) -> Tensor:
+    """The loss of each token: the pessimistic one of clipped and not, and its dual limit."""
+    bounded = ratio.clamp(1 - settings.clip_low, 1 + settings.clip_high)
+    loss = torch.maximum(-advantages * ratio, -advantages * bounded)
+    if settings.dual_clip is None:
+        return loss
+    limit = -advantages * settings.dual_clip
+    return torch.where(advantages < 0, torch.minimum(loss, limit), loss)
+
+
+def _log_ratio(part: _Part, level: Ratio) -> Tensor:
+    gap = part.new - part.old
+    if level == "token":
+        return gap.clamp(-LOG_BOUND, LOG_BOUND)
+    index, count = numbered(part.sequence)
+    total = sum_by(index, gap * part.weights, count)
+    if level == "trajectory":
+        return total.clamp(-LOG_BOUND, LOG_BOUND)[index]
+    # The form that GSPO calls "token": the value is the sequence's, the gradient the token's own.
+    # With one advantage per sequence it is the same, and with several each keeps its token.
+    mean = (total / sum_by(index, part.weights, count)).detach()
+    return mean.clamp(-LOG_BOUND, LOG_BOUND)[index] + part.new - part.new.detach()
+
+
+def _correct(part: _Part, settings: RlLossSettings) -> Correction:
+    if settings.correction == "none":
+        return Correction(torch.ones_like(part.old), torch.zeros_like(part.old, dtype=torch.bool))
+    if part.sampled is None:
+        raise ConfigError(
+            f"correction = {settings.correction!r} needs the logprobs of the sampler; found none."
+        )
+    return sampler_correction(
+        part.old,
+        part.sampled,
+        part.sequence,
+        settings.correction,
+        cap=settings.correction_cap,
+        floor=settings.correction_floor,
+        mode=settings.correction_mode,
+    )
+
+
+def _reference_kl(part: _Part, settings: RlLossSettings) -> Tensor:
+    if part.reference is None:
+        raise ConfigError(f"kl = {settings.kl} needs the reference's logprobs; found none.")
+    return kl_estimate(part.new, part.reference, settings.kl_estimator)
+
+
+@torch.no_grad()
+def _measure(
+    part: _Part, ratio: Tensor, correction: Correction, settings: RlLossSettings
+) -> PolicyMetrics:
+    down, up = part.advantages < 0, part.advantages > 0
+    if settings.surrogate == "cispo":  # the bounds hold whatever the advantage
+        down = up = torch.ones_like(down)
+    none = torch.zeros_like(part.old)
+    gap = none if part.sampled is None else part.old - part.sampled
+    limit = math.inf if settings.dual_clip is None else settings.dual_clip
+    means = {
+        "clip_low": down & (ratio < 1 - settings.clip_low),
+        "clip_high": up & (ratio > 1 + settings.clip_high),
+        "clip_dual": down & (ratio > limit),
+        "ratio_mean": ratio,
+        "kl_old": part.old - part.new,
+        "kl_reference": none if part.reference is None else _reference_kl(part, settings),
+        "entropy": -part.new if part.entropy is None else part.entropy,
+        "advantage_mean": part.advantages,
+        "sampler_gap": gap.abs(),
+        "sampler_kl": -gap,
+        "correction_mean": correction.factors,
+        "correction_square": correction.factors.square(),
+        "correction_changed": correction.changed,
+    }
+    table = torch.stack([values.float() for values in means.values()])
+    weight = part.weights.sum()
+    averages = (table @ part.weights / weight).tolist()
+    return PolicyMetrics(
+        weight=float(weight),
+        ratio_max=float(ratio.max()),
+        sampler_gap_max=float(gap.abs().max()),
+        **dict(zip(means, averages, strict=True)),
+    )
+
+
+# ------------------------------------------------------------------------------------------------
+# Advantages over a value head (GAE) and the loss that trains it.
+#
+# An observation is not the model's doing: its tokens have no value, no reward and no step of
+# time. The step from the last token the model wrote before an observation to the first one after
+# it is one step, like any other.
+# ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Gae:
+    """[n] each, 0 for tokens that take no part."""
+
+    advantages: Tensor
+    returns: Tensor
+    """What the value head is trained towards."""
+
+
+def last_token_rewards(rewards: Tensor, weights: Tensor, sequence: Tensor) -> Tensor:
+    """Rewards [n] of tokens: that of each sequence on the last token of it that the model wrote.
+
+    `rewards` [k] belong to the sequences in ascending order of their numbers.
+    """
+    kept = trained(weights)
+    index, count = numbered(sequence)
+    assert len(rewards) == count, (len(rewards), count)
+    last = torch.full((count,), -1, device=weights.device).scatter_reduce(
+        0, index[kept], kept, reduce="amax"
+    )
+    if bool((last < 0).any()):
+        at = int((last < 0).nonzero()[0])
+        found = int(sequence[(index == at).nonzero()[0]])
+        raise TrainingError(f"Sequence {found} has no token that could take its reward.")
+    placed = torch.zeros(len(weights), device=weights.device)
+    placed[last] = rewards.float().to(weights.device)
+    return placed
+
+
+@torch.no_grad()
+def gae(
+    rewards: Tensor,
+    values: Tensor,
+    weights: Tensor,
+    sequence: Tensor,
+    gamma: float = 1.0,
+    lam: float = 1.0,
+) -> Gae:
+    """Generalised advantage estimation along each sequence; what follows its end is worth 0.
+
+    The tokens of a sequence are in their order. A reward on a token that takes no part would be
+    lost, so it is an error.
+    """
+    kept = trained(weights)
+    lost = (rewards != 0) & (weights == 0)
+    if bool(lost.any()):
+        at = int(lost.nonzero()[0])
+        raise TrainingError(
+            f"Token {at} (sequence {int(sequence[at])}) has the reward {float(rewards[at])} and "
+            "weight 0, so it would be lost; expected rewards on tokens the model wrote."
+        )
+    reward = pick("reward", rewards, kept, sequence)
+    value = pick("value", values, kept, sequence)
+    index, count = numbered(sequence[kept])
+    # [steps, sequences], so that the loop is over time only and its rows are contiguous.
+    order = torch.argsort(index, stable=True)
+    lengths = torch.bincount(index, minlength=count)
+    starts = lengths.cumsum(0) - lengths
+    step = torch.empty_like(index)
+    step[order] = torch.arange(len(index), device=index.device) - starts[index[order]]
+    table = torch.zeros(3, int(lengths.max()) + 1, count, device=reward.device)
+    table[0, step, index], table[1, step, index] = reward, value
+    for at in range(table.shape[1] - 2, -1, -1):
+        # Beyond the end of a shorter sequence all of this is 0.
+        surprise = table[0, at] + gamma * table[1, at + 1] - table[1, at]
+        table[2, at] = surprise + gamma * lam * table[2, at + 1]
+    advantage = table[2, step, index]
+    found = torch.zeros(2, len(weights), device=reward.device)
+    found[0, kept], found[1, kept] = advantage, advantage + value
+    return Gae(found[0], found[1])
+
+
+@torch.no_grad()
+def whiten(values: Tensor, weights: Tensor) -> Tensor:
+    """Values with mean 0 and variance 1 over the tokens that count; 0 elsewhere. Whole batches."""
+    kept = trained(weights)
+    picked = pick("advantage", values, kept)
+    if len(kept) < 2:
+        raise TrainingError("One token cannot be whitened; expected at least two in a batch.")
+    whitened = torch.zeros(len(values), device=picked.device)
+    whitened[kept] = (picked - picked.mean()) * torch.rsqrt(picked.var() + 1e-8)
+    return whitened
+
+
+@dataclass(frozen=True, slots=True)
+class ValueLoss:
+    """The loss to call backward on, and what happened."""
+
+    loss: Tensor
+    weight: float
+    """Sum of the weights of tokens, by which to join the means of parts."""
+    clipped: float
+    """Share of tokens whose gradient the clip stopped."""
+    error: float
+    """Mean of (value - return) squared."""
+    value_mean: float
+    return_mean: float
+
+
+def value_loss(
+    values: Tensor,
+    returns: Tensor,
+    weights: Tensor,
+    sequence: Tensor,
+    *,
+    old_values: Tensor | None = None,
+    clip: float | None = None,
+    normalise: Normalise = "token",
+    constant_length: int | None = None,
+    group: Tensor | None = None,
+    totals: Totals | None = None,
+) -> ValueLoss:
+    """Half the squared error of values [n]; with `clip`, moves beyond it from the old values end.
+
+    Like PPO's: the larger of the error and the error of the clipped value.
+    """
+    kept = trained(weights)
+    value = pick("value", values, kept, sequence)
+    target = pick("return", returns, kept, sequence).detach()
+    share = shares(
+        weights[kept],
+        sequence[kept],
+        normalise,
+        group=None if group is None else group[kept],
+        constant_length=constant_length,
+        totals=totals,
+    )
+    square = loss = (value - target).square()
+    if clip is not None:
+        assert old_values is not None, "clip needs old_values"
+        old = pick("old value", old_values, kept, sequence).detach()
+        held = torch.minimum(torch.maximum(value, old - clip), old + clip)
+        loss = torch.maximum(square, (held - target).square())
+    weight = weights[kept].float()
+    means = torch.stack([(loss > square).float(), square, value, target]).detach() @ weight
+    numbers = (means / weight.sum()).tolist()
+    return ValueLoss(0.5 * (share * loss).sum(), float(weight.sum()), *numbers)
+
+
+__all__ = [
+    "Correction",
+    "Gae",
+    "PolicyLoss",
+    "PolicyMetrics",
+    "PolicyTokens",
+    "Totals",
+    "ValueLoss",
+    "entropy_of_logits",
+    "gae",
+    "kl_estimate",
+    "kl_penalty",
+    "last_token_rewards",
+    "masked_cross_entropy",
+    "policy_loss",
+    "sampled_entropy",
+    "sampler_correction",
+    "shares",
+    "token_logprobs",
+    "value_loss",
+    "whiten",
+]

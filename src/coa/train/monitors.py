@@ -1,0 +1,564 @@
+"""Who looks on while a run trains: the terminal, a tracker, and the alarms that end it."""
+
+from __future__ import annotations
+
+import calendar
+import contextlib
+import importlib
+import json
+import math
+import sys
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from coa.errors import ConfigError, MissingExtra, TrainingError, Unavailable, boundary, did_you_mean
+from coa.io.progress import Mode
+from coa.io.runs import TIMINGS, Json, read_jsonl, write_atomic
+from coa.train.groups import Group
+from coa.train.live_view import LiveView
+from coa.train.rl_settings import AlarmSettings, RlRecipe
+
+Record = Mapping[str, Any]
+Found = tuple[str, str]
+"""A sign, and what was found; empty when it does not hold."""
+
+SURE = 6.0
+"""Standard errors between two windows from which on their difference is no accident."""
+LOUD = 0.5
+"""Nats a token: entropy below this is never too much, however small it was at first."""
+SOLVED = 0.95
+"""Share of the groups with full marks from which on flat groups mean success."""
+FAILED = 0.5
+"""Share of rollouts ended by the environment from which on it is to blame."""
+_ROLLED = ("reward", "malformed_rate", "truncated_rate")
+_TRAINED = ("entropy", "sampler_gap", "ess")
+"""Figures of rollouts, and of the training step; an update without rows has none of the latter."""
+_FINITE = (*_TRAINED, "loss", "grad_norm", "kl_old", "reward")
+_RISING = ("reward", "ess")
+_ADVICE = {
+    "not_finite": "a lower rl.lr, a smaller rl.grad_clip, or rl.dtype float32",
+    "reward": "a lower rl.lr, rl.loss.kl above 0, or fewer rl.passes",
+    "malformed": "a reward with *format, rl.loss.kl above 0, or a lower rl.lr",
+    "truncated": "rl.loss.overlong_buffer above 0, or a larger rollout.tokens",
+    "gap": "the same temperature, weights and dtype for sampler and trainer; rl.dtype float32",
+    "ess": "a higher rl.loss.correction_cap; if sampler_gap is large, find out why they differ",
+    "entropy_rise": "a lower rl.lr, a lower rl.loss.clip_high, or no entropy bonus",
+    "entropy_most": "a lower rl.lr, a lower rl.loss.clip_high, or no entropy bonus",
+    "entropy_least": "a higher rl.loss.clip_high, rl.loss.entropy above 0, or a lower rl.lr",
+    "barren": "easier tasks (select.least), a larger rl.group_size, or a better start",
+    "environment": "the tools and what they need: the files of the rollouts say what failed",
+    "solved": "harder tasks; on these the run is finished",
+}
+"""Sign -> what to try."""
+_AT_ONCE = ("not_finite", "solved", "environment", "barren")
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """Why the run should stop."""
+
+    line: str
+    """For people: sign, since when, found, limit, the last good weights, what to try."""
+    sign: str
+    last_good: int
+    """The update after which the weights were good; 0: those of the start."""
+
+
+class Alarms:
+    """Watches the records of one run, in their order; it can go back to every `every`-th update.
+
+    `compares` says whether the loss compares the rollouts of a task. Where it does not, as with a
+    value head, groups may be flat, and those of one rollout always are.
+    """
+
+    def __init__(self, settings: AlarmSettings, every: int = 1, compares: bool = True) -> None:
+        self._settings, self._every, self._compares = settings, every, compares
+        self._newest = 0
+        self._curves = {
+            key: _Curve(settings.window, rising=key in _RISING) for key in (*_ROLLED, *_TRAINED)
+        }
+        self._since: dict[str, list[int]] = {}
+        """Sign -> the updates, in a row, at which it held."""
+        self._barren: list[int] = []
+        self._solved = self._failed = 0.0
+        """Least share of solved groups, and of rollouts the environment ended, in those updates."""
+
+    @property
+    def last_good(self) -> int:
+        """The update whose weights played the end of the best window, or the newest before it that
+        has a checkpoint; 0: none is known yet."""
+        return self._safe(max(0, self._curves["reward"].best_end - 1))
+
+    @property
+    def precious(self) -> frozenset[int]:
+        """Checkpoints to keep: of the last good update, and the newest that may become it."""
+        return frozenset({self.last_good, self._safe(self._newest)})
+
+    def _safe(self, update: int) -> int:
+        """The newest update up to this one that has a checkpoint for certain."""
+        return update - update % self._every
+
+    def replay(self, records: Iterable[Record]) -> Alarm | None:
+        """See what an earlier part of the run has written; the alarm of its newest update."""
+        alarm = None
+        for record in records:
+            alarm = self.look(record)
+        return alarm
+
+    def look(self, record: Record) -> Alarm | None:
+        """See the next update; the first sign of collapse, if there is one."""
+        if "rows" not in record:  # the line of an evaluation
+            return None
+        at = self._newest = int(record["update"])
+        trained = record["rows"] != 0
+        if text := _not_finite(record, _FINITE if trained else ("reward",)):
+            return self._alarm(at, "not_finite", text)  # its other figures count for nothing
+        for key in (*_ROLLED, *_TRAINED) if trained else _ROLLED:
+            if math.isfinite(value := _number(record, key)):
+                self._curves[key].add(at, value)
+        self._count_barren(at, record)
+        found = {
+            "reward": self._reward_fell(),
+            "malformed": self._rose("malformed_rate", "malformed_most", "malformed rollouts"),
+            "truncated": self._rose("truncated_rate", "truncated_most", "rollouts cut by a budget"),
+            "gap": self._above("sampler_gap", "gap_most", "gap between sampler and trainer"),
+            "ess": self._below("ess", "ess_least", "share of tokens in effect after correction"),
+            "entropy_rise": self._entropy_rose(),
+            "entropy_most": self._above("entropy", "entropy_most", "entropy"),
+            "entropy_least": self._below("entropy", "entropy_least", "entropy"),
+        }
+        sign, text = self._nothing_to_learn()
+        found[sign] = text
+        for sign, text in found.items():
+            self._since[sign] = [*self._since.get(sign, ()), at] if text else []
+        patience = max(1, self._settings.window // 2)
+        for sign, text in found.items():
+            if text and (sign in _AT_ONCE or len(self._since[sign]) >= patience):
+                return self._alarm(at, sign, text)
+        return None
+
+    def _alarm(self, at: int, sign: str, text: str) -> Alarm:
+        since = "" if sign in _AT_ONCE else f", beyond it since update {self._since[sign][0]}"
+        good = f"The weights of update {self.last_good} are the last good ones"
+        if not self.last_good:
+            good = "There is no good window before it: the start is all there is to go back to"
+        line = f"Update {at}: {text}{since}. {good}. Try {_ADVICE[sign]}."
+        return Alarm(line, sign, self.last_good)
+
+    def _reward_fell(self) -> str:
+        curve, share = self._curves["reward"], self._settings.reward_drop
+        # Rewards with penalties may be negative; there a share of them would be better, not worse.
+        limit = curve.best - (1 - share) * abs(curve.best)
+        if not share or not curve.full or curve.mean >= limit or not curve.surely_worse:
+            return ""
+        return (
+            f"the reward fell to {curve.mean:.3g} over updates {curve.span}, from {curve.best:.3g} "
+            f"over {curve.best_span} (limit {limit:.3g}, alarms.reward_drop {share:g})"
+        )
+
+    def _rose(self, key: str, setting: str, what: str) -> str:
+        """A rate that was at half its limit or less, and is beyond it now."""
+        curve, limit = self._curves[key], float(getattr(self._settings, setting))
+        if not limit or not curve.full or curve.best > limit / 2:
+            return ""
+        if curve.mean <= limit or not curve.surely_worse:
+            return ""
+        return (
+            f"{curve.mean:.0%} {what} over updates {curve.span}, {curve.best:.0%} over "
+            f"{curve.best_span} (limit {limit:.0%}, alarms.{setting})"
+        )
+
+    def _entropy_rose(self) -> str:
+        curve, times = self._curves["entropy"], self._settings.entropy_rise
+        limit = max(LOUD, times * curve.first)
+        if not times or not curve.full or curve.mean <= limit or not curve.surely_worse:
+            return ""
+        return (
+            f"the entropy rose to {curve.mean:.3g} over updates {curve.span}, from "
+            f"{curve.first:.3g} in the first {self._settings.window} "
+            f"(limit {limit:.3g}, alarms.entropy_rise {times:g})"
+        )
+
+    def _above(self, key: str, setting: str, what: str) -> str:
+        """A figure that is wrong beyond its limit, whatever it was before."""
+        curve, limit = self._curves[key], float(getattr(self._settings, setting))
+        return self._outside(curve, what, setting, limit) if curve.mean > limit > 0 else ""
+
+    def _below(self, key: str, setting: str, what: str) -> str:
+        curve, limit = self._curves[key], float(getattr(self._settings, setting))
+        return self._outside(curve, what, setting, limit) if curve.mean < limit else ""
+
+    def _outside(self, curve: _Curve, what: str, setting: str, limit: float) -> str:
+        if not curve.full:
+            return ""
+        found = f"the {what} is {curve.mean:.3g} over updates {curve.span}"
+        return f"{found} (limit {limit:.3g}, alarms.{setting})"
+
+    def _count_barren(self, at: int, record: Record) -> None:
+        groups, flat = _number(record, "groups"), _number(record, "groups_flat")
+        solved = _number(record, "groups_solved") / groups if groups else 0.0
+        nothing = flat >= groups if self._compares else solved >= SOLVED
+        if record["rows"] != 0 and not nothing:
+            self._barren.clear()
+            return
+        failed = _number(record, "environment_rate")
+        self._solved = min(self._solved, solved) if self._barren else solved
+        self._failed = min(self._failed, failed) if self._barren else failed
+        self._barren.append(at)
+
+    def _nothing_to_learn(self) -> Found:
+        limit = self._settings.barren
+        if not limit or len(self._barren) < limit:
+            return "barren", ""
+        span = f"since update {self._barren[0]} (limit {limit} in a row, alarms.barren)"
+        none = f"there is no group to learn from {span}"
+        if self._solved >= SOLVED:
+            text = f"every rollout of every task has full marks {span}: nothing is left to learn"
+            return "solved", text
+        if self._failed >= FAILED:
+            text = f"{none}: the environment ended {self._failed:.0%} of the rollouts, or more"
+            return "environment", text
+        return "barren", f"{none}: all rollouts of a task earn the same, or take no part"
+
+
+class _Curve:
+    """A figure over updates: its window now, its best window, and how much chance moves it."""
+
+    def __init__(self, window: int, rising: bool) -> None:
+        self._sign = 1.0 if rising else -1.0
+        self._window: deque[tuple[int, float]] = deque(maxlen=window)
+        self._squares, self._steps = 0.0, 0
+        self.first = self.best = self.mean = math.nan
+        self.best_end, self.best_span = 0, ""
+
+    @property
+    def full(self) -> bool:
+        return len(self._window) == self._window.maxlen
+
+    @property
+    def span(self) -> str:
+        return f"{self._window[0][0]} to {self._window[-1][0]}"
+
+    @property
+    def surely_worse(self) -> bool:
+        """Whether the present window is worse than the best by more than chance explains."""
+        # Neighbours differ by twice the variance of one; a difference of two means over n has 2/n.
+        variance = self._squares / max(1, self._steps) / 2
+        error = math.sqrt(2 * variance / len(self._window))
+        return self._sign * (self.best - self.mean) > SURE * error
+
+    def add(self, at: int, value: float) -> None:
+        if self._window:
+            step = value - self._window[-1][1]
+            self._squares += step * step
+            self._steps += 1
+        self._window.append((at, value))
+        self.mean = sum(value for _, value in self._window) / len(self._window)
+        if not self.full:
+            return
+        if math.isnan(self.first):
+            self.first = self.mean
+        if not self.best_end or self._sign * (self.mean - self.best) >= 0:
+            self.best, self.best_end, self.best_span = self.mean, at, self.span
+
+
+def _number(record: Record, key: str) -> float:
+    """A figure of a record; NaN when it is missing or no number, so that no comparison holds."""
+    value = record.get(key)
+    return float(value) if isinstance(value, int | float) else math.nan
+
+
+def _not_finite(record: Record, known: Iterable[str]) -> str:
+    for key in known:
+        value = record.get(key)
+        if isinstance(value, float) and not math.isfinite(value):
+            return f"{key} is {value}, expected a finite number"
+    return ""
+
+
+# ------------------------------------------------------------------------------------------------
+# Trackers: the figures of a run in TensorBoard or trackio, beside metrics.jsonl.
+#
+#     tracker = open_tracker("tensorboard", run_directory, "rl", earlier)
+#     tracker.log(update, record | timing)
+#     tracker.close()
+#
+# metrics.jsonl is the record; a tracker is a copy to look at. When a run is resumed, `earlier`
+# are the records of the updates that count, and the tracker's copy agrees with them afterwards:
+# no update is there twice, and none that was taken back remains.
+#
+# * TensorBoard: event files in `tensorboard/` of the run directory, `tensorboard --logdir DIR`.
+#   Written by torch's own writer, which needs the package `tensorboard`. (tensorboardX would save
+#   60 MB, but who writes such files also wants to look at them.)
+# * trackio: rows in the user's own trackio folder (`TRACKIO_DIR`, otherwise its default), project
+#   `coa`; `trackio show --project coa`. It needs no network and no account. Which of the runs there
+#   is this one is kept in `trackio.json`.
+#
+# Both are written anew when a run is resumed, with the figures of timings.jsonl (in trackio at
+# the price of the earlier updates' time of day). trackio cannot drop single updates, and of
+# TensorBoard's two readers only the one that it uses by default heeds `purge_step` (2.21; the
+# other one, --load_fast=false, shows such updates twice).
+# ------------------------------------------------------------------------------------------------
+
+
+Figures = Mapping[str, Any]
+PROJECT = "coa"
+AT = "%Y-%m-%dT%H:%M:%SZ"
+"""How timings.jsonl writes the time of day."""
+
+
+class Tracker(Protocol):
+    """Where figures go."""
+
+    def log(self, update: int, record: Figures) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def check_tracker(log: str) -> None:
+    """Say at once what would be missing after the first update: a name, or a package."""
+    if log == "tensorboard":
+        _summary_writer()
+    elif log == "trackio":
+        _trackio()
+    elif log != "none":
+        known = ("none", "tensorboard", "trackio")
+        raise ConfigError(f"rl.log: found {log!r}.{did_you_mean(log, known)}")
+
+
+def open_tracker(
+    log: str, directory: Path, name: str, earlier: Iterable[tuple[int, Figures]] = ()
+) -> Tracker:
+    """The tracker of a run directory; `earlier` are updates with their records, in order."""
+    check_tracker(log)
+    if log == "tensorboard":
+        return Lenient(_TensorBoard(directory, _timed(directory, earlier)))
+    if log == "trackio":
+        return Lenient(_Trackio(directory, name, _timed(directory, earlier)))
+    return _Nowhere()
+
+
+def _timed(directory: Path, earlier: Iterable[tuple[int, Figures]]) -> list[tuple[int, Figures]]:
+    """Earlier updates with their wall-clock figures, which stand in a file of their own."""
+    path = directory / TIMINGS
+    lines = read_jsonl(path, growing=True) if path.is_file() else ()
+    timings = {line["update"]: line for _, line in lines if "update" in line}
+    merged: list[tuple[int, Figures]] = []
+    for update, record in earlier:
+        timing = timings.get(update, {})
+        if "eval_accuracy" in record:  # an evaluation after that update, not the update itself
+            timing = {key: timing[key] for key in ("at",) if key in timing}
+        merged.append((update, {**timing, **record}))
+    return merged
+
+
+def _wall_time(record: Figures) -> float | None:
+    """Seconds since the epoch, where the record knows its time of day."""
+    try:
+        return float(calendar.timegm(time.strptime(str(record["at"]), AT)))
+    except (KeyError, ValueError):
+        return None
+
+
+def figures(record: Figures, prefix: str = "") -> Iterator[tuple[str, float]]:
+    """The finite numbers of a record by name; those of a table within it as table/name."""
+    for key, value in record.items():
+        if isinstance(value, Mapping):
+            yield from figures(value, f"{prefix}{key}/")
+        elif key == "update" or isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        elif math.isfinite(value):
+            yield f"{prefix}{key}", float(value)
+
+
+def _summary_writer() -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as exc:
+        raise MissingExtra("rl.log = 'tensorboard'", "tensorboard") from exc
+    return SummaryWriter
+
+
+def _trackio() -> Any:
+    try:
+        return importlib.import_module("trackio")
+    except ImportError as exc:
+        raise MissingExtra("rl.log = 'trackio'", "trackio") from exc
+
+
+class Lenient:
+    """A tracker that may fail: that is said once, and training goes on without it."""
+
+    def __init__(self, tracker: Tracker) -> None:
+        self._tracker: Tracker = tracker
+
+    def log(self, update: int, record: Figures) -> None:
+        self._try(f"at update {update}", lambda: self._tracker.log(update, record))
+
+    def close(self) -> None:
+        self._try("at the end", self._tracker.close)
+
+    def _try(self, when: str, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception as exc:
+            self._tracker = _Nowhere()
+            reason = " ".join(str(exc).split()) or type(exc).__name__
+            warnings.warn(
+                f"The tracker failed {when} ({reason}); the run goes on without it, and "
+                "metrics.jsonl has all its figures.",
+                stacklevel=3,
+            )
+
+
+class _Nowhere:
+    def log(self, update: int, record: Figures) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class _TensorBoard:
+    def __init__(self, directory: Path, earlier: list[tuple[int, Figures]]) -> None:
+        folder = directory / "tensorboard"
+        with boundary(Unavailable, f"TensorBoard's writer in {folder}"):
+            for old in folder.glob("events.out.tfevents.*") if folder.is_dir() else ():
+                old.unlink()
+            # A reader that is open now is told to forget what it has read.
+            self._writer: Any = _summary_writer()(str(folder), purge_step=0)
+        for update, record in earlier:
+            self.log(update, record)
+
+    def log(self, update: int, record: Figures) -> None:
+        for key, value in figures(record):
+            self._writer.add_scalar(key, value, update, walltime=_wall_time(record))
+        self._writer.flush()  # what a kill takes would be missing for ever
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class _Trackio:
+    def __init__(self, directory: Path, name: str, earlier: list[tuple[int, Figures]]) -> None:
+        self._trackio = _trackio()
+        noted = directory / "trackio.json"
+        with boundary(Unavailable, "trackio"), _to_stderr():
+            _delete_run(self._trackio, noted)
+            # Its own figures of the machine are left out: threads that wake up while we compute.
+            self._run: Any = self._trackio.init(
+                project=PROJECT,
+                name=name,
+                resume="never",
+                embed=False,
+                auto_log_gpu=False,
+                auto_log_cpu=False,
+            )
+            write_atomic(noted, json.dumps({"project": PROJECT, "id": self._run.id}) + "\n")
+            for update, record in earlier:
+                self.log(update, record)
+
+    def log(self, update: int, record: Figures) -> None:
+        self._run.log(dict(figures(record)), step=update)
+
+    def close(self) -> None:
+        with _to_stderr():
+            try:
+                self._trackio.finish()  # also forgets the run, which would be finished at exit
+            except RuntimeError:  # it was opened in another context, where it is remembered
+                self._run.finish()
+
+
+def _delete_run(trackio: Any, noted: Path) -> None:
+    """Delete what an earlier part of this run has left with trackio, and only that."""
+    try:
+        held = json.loads(noted.read_text(encoding="utf-8"))
+        runs = list(trackio.Api().runs(held["project"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return  # nothing is noted, or nothing is left of it
+    for run in runs:
+        if run.id == held.get("id"):
+            run.delete()
+
+
+@contextlib.contextmanager
+def _to_stderr() -> Iterator[None]:
+    """trackio greets on stdout, which belongs to results."""
+    with contextlib.redirect_stdout(sys.stderr):
+        yield
+
+
+class Watching:
+    """Passes what happens on to the view, the tracker and the alarms."""
+
+    def __init__(self, view: LiveView, alarms: Alarms, log: str, root: Path) -> None:
+        self._view, self._alarms, self._log, self._root = view, alarms, log, root
+        self._earlier: list[tuple[int, Json]] = []
+        self._tracker: Tracker | None = None
+        self.solved = ""
+        """Why there is nothing left to learn, when that is so: the run ends well."""
+
+    def phase(self, what: str, done: int = 0, total: int = 0) -> None:
+        self._view.phase(what, done, total)
+
+    def group(self, group: Group) -> None:
+        """Show one rollout of a group."""
+        trajectory, scored = group.trajectories[0], group.scored[0]
+        self._view.rollout(group.task.question, trajectory.answer or "", scored.score)
+
+    def recall(self, record: Json) -> None:
+        """A line of metrics that an earlier part of the run has written."""
+        self._view.recall(record)
+        self._look(record)
+        self._earlier.append((int(record["update"]), record))
+
+    def evaluated(self, record: Json) -> None:
+        self._view.evaluated(record)
+        self._track(record)
+
+    def update(self, record: Json, timing: Json) -> None:
+        """Raises a TrainingError when the run has collapsed."""
+        self._view.update(record, timing)
+        self._track({**record, **timing})
+        if alarm := self._look(record):
+            good = self._root / "checkpoints" / f"update-{alarm.last_good:07d}" / "adapter"
+            where = f" Go on from {good} in a new directory." if good.is_dir() else ""
+            raise TrainingError(f"{alarm.line}{where}")
+
+    def _look(self, record: Json) -> Alarm | None:
+        """The sign of a collapse, if there is one; that all is solved is none."""
+        alarm = self._alarms.look(record)
+        if alarm is None or alarm.sign != "solved":
+            return alarm
+        self.solved = alarm.line
+        return None
+
+    def _track(self, record: Json) -> None:
+        if self._tracker is None:  # only now is known what the earlier part of the run has logged
+            self._tracker = open_tracker(self._log, self._root, self._root.name, self._earlier)
+        self._tracker.log(int(record["update"]), record)
+
+    def close(self) -> None:
+        if self._tracker is not None:
+            self._tracker.close()
+
+    def precious(self) -> Collection[int]:
+        return self._alarms.precious
+
+
+@contextmanager
+def open_watch(recipe: RlRecipe, root: Path, quiet: bool) -> Iterator[Watching]:
+    """`quiet` shows nothing and tracks nothing; the alarms are on."""
+    mode: Mode = "silent" if quiet else "auto"
+    log = "none" if quiet else recipe.rl.log
+    with LiveView(recipe.rl.updates, mode=mode) as view:
+        alarms = Alarms(recipe.alarms, recipe.rl.checkpoint_every, recipe.rl.compares)
+        watch = Watching(view, alarms, log, root)
+        try:
+            yield watch
+        finally:
+            watch.close()
