@@ -446,3 +446,15 @@ def test_escape_is_idempotent_and_leaves_no_tag(pieces: list[str]) -> None:
 def test_escape_leaves_other_markup_alone() -> None:
     text = "a < b, <b>bold</b>, <answers>, &lt;answer>, x<planet>"
     assert load_grammar("mhqa").escape(text) == text
+
+
+def test_tools_that_are_named_one_by_one_can_be_replaced_or_taken_away() -> None:
+    grammar = grammar_from_toml(
+        'name = "own"\nstart = ["look"]\n[roles.look]\nkind = "tool"\nnext = ["look", "answer"]\n'
+        '[roles.answer]\nkind = "answer"\n'
+    )
+    other = grammar.with_tools([Role("find", "tool")])
+    assert other.expand(other.start) == ("find",)
+    assert other.expand(other.by_name["find"].next) == ("find", "answer")
+    none = grammar.with_tools([])
+    assert none.start == ("answer",) and none.tool_roles == ()

@@ -38,7 +38,7 @@ from coa.statistics import Estimate, estimate
 from coa.tasks import Task, TaskSet
 from coa.trajectory import Chain, StopReason, Trajectory, Usage
 
-SCORES, SUMMARY = "scores.jsonl", "summary.json"
+SCORES, SUMMARY, TASKS = "scores.jsonl", "summary.json", "tasks.jsonl"
 GroupsOf = Callable[[Task], Mapping[str, str]]
 """What the results of a task are grouped by, as its environment declares it."""
 
@@ -516,6 +516,8 @@ async def _run(
             solved = sum(record["score"] for record in records)
             seconds = latency(directory, solved, settings.concurrency)
             write_atomic(directory / LATENCY, json.dumps(seconds, indent=2) + "\n")
+            if not settings.tasks:  # they are in no file that a report could find
+                tasks.save(directory / TASKS)
             save_summary(directory, summary, records)
             run.timing({"event": "finished"})
             return summary

@@ -372,11 +372,21 @@ class Grammar:
         _validate_names(self, [role.name for role in (*(r for _, r in others), *bound)])
         before = tuple(r for i, r in others if i < first)
         after = tuple(r for i, r in others if i >= first)
-        roles = (*before, *bound, *after)
-        reached = _reachable(roles, (*self.start, ANY_TOOL))
+        gone = known.keys() - {role.name for role in bound}
+
+        def left(names: tuple[str, ...]) -> tuple[str, ...]:
+            """Successors in which any tool stands for those that are gone; an answer where there
+            is no tool at all."""
+            told = tuple(dict.fromkeys(ANY_TOOL if name in gone else name for name in names))
+            told = told if bound else tuple(name for name in told if name != ANY_TOOL)
+            return (told or self.of_kind("answer")) if gone & {*names} else names
+
+        roles = tuple(replace(role, next=left(role.next)) for role in (*before, *bound, *after))
+        start = left(self.start)
+        reached = _reachable(roles, (*start, ANY_TOOL))
         reached |= {self.interleave, *self.of_kind("answer")}
         kept = tuple(role for role in roles if role.name in reached)
-        return replace(self, roles=kept, origin=self.unbound_id)
+        return replace(self, roles=kept, start=start, origin=self.unbound_id)
 
     def mermaid(self) -> str:
         """The succession of blocks as a Mermaid state diagram."""

@@ -248,7 +248,7 @@ class GrammarBook:
         raise GrammarError(
             f"the grammar {name!r}{f' ({fingerprint})' if fingerprint else ''} is not stored "
             f"beside the file ({GRAMMARS}), and is no preset of this version. Keep the file in the "
-            "folder that it was written in."
+            "folder that it was written in; one from before 0.2 has to be made again."
         )
 
 

@@ -267,8 +267,8 @@ def _tasks(run: Path, top: Path, summary: Json, manifest: Json) -> dict[str, Tas
     """The tasks with their right answers, if the file is still the one that was evaluated."""
     named = Path(str(summary.get("tasks", "")))
     wanted = _mapping(manifest.get("inputs")).get("tasks")
-    for path in (named, run.parent / named.name, top / named.name):
-        if named.name and path.is_file():
+    for path in (run / "tasks.jsonl", named, run.parent / named.name, top / named.name):
+        if path.name and path.is_file():
             try:
                 tasks = TaskSet.load(path)
             except CoaError:
