@@ -16,7 +16,7 @@ import time
 
 from coa.engines import Sampling
 from coa.engines.local import LocalEngine
-from coa.grammar import Limits, State, load_grammar, system_prompt, turn_grammar
+from coa.grammar import GrammarState, TextLimits, load_grammar, system_prompt, turn_grammar
 
 TOKENS, ROUNDS = 64, 3
 QUESTION = "What is the capital of the country that the river Seine flows through?"
@@ -24,7 +24,7 @@ QUESTION = "What is the capital of the country that the river Seine flows throug
 
 async def measure(model: str, rollouts: int) -> None:
     grammar = load_grammar("mhqa")
-    lark = turn_grammar(grammar, State(), Limits(text=4000))
+    lark = turn_grammar(grammar, GrammarState(), TextLimits(text=4000))
     lark = lark.replace("{0,3999}", "{1500,3999}")  # no thought closes before the tokens are used
     engine = LocalEngine(model, slots=rollouts, context=1024, guess=False)  # the mask alone
     engine._batch._eos = frozenset()

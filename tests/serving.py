@@ -15,7 +15,7 @@ from typing import Any
 from coa.engines.base import Completion, Engine, OnText, Sampling
 from coa.engines.scripted import ScriptedEngine
 from coa.errors import EngineError
-from coa.serving.request import Limits
+from coa.serving.request import ServingLimits
 from coa.serving.server import Listening, Serving, listening
 
 PLAN = "<think>I plan.</think><plan>1. look it up</plan>"
@@ -95,8 +95,8 @@ class Server:
         assert not self._thread.is_alive(), "the server did not end"
 
 
-def limits(**changed: Any) -> Limits:
-    return replace(Limits(), **changed)
+def limits(**changed: Any) -> ServingLimits:
+    return replace(ServingLimits(), **changed)
 
 
 def eventually(holds: Callable[[], bool], what: str) -> None:

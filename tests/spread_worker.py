@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from coa.train.learner import Learner, Step
+from coa.train.learner import Learner, OptimizerStep
 from coa.train.policy import Policy
 from coa.train.processes import Processes
 from coa.train.rows import Row
@@ -48,7 +48,7 @@ def train(model: Path, out: Path, kind: str) -> None:
     total = float(sum(len(row.ids) - 3 for row in rows))
     record: dict[str, Any] = {"processes": processes.count, "losses": [], "norms": []}
 
-    def step(at: int) -> Step:
+    def step(at: int) -> OptimizerStep:
         own = processes.share(rows)
         return learner.step(at, [partial(part_loss, policy, [row], total) for row in own])
 

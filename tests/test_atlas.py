@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from atlas_solver import Library, solve
-from coa.environments.atlas.families import FAMILIES, Chain
+from coa.environments.atlas.families import FAMILIES, LookupChain
 from coa.environments.atlas.pages import SECTION_OF, pages, passage_for
 from coa.environments.atlas.phrasings import PHRASINGS, is_held_out
 from coa.environments.atlas.reading import read
@@ -238,11 +238,11 @@ def test_families_cover_the_kinds_and_held_out_ones_compose_trained_relations() 
     assert {family.kind for family in trained} == kinds
     known = {relation for family in trained for relation in family.shape.relations}
     shapes = {(type(family.shape), family.shape.relations) for family in trained}
-    paths = {f.shape.relations for f in trained if isinstance(f.shape, Chain)}
+    paths = {f.shape.relations for f in trained if isinstance(f.shape, LookupChain)}
     for family in new:
         assert set(family.shape.relations) <= known
         assert (type(family.shape), family.shape.relations) not in shapes
-        if isinstance(family.shape, Chain):
+        if isinstance(family.shape, LookupChain):
             assert family.shape.relations not in paths
 
 

@@ -8,7 +8,13 @@ import pytest
 
 from coa.environments import make_tasks
 from coa.environments.atlas.catalogues import CATALOGUES, MHQA, REWORDED, WEB, WIDE
-from coa.environments.atlas.families import Catalogue, Chain, Comparison, Difference, Superlative
+from coa.environments.atlas.families import (
+    Catalogue,
+    Comparison,
+    Difference,
+    LookupChain,
+    Superlative,
+)
 from coa.environments.atlas.inquiries import Trail
 from coa.environments.atlas.phrasings import is_held_out
 from coa.environments.atlas.reading import read
@@ -36,7 +42,7 @@ def concluded(task: Task) -> str:
     """The answer that follows from what the passages of a task say, by a reading of its family."""
     shape = WIDE.families[task.meta["family"]].shape
     said = [str(hop["answer"]) for hop in task.gold["hops"]]
-    if isinstance(shape, Chain):
+    if isinstance(shape, LookupChain):
         return said[-1]
     numbers = [
         (int(hop["answer"].replace(",", "")), str(hop["subject"]))
@@ -115,9 +121,9 @@ def test_what_other_sets_hold_out_occurs_nowhere() -> None:
     shapes = [family.shape for family in WIDE.families.values()]
     for shape in new:
         assert all(repr(shape) != repr(other) for other in shapes)
-        if isinstance(shape, Chain | Trail):  # nor as a part of something longer
+        if isinstance(shape, LookupChain | Trail):  # nor as a part of something longer
             for other in shapes:
-                if isinstance(other, Chain | Comparison):
+                if isinstance(other, LookupChain | Comparison):
                     assert shape.relations not in parts(other.relations), other
     differences = {shape.by for shape in shapes if isinstance(shape, Difference)}
     assert "neighbour_count" not in differences

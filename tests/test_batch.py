@@ -13,7 +13,7 @@ from tiny_model import make_tiny_model
 torch = pytest.importorskip("torch")
 
 from coa.engines import Sampling, load_engine  # noqa: E402
-from coa.engines.batch import FREE_ROWS, PROMPT_TOKENS, Batch, Guesses, Request  # noqa: E402  # noqa: E402
+from coa.engines.batch import FREE_ROWS, PROMPT_TOKENS, Batch, BatchRequest, Guesses  # noqa: E402  # noqa: E402
 from coa.engines.llama import LlamaForward  # noqa: E402
 from coa.engines.sampling import draw  # noqa: E402
 from coa.errors import ConfigError, EngineError  # noqa: E402
@@ -50,11 +50,11 @@ def batch(forward: Any, guesses: Guesses | None = None, exact: bool = False) -> 
     return Batch(forward, codec, frozenset(), exact, guesses)
 
 
-def request(prompt: list[int], tokens: int = 8, key: int = 0, **options: Any) -> Request:
-    return Request(prompt, Sampling(key=key, max_tokens=tokens, **options), tokens)
+def request(prompt: list[int], tokens: int = 8, key: int = 0, **options: Any) -> BatchRequest:
+    return BatchRequest(prompt, Sampling(key=key, max_tokens=tokens, **options), tokens)
 
 
-def finish(made: Batch, *requests: Request) -> None:
+def finish(made: Batch, *requests: BatchRequest) -> None:
     for each in requests:
         made.join(each)
     with torch.inference_mode():
@@ -163,8 +163,8 @@ def test_guesses_together_equal_alone(folder: Path) -> None:
 
 
 def test_in_company_only_what_followed_twice_is_guessed() -> None:
-    def said(*ids: int) -> Request:
-        return Request(prompt=list(range(100, 106)), sampling=Sampling(), limit=99, ids=[*ids])
+    def said(*ids: int) -> BatchRequest:
+        return BatchRequest(prompt=list(range(100, 106)), sampling=Sampling(), limit=99, ids=[*ids])
 
     guesses = Guesses()
     guesses.learn(said(1, 2, 3, 4))

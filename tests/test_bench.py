@@ -11,9 +11,9 @@ from coa.errors import UsageError
 from coa.lab.bench import bench_parse, run_bench
 from coa.lab.bench_rollout import (
     Lengths,
-    Played,
+    PlayedRollout,
+    RolloutWork,
     Texts,
-    Work,
     bench_rollout,
     cost,
     play_generate,
@@ -68,11 +68,11 @@ def test_ours_and_generate_sample_every_token_of_the_work(tiny_model: Path) -> N
 def test_the_rollout_bench_has_a_speed_for_each_engine_and_a_reason_for_each_that_failed(
     tiny_model: Path,
 ) -> None:
-    def broken(model: str, dtype: str, works: Sequence[Work]) -> Iterator[Played]:
+    def broken(model: str, dtype: str, works: Sequence[RolloutWork]) -> Iterator[PlayedRollout]:
         raise RuntimeError("no such instruction")
 
-    def lazy(model: str, dtype: str, works: Sequence[Work]) -> Iterator[Played]:
-        yield Played(1.0, 1, "9")
+    def lazy(model: str, dtype: str, works: Sequence[RolloutWork]) -> Iterator[PlayedRollout]:
+        yield PlayedRollout(1.0, 1, "9")
 
     said: list[str] = []
     result = bench_rollout(
@@ -121,7 +121,7 @@ def test_the_least_cost_counts_every_computed_token_once() -> None:
         "vocab_size": 10,
     }
     layer, output = 2 * 4 * 8 + 3 * 4 * 8, 40
-    work = Work([[1, 2, 3]], [[]], Lengths(prompt=3, sampled=2, turns=1))
+    work = RolloutWork([[1, 2, 3]], [[]], Lengths(prompt=3, sampled=2, turns=1))
     least = cost(work, config, bytes_each=2)
     assert least.prefill_flops == 3 * 2 * layer + 4 * 4 * (1 + 2 + 3) + 2 * output
     assert least.decode_flops == 2 * (layer + output) + 4 * 4 * 4

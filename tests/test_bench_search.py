@@ -9,7 +9,7 @@ import pytest
 
 from coa.lab.bench_search import (
     Searched,
-    Work,
+    SearchWork,
     bench_search,
     make_work,
     search_bm25s,
@@ -42,7 +42,7 @@ def test_ours_and_fts5_find_what_they_are_asked_for() -> None:
 
 
 def test_the_search_bench_has_one_number_per_peer_and_a_reason_for_each_that_failed() -> None:
-    def broken(work: Work) -> Searched:
+    def broken(work: SearchWork) -> Searched:
         raise RuntimeError("no such instruction")
 
     said: list[str] = []

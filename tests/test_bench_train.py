@@ -20,8 +20,8 @@ from coa.lab.bench_train import (
     UNTRAINED,
     RlSetup,
     SftSetup,
-    Trained,
-    Work,
+    TrainedBench,
+    TrainWork,
     bench_rl,
     bench_sft,
     distilled_rows,
@@ -71,10 +71,10 @@ def write_script(path: Path, text: str) -> None:
     path.chmod(0o755)
 
 
-def done_as_asked(work: Work, **changes: object) -> Trained:
+def done_as_asked(work: TrainWork, **changes: object) -> TrainedBench:
     """What a trainer says that did it all, a second an update."""
     n = len(work.tokens)
-    done = Trained([1.0] * n, work.tokens, "one 1", 1.5, [2.0] * n, rollout_s=[0.25] * n)
+    done = TrainedBench([1.0] * n, work.tokens, "one 1", 1.5, [2.0] * n, rollout_s=[0.25] * n)
     return dataclasses.replace(done, **changes)  # type: ignore[arg-type]
 
 
@@ -142,7 +142,7 @@ def test_the_result_has_medians_of_runs_that_took_turns(sft_setup: SftSetup) -> 
     paces = {"ours": iter([1.0, 4.0, 2.0]), "slow": iter([6.0, 5.0, 8.0])}
 
     def trainer(name: str) -> train_players.Trainer:
-        def train(work: Work) -> Trained:
+        def train(work: TrainWork) -> TrainedBench:
             turns.append(name)
             pace = next(paces[name])
             first = 100.0  # it only warms up
@@ -178,13 +178,13 @@ def test_the_rl_result_says_how_long_sampling_and_training_took(rl_setup: RlSetu
 def test_a_peer_that_does_other_work_or_fails_is_named_with_its_reason(
     sft_setup: SftSetup,
 ) -> None:
-    def lazy(work: Work) -> Trained:
+    def lazy(work: TrainWork) -> TrainedBench:
         return done_as_asked(work, tokens=[1, 1, 1])
 
-    def other(work: Work) -> Trained:
+    def other(work: TrainWork) -> TrainedBench:
         return done_as_asked(work, loss=[2.1, 2.0, 2.0])
 
-    def broken(work: Work) -> Trained:
+    def broken(work: TrainWork) -> TrainedBench:
         raise RuntimeError("no such instruction")
 
     said: list[str] = []
@@ -200,7 +200,7 @@ def test_a_peer_that_does_other_work_or_fails_is_named_with_its_reason(
 
 
 def test_our_own_failure_is_not_hidden(sft_setup: SftSetup) -> None:
-    def lazy(work: Work) -> Trained:
+    def lazy(work: TrainWork) -> TrainedBench:
         return done_as_asked(work, tokens=[0])
 
     with pytest.raises(EngineError, match=r"trained on \[0\] tokens, expected \["):

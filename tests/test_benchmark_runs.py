@@ -16,7 +16,7 @@ from coa.errors import ConfigError, RecordError, UsageError
 from coa.evaluation.run import EvalSettings, run_eval
 from coa.grammar import system_prompt
 from coa.grammar.constrain import turn_grammar
-from coa.grammar.grammar import State
+from coa.grammar.grammar import GrammarState
 from coa.rewards import REWARDS
 from coa.rollouts import choose_environments
 from coa.tasks import Task, TaskSet
@@ -129,7 +129,7 @@ def test_every_declaration_of_the_real_bfcl_binds_and_constrains() -> None:
                     f"<{each['name']}>" in system_prompt(bound) for each in task.meta["tools"]
                 )
                 if place % 20 == 0:
-                    lark = turn_grammar(bound, State(), None, toolbox.schemas(bound))
+                    lark = turn_grammar(bound, GrammarState(), None, toolbox.schemas(bound))
                     made = llguidance.LLMatcher.grammar_from_lark(lark)
                     assert not llguidance.LLMatcher.validate_grammar(made), task.id
 

@@ -16,7 +16,7 @@ from benchmark_rows import FILES, REAL, ROWS, SHOWN, loaded, real, write
 from coa.environments.published import BENCHMARKS, load_benchmark
 from coa.models.references import cache_dir
 from coa.rewards import exact_match, open_reward
-from coa.rewards.programs import Case, read_suite
+from coa.rewards.programs import ProgramCase, read_suite
 from coa.tasks import Task
 from coa.trajectory import Trajectory
 
@@ -51,7 +51,7 @@ def oracle(task: Task) -> str:
     return "\n".join(_stand_in(case) for case in cases)
 
 
-def _stand_in(case: Case) -> str:
+def _stand_in(case: ProgramCase) -> str:
     name = case.call.partition("Solution().")[2].partition("(")[0].rstrip(")")
     return f"class Solution:\n    def {name}(self, *given):\n        return {case.values[0]!r}"
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from coa.errors import GrammarError
-from coa.grammar import PRESETS, Block, Grammar, Limits, Role, State, load_grammar, parse
+from coa.grammar import PRESETS, Block, Grammar, GrammarState, Role, TextLimits, load_grammar, parse
 from coa.grammar import turn_grammar as lark_of
 from coa.grammar.grammar import parse_ratings, parse_score
 from coa.tools import Tool, Toolbox
@@ -19,7 +19,7 @@ from walker import legal_blocks
 
 llguidance = pytest.importorskip("llguidance")
 
-SHORT = Limits(text=40, call=20, code=50)
+SHORT = TextLimits(text=40, call=20, code=50)
 NASTY = (
     *(
         "Information Conflict",
@@ -102,14 +102,16 @@ def sample(lark: str, stops: Sequence[str], rng: random.Random) -> str:
     raise AssertionError("the turn has no end")
 
 
-def take_turn(grammar: Grammar, state: State, rng: random.Random, **options: Any) -> State:
+def take_turn(
+    grammar: Grammar, state: GrammarState, rng: random.Random, **options: Any
+) -> GrammarState:
     """Sample a turn from `state` and read it as the runtime does."""
     text = sample(lark_of(grammar, state, SHORT, **options), grammar.stop_strings, rng)
     parsed = parse(grammar, text)
     assert not parsed.faults and parsed.blocks, (text, parsed.faults)
     for block in parsed.blocks:
         moved = grammar.advance(state, block)
-        assert isinstance(moved, State), (text, moved)
+        assert isinstance(moved, GrammarState), (text, moved)
         state = moved
     assert state.awaiting or state.done, text
     return state
@@ -119,13 +121,13 @@ def take_turn(grammar: Grammar, state: State, rng: random.Random, **options: Any
 def test_trajectories_sampled_from_the_grammar_are_legal(name: str) -> None:
     grammar, rng = load_grammar(name), random.Random(name)
     for _ in range(12):
-        state = State()
+        state = GrammarState()
         for _ in range(6):
             state = take_turn(grammar, state, rng)
             if state.done:
                 break
             moved = grammar.advance(state, Block(grammar.observation, "found"))
-            assert isinstance(moved, State)
+            assert isinstance(moved, GrammarState)
             state = moved
 
 
@@ -133,12 +135,12 @@ def test_trajectories_sampled_from_the_grammar_are_legal(name: str) -> None:
 def test_a_turn_can_start_from_every_state(name: str) -> None:
     """Also from the middle of a turn: that is where an explained mistake leaves a trajectory."""
     grammar, rng = load_grammar(name), random.Random(name)
-    states = {State()}
+    states = {GrammarState()}
     for _ in range(30):
-        state = State()
+        state = GrammarState()
         for block in legal_blocks(grammar, rng):
             moved = grammar.advance(state, block)
-            assert isinstance(moved, State)
+            assert isinstance(moved, GrammarState)
             state = moved
             states.add(state)
     for state in sorted(states, key=repr)[:60]:
@@ -148,8 +150,8 @@ def test_a_turn_can_start_from_every_state(name: str) -> None:
 
 def test_scores_and_ratings_decide_what_follows() -> None:
     grammar, rng = load_grammar("web"), random.Random(1)
-    rated = State(last="web_search", thought=True)
-    checked = State(last="suggested_answer", thought=True)
+    rated = GrammarState(last="web_search", thought=True)
+    checked = GrammarState(last="suggested_answer", thought=True)
     names = grammar.by_name["reflection"].ratings
     seen: set[tuple[str, bool]] = set()
     for _ in range(150):
@@ -176,7 +178,7 @@ def test_a_turn_without_an_end_of_its_own_is_bounded() -> None:
     grammar = load_grammar("web")
     fail = "<think>a</think><plan>b</plan><think>c</think><suggested_answer>d</suggested_answer>"
     fail += "<think>e</think><double_check>Score: 1</double_check>"
-    matcher = compiled(lark_of(grammar, State())).deep_copy()
+    matcher = compiled(lark_of(grammar, GrammarState())).deep_copy()
     ids = [byte + 1 for byte in (fail * 2).encode()]
     refused = (fail * 2)[: matcher.try_consume_tokens(ids)]
     assert refused == fail + "<think>a</think><plan>b</plan><think>c</think><"
@@ -189,7 +191,7 @@ def accepts(lark: str, text: str) -> bool:
 
 
 def test_what_bodies_may_hold() -> None:
-    mhqa = lark_of(load_grammar("mhqa"), State(last="plan"))
+    mhqa = lark_of(load_grammar("mhqa"), GrammarState(last="plan"))
     turn = "<think> {}</think>\n<answer> {}</answer>"
     for body in ("a < b", "1 << 2 <= 3", "\u6771\u4eac", "caf\u00e9 ``` {}", "x <B>", "x" * 320):
         assert accepts(mhqa, turn.format(body, "Paris")), body
@@ -200,7 +202,7 @@ def test_what_bodies_may_hold() -> None:
 
 
 def test_programs_stand_in_fences() -> None:
-    lark = lark_of(load_grammar("code"), State(last="think"))
+    lark = lark_of(load_grammar("code"), GrammarState(last="think"))
     for body in (
         "\n```py\nprint(1)\n```\n",
         " ```py\nwhile i<n and a<=b: i<<=1\n```\n```sh\n1 2\n```",
@@ -220,7 +222,7 @@ def test_programs_stand_in_fences() -> None:
 
 def test_json_arguments_without_and_with_a_schema() -> None:
     grammar = load_grammar("afm")
-    state = State(last="plan", thought=True)
+    state = GrammarState(last="plan", thought=True)
     call = "<visual_inspector>{}</visual_inspector>"
     for body in ('{"file_path": "a.png", "n": [1, 2.5], "deep": {"x": null}}', " {} "):
         assert accepts(lark_of(grammar, state), call.format(body)), body
@@ -240,7 +242,7 @@ def test_json_arguments_without_and_with_a_schema() -> None:
         assert not accepts(lark, call.format(body)), body
     rng = random.Random(0)
     for _ in range(10):
-        take_turn(bound, State(last="plan"), rng, schemas=schemas)
+        take_turn(bound, GrammarState(last="plan"), rng, schemas=schemas)
 
 
 async def _unused(_: str) -> str:
@@ -250,9 +252,9 @@ async def _unused(_: str) -> str:
 def test_a_turn_that_cannot_start_or_end_is_refused() -> None:
     grammar = load_grammar("mhqa")
     with pytest.raises(GrammarError, match="the answer was given"):
-        lark_of(grammar, State(done=True))
+        lark_of(grammar, GrammarState(done=True))
     with pytest.raises(GrammarError, match="an observation is due"):
-        lark_of(grammar, State(awaiting=True))
+        lark_of(grammar, GrammarState(awaiting=True))
     stuck = Grammar(
         name="stuck",
         roles=(
@@ -263,10 +265,10 @@ def test_a_turn_that_cannot_start_or_end_is_refused() -> None:
         start=("plan",),
     )
     with pytest.raises(GrammarError, match="a turn could not end"):
-        lark_of(stuck, State(last="note"))
-    assert "B_NOTE" not in lark_of(stuck, State())
+        lark_of(stuck, GrammarState(last="note"))
+    assert "B_NOTE" not in lark_of(stuck, GrammarState())
 
 
 def test_limits_follow_the_turn() -> None:
-    assert Limits.within(64).text == 180
-    assert Limits.within(512) == Limits(text=320, call=160, code=1152)
+    assert TextLimits.within(64).text == 180
+    assert TextLimits.within(512) == TextLimits(text=320, call=160, code=1152)

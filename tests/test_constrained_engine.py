@@ -21,7 +21,7 @@ from coa.engines.sampling import (  # noqa: E402
     draw,
 )
 from coa.errors import EngineError  # noqa: E402
-from coa.grammar import PRESETS, Limits, load_grammar  # noqa: E402
+from coa.grammar import PRESETS, TextLimits, load_grammar  # noqa: E402
 from coa.loop import Budget, Decoding, run  # noqa: E402
 from coa.tasks import Task  # noqa: E402
 from coa.trajectory import Author, Segment, StopReason, Trajectory  # noqa: E402
@@ -134,7 +134,7 @@ def test_rollouts_of_a_random_model_are_never_malformed(
     name: str, engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     short = classmethod(lambda cls, tokens: cls(text=20, call=8, code=24))
-    monkeypatch.setattr(Limits, "within", short)
+    monkeypatch.setattr(TextLimits, "within", short)
 
     async def rollouts() -> list[Trajectory]:
         jobs = [

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from coa.corpus.build import CorpusSettings, build_corpus, read_all
-from coa.corpus.read_file import Job, Limits
-from coa.corpus.scan import Source
+from coa.corpus.read_file import Job, ReadLimits
+from coa.corpus.scan import SourceFile
 from coa.corpus.site import Corpus
 from coa.corpus.store import Stamp
 from coa.errors import ToolError
@@ -53,18 +53,18 @@ read_all.work()
 """
 
 
-def _jobs(folder: Path, *more: Source) -> list[Job]:
+def _jobs(folder: Path, *more: SourceFile) -> list[Job]:
     """Files enough that processes are started for them."""
     paths = sorted(folder.glob("*.[hmt]*"))
-    files = [Source(path.name, path, Stamp(path.stat().st_size, 1)) for path in paths]
+    files = [SourceFile(path.name, path, Stamp(path.stat().st_size, 1)) for path in paths]
     return [Job(file) for file in (files[0], *more, *files[1:])]
 
 
-LIMITS = Limits("https://x.example", 1000, 1 << 24, 60.0)
+LIMITS = ReadLimits("https://x.example", 1000, 1 << 24, 60.0)
 
 
 def test_a_file_that_kills_its_reader_is_named_and_the_others_are_read(folder: Path) -> None:
-    deadly = Source("deadly.html", folder / "deadly.html", Stamp(2 << 20, 1))
+    deadly = SourceFile("deadly.html", folder / "deadly.html", Stamp(2 << 20, 1))
     command = (sys.executable, "-c", DEADLY)
     read = {each.key: each.problem for each in read_all(_jobs(folder, deadly), LIMITS, 2, command)}
     assert read.pop("deadly.html").startswith("the process that read it died")
@@ -72,7 +72,7 @@ def test_a_file_that_kills_its_reader_is_named_and_the_others_are_read(folder: P
 
 
 def test_a_reader_that_cannot_start_says_why(folder: Path) -> None:
-    large = Source("large.html", folder / "large.html", Stamp(2 << 20, 1))
+    large = SourceFile("large.html", folder / "large.html", Stamp(2 << 20, 1))
     command = (sys.executable, "-c", "raise SystemExit('no such library')")
     with pytest.raises(ToolError, match="that reads files could not start: no such library"):
         list(read_all(_jobs(folder, large), LIMITS, 2, command))

@@ -31,7 +31,7 @@ from coa.recording.episode import (
     load_episodes,
     read_episodes,
 )
-from coa.recording.recorder import Desk, Rates
+from coa.recording.recorder import EpisodeRecorder, Rates
 from coa.tasks import Task
 from coa.tools import Tool, Toolbox
 from scripts import TOOLBOX_OF, episodes_of, texts_of
@@ -168,9 +168,9 @@ def test_comparisons_are_looked_up_at_the_same_time_and_say_so() -> None:
 
 
 async def test_what_branches_count_is_added_up_in_their_order() -> None:
-    desk = Desk(episode_of(), random.Random(0), Toolbox(), Rates())
+    desk = EpisodeRecorder(episode_of(), random.Random(0), Toolbox(), Rates())
 
-    async def work(own: Desk, wait: float, name: str) -> float:
+    async def work(own: EpisodeRecorder, wait: float, name: str) -> float:
         await asyncio.sleep(wait)
         own.count("alarms", 2)
         own.episode.meta.setdefault("first", name)

@@ -16,8 +16,8 @@ from coa.grammar import (
     Fault,
     FaultKind,
     Grammar,
+    GrammarState,
     Role,
-    State,
     grammar_from_toml,
     load_grammar,
     parse,
@@ -89,17 +89,17 @@ SUCCESSORS["afm"] = {
 }
 
 
-def walk(grammar: Grammar, *blocks: Block) -> State:
+def walk(grammar: Grammar, *blocks: Block) -> GrammarState:
     """The state after blocks, each of which must be legal."""
-    state = State()
+    state = GrammarState()
     for block in blocks:
         moved = grammar.advance(state, block)
-        assert isinstance(moved, State), moved
+        assert isinstance(moved, GrammarState), moved
         state = moved
     return state
 
 
-def follow(grammar: Grammar, *steps: str | Block) -> State:
+def follow(grammar: Grammar, *steps: str | Block) -> GrammarState:
     """Like `walk`, with the thoughts and observations in between put in."""
     blocks: list[Block] = []
     for step in steps:
@@ -112,12 +112,12 @@ def follow(grammar: Grammar, *steps: str | Block) -> State:
     return walk(grammar, *blocks)
 
 
-def next_roles(grammar: Grammar, state: State) -> set[str]:
+def next_roles(grammar: Grammar, state: GrammarState) -> set[str]:
     """What may come next once the due thought is there."""
     if grammar.interleave and not state.done and not state.awaiting:
         assert grammar.allowed(state) == (grammar.interleave,)
         moved = grammar.advance(state, Block(grammar.interleave, "hm"))
-        assert isinstance(moved, State)
+        assert isinstance(moved, GrammarState)
         state = moved
     return set(grammar.allowed(state))
 
@@ -242,7 +242,7 @@ def test_successors_are_those_of_the_design(name: str) -> None:
     grammar = load_grammar(name)
     table = SUCCESSORS[name]
     assert set(table) - {None} == set(grammar.by_name) - {grammar.interleave}
-    assert next_roles(grammar, State()) == table[None]
+    assert next_roles(grammar, GrammarState()) == table[None]
     for role in table:
         if role is not None:
             assert next_roles(grammar, follow(grammar, *path_to(grammar, role))) == table[role]
@@ -275,9 +275,9 @@ def test_one_poor_rating_forces_a_plan(name: str, poor: int) -> None:
     assert next_roles(grammar, walk_on(grammar, state)) == {"plan"}
 
 
-def walk_on(grammar: Grammar, state: State) -> State:
+def walk_on(grammar: Grammar, state: GrammarState) -> GrammarState:
     moved = grammar.advance(state, Block(grammar.observation, "Error: no."))
-    assert isinstance(moved, State)
+    assert isinstance(moved, GrammarState)
     return moved
 
 
@@ -299,7 +299,7 @@ def test_a_missing_score_is_a_fault_and_the_state_stays(role: str) -> None:
     before = {"reflection": ["plan", "web_search"], "double_check": ["plan", "suggested_answer"]}
     state = follow(grammar, *before[role])
     thought = grammar.advance(state, Block("think", "hm"))
-    assert isinstance(thought, State)
+    assert isinstance(thought, GrammarState)
     fault = grammar.advance(thought, Block(role, "It looks fine to me.", start=5))
     assert isinstance(fault, Fault)
     assert (fault.kind, fault.at) == (FaultKind.UNSCORED, 5)

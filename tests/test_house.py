@@ -247,6 +247,17 @@ def test_every_module_loads_and_no_module_hides_a_public_name() -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_a_class_has_a_name_of_its_own() -> None:
+    """Two classes of one name in two modules are two ideas under one word."""
+    homes: dict[str, list[str]] = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef):
+                homes.setdefault(node.name, []).append(module_name(path))
+    twice = {name: found for name, found in homes.items() if len(found) > 1}
+    assert not twice, twice
+
+
 CONTENT = re.compile(r"atlas|(?<!_)\bgym\b|phrasing_heldout|counterfactual", re.IGNORECASE)
 MAY_NAME = {
     "cli": "help texts name what is shipped",

@@ -18,7 +18,7 @@ from coa.recording import load_teacher
 from coa.recording.budget import Amount, BudgetSpent, Limit, Price, Purse, find_price
 from coa.recording.chat import journal_of
 from coa.recording.episode import Say
-from coa.recording.llm import Estimate, LLMSettings, LLMTeacher
+from coa.recording.llm import CostEstimate, LLMSettings, LLMTeacher
 from coa.recording.record import Recording, rehearse_recording, run_recording
 from coa.tasks import Task, TaskSet
 
@@ -103,12 +103,12 @@ async def test_a_task_over_its_own_budget_is_an_episode_with_an_error(tmp_path: 
         assert isinstance(said, Say) and said.call is not None
 
 
-def estimated(tasks: Sequence[Task], out: Path, **options: str) -> Estimate:
+def estimated(tasks: Sequence[Task], out: Path, **options: str) -> CostEstimate:
     """What `coa record --dry-run` says; there is no server."""
     given = {"model": "openai:tester@http://127.0.0.1:1", **options}
     recording = Recording(tasks=TaskSet(tuple(tasks)), teacher="llm", options=given)
     found = rehearse_recording(recording, out)
-    assert isinstance(found, Estimate)
+    assert isinstance(found, CostEstimate)
     return found
 
 
@@ -125,7 +125,7 @@ def test_an_estimate_makes_no_call_and_comes_near_what_a_smooth_run_takes(tmp_pa
     assert said[0].startswith(f"200 tasks: about {found.calls} model calls and ")
     assert "in money" in said[0] and "3 look-ups a task" in said[2]
     nothing = estimated([], tmp_path / "episodes.jsonl", prices=str(table))
-    assert nothing == Estimate(0, 0, 0, 0, 0.0)
+    assert nothing == CostEstimate(0, 0, 0, 0, 0.0)
 
 
 def test_an_estimate_knows_the_tools_that_a_task_declares(tmp_path: Path) -> None:

@@ -21,8 +21,8 @@ from coa.recording.contracts import (
 from coa.recording.llm_replies import (
     MAX_STEPS,
     Called,
+    PlannedStep,
     Report,
-    Step,
     read_call,
     read_check,
     read_judgement,
@@ -127,11 +127,11 @@ def test_a_plan_says_who_does_what_after_what() -> None:
     )
     assert found.thought == "Two look-ups."
     assert found.steps == (
-        Step("searcher", "the capital of Peru", frozenset()),
-        Step("searcher", "the area of Peru", frozenset()),
-        Step("coder", "divide them", frozenset({1, 2})),
-        Step("searcher", "the currency of Peru", frozenset({1, 2, 3})),
-        Step("verifier", "say it", frozenset({3})),
+        PlannedStep("searcher", "the capital of Peru", frozenset()),
+        PlannedStep("searcher", "the area of Peru", frozenset()),
+        PlannedStep("coder", "divide them", frozenset({1, 2})),
+        PlannedStep("searcher", "the currency of Peru", frozenset({1, 2, 3})),
+        PlannedStep("verifier", "say it", frozenset({3})),
     )
     assert found.text.startswith("1. the capital of Peru\n2. the area of Peru\n3. divide them")
 

@@ -15,7 +15,7 @@ import pytest
 
 from chat_server import Answer, ChatServer, contents, who
 from chat_team import CALLS, PRICES, TASKS, lines, one_line, record, settings, two_steps
-from coa.engines.transport import Refused
+from coa.engines.transport import ServerRefused
 from coa.errors import CoaError, ConfigError, ModelError, RecordError, Unavailable, UsageError
 from coa.io.runs import Json, read_jsonl
 from coa.recording.budget import BudgetSpent
@@ -174,7 +174,7 @@ async def test_a_wrong_key_stops_the_run_with_one_line(
     reply = Answer("bad key sk-secret-451", status=401)
     with (
         ChatServer(lambda body: reply) as server,
-        pytest.raises(Refused, match="refuses the key it was given") as caught,
+        pytest.raises(ServerRefused, match="refuses the key it was given") as caught,
     ):
         await record(server, tmp_path / "episodes.jsonl")
     assert "Set COA_API_KEY or OPENAI_API_KEY" in one_line(caught.value)
@@ -185,7 +185,7 @@ async def test_a_wrong_key_stops_the_run_with_one_line(
 async def test_a_model_that_is_not_there_stops_the_run_with_one_line(tmp_path: Path) -> None:
     with (
         ChatServer(lambda body: Answer("no model tester", status=404)) as server,
-        pytest.raises(Refused, match=r"refused the request \(404\): no model tester") as got,
+        pytest.raises(ServerRefused, match=r"refused the request \(404\): no model tester") as got,
     ):
         await record(server, tmp_path / "episodes.jsonl")
     one_line(got.value)
@@ -204,7 +204,7 @@ async def test_a_refused_conversation_ends_its_episode_and_a_refused_first_one_t
     assert len(errors) == 1 and errors[0].endswith("(400): the context is too long")
     with (
         ChatServer(lambda body: Answer("unknown field seed", status=400)) as server,
-        pytest.raises(Refused, match="unknown field seed"),
+        pytest.raises(ServerRefused, match="unknown field seed"),
     ):
         await record(server, tmp_path / "b.jsonl")
 
@@ -219,7 +219,7 @@ async def test_a_server_that_wants_money_ends_the_run_and_spoils_no_episode(tmp_
         broke = Answer("Your credit balance is too low.", status=400)
         return two_steps(body) if count <= CALLS + 2 else broke
 
-    with ChatServer(reply) as server, pytest.raises(Refused, match="credit balance"):
+    with ChatServer(reply) as server, pytest.raises(ServerRefused, match="credit balance"):
         await record(server, out, concurrency=1)
     assert [episode.error for episode in load_episodes(out)] == [None]
 
@@ -235,7 +235,7 @@ async def test_a_server_that_is_not_there_is_one_line_and_nothing_is_lost(tmp_pa
 
     with (
         ChatServer(reply) as server,
-        pytest.raises(Refused, match="answered 503 after 2 attempts: down"),
+        pytest.raises(ServerRefused, match="answered 503 after 2 attempts: down"),
     ):
         await record(server, out, concurrency=1, retries=1)
     assert len(load_episodes(out)) == 1
@@ -257,7 +257,7 @@ async def test_an_answer_that_is_none_is_one_line(raw: bytes) -> None:
 
 
 async def test_what_was_not_sent_when_a_run_is_given_up_is_not_sent(tmp_path: Path) -> None:
-    with ChatServer(lambda body: Answer("no", status=401)) as server, pytest.raises(Refused):
+    with ChatServer(lambda body: Answer("no", status=401)) as server, pytest.raises(ServerRefused):
         await record(server, tmp_path / "episodes.jsonl", concurrency=6, slots=1)
     assert len(server.bodies) == 1
 
@@ -344,7 +344,7 @@ async def test_a_request_in_flight_is_kept_when_its_work_is_given_up(tmp_path: P
         return two_steps(body)
 
     out = tmp_path / "episodes.jsonl"
-    with ChatServer(reply) as server, pytest.raises(Refused):
+    with ChatServer(reply) as server, pytest.raises(ServerRefused):
         await record(server, out, concurrency=len(TASKS))
     kept = [line["task_id"] for _, line in read_jsonl(journal_of(out))]
     assert sorted(kept) == sorted(task.id for task in TASKS[1:])

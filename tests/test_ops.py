@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 
 from coa.engines import kernels  # noqa: E402
 from coa.engines.base import Sampling  # noqa: E402
-from coa.engines.kernels import CompiledOps, Run, TorchOps, kernels_fit  # noqa: E402
+from coa.engines.kernels import CompiledOps, KernelRun, TorchOps, kernels_fit  # noqa: E402
 from coa.engines.sampling import draw  # noqa: E402
 from coa.models.shape import Shape, unsupported  # noqa: E402
 
@@ -31,7 +31,7 @@ def library() -> ctypes.CDLL:
     return found
 
 
-def ragged_steps(seed: int, steps: int) -> list[list[Run]]:
+def ragged_steps(seed: int, steps: int) -> list[list[KernelRun]]:
     """Slots grow by single tokens and by pieces, in any order; some start again."""
     choose, lengths, made = random.Random(seed), [0] * SLOTS, []
     for _ in range(steps):
@@ -42,7 +42,7 @@ def ragged_steps(seed: int, steps: int) -> list[list[Run]]:
             size = choose.choice([1, 1, 1, 2, 5, 8, 17, 70])
             if lengths[slot] + size > CONTEXT:
                 lengths[slot] = 0
-            runs.append(Run(slot, lengths[slot], size, first))
+            runs.append(KernelRun(slot, lengths[slot], size, first))
             lengths[slot] += size
             first += size
         made.append(runs)
@@ -83,18 +83,20 @@ def test_compiled_rows_do_not_see_their_neighbours(dtype: str) -> None:
     torch.manual_seed(1)
     qkv = torch.randn(60, 15 * 64).to(kind)
 
-    def outcome(runs: list[Run], rows: list[int]) -> Any:
+    def outcome(runs: list[KernelRun], rows: list[int]) -> Any:
         ops = CompiledOps(library(), made, SLOTS, CONTEXT, kind)
         ops.begin(runs)
         return ops.attend(0, qkv[rows], None)
 
-    alone = outcome([Run(2, 0, 23, 0)], list(range(23)))
-    company = outcome([Run(0, 0, 37, 0), Run(2, 0, 23, 37)], [*range(23, 60), *range(23)])
+    alone = outcome([KernelRun(2, 0, 23, 0)], list(range(23)))
+    company = outcome(
+        [KernelRun(0, 0, 37, 0), KernelRun(2, 0, 23, 37)], [*range(23, 60), *range(23)]
+    )
     assert torch.equal(alone, company[37:])
     ops = CompiledOps(library(), made, SLOTS, CONTEXT, kind)
     pieces = []
     for start, size in ((0, 3), (3, 1), (4, 11), (15, 8)):
-        ops.begin([Run(1, start, size, 0)])
+        ops.begin([KernelRun(1, start, size, 0)])
         pieces.append(ops.attend(0, qkv[start : start + size].clone(), None))
     assert torch.equal(alone, torch.cat(pieces))
 

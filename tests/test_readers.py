@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pypdf.errors import DependencyError
 
 from coa.corpus import readers as charset
-from coa.corpus.page import Block, Document, Passage, passages_of
+from coa.corpus.page import Document, DocumentBlock, Passage, passages_of
 from coa.corpus.readers import READERS, decode, read_document
 from coa.errors import MissingExtra, RecordError
 from pdf_files import locked_pdf, pdf
@@ -254,15 +254,17 @@ def test_a_page_cannot_make_every_passage_repeat_its_long_names() -> None:
 words = st.text(st.characters(codec="utf-8", categories=("L", "N", "P")), min_size=1, max_size=30)
 texts = st.lists(words, min_size=1, max_size=120).map(" ".join)
 blocks = st.one_of(
-    st.builds(Block, st.just("text"), texts),
-    st.builds(Block, st.just("heading"), texts, st.integers(1, 6)),
-    st.builds(Block, st.just("term"), texts, st.integers(7, 9), st.just(("m.f",))),
-    st.builds(Block, st.just("close"), st.just(""), st.integers(1, 9)),
+    st.builds(DocumentBlock, st.just("text"), texts),
+    st.builds(DocumentBlock, st.just("heading"), texts, st.integers(1, 6)),
+    st.builds(DocumentBlock, st.just("term"), texts, st.integers(7, 9), st.just(("m.f",))),
+    st.builds(DocumentBlock, st.just("close"), st.just(""), st.integers(1, 9)),
 )
 
 
 @given(st.lists(blocks, max_size=12), st.integers(200, 1200))
-def test_passages_keep_every_word_in_order_and_their_size(parts: list[Block], size: int) -> None:
+def test_passages_keep_every_word_in_order_and_their_size(
+    parts: list[DocumentBlock], size: int
+) -> None:
     passages = passages_of(Document("t", tuple(parts)), URL, size)
     assert all(0 < len(each.text) <= size for each in passages)
     told = [word for part in parts if part.kind in ("text", "term") for word in part.text.split()]

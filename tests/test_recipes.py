@@ -315,11 +315,11 @@ def test_a_default_that_the_page_has_wrong_is_found() -> None:
 def test_every_metric_of_rl_is_documented_once() -> None:
     from coa.train.experience import Experience
     from coa.train.groups import Drawn
-    from coa.train.learner import Step
+    from coa.train.learner import OptimizerStep
     from coa.train.losses import PolicyMetrics
     from coa.train.rl import learning_record, rollout_record
 
-    learnt = learning_record(Experience([]), [Step(0.0, 0.0, 0.0)], [PolicyMetrics(1.0)])
+    learnt = learning_record(Experience([]), [OptimizerStep(0.0, 0.0, 0.0)], [PolicyMetrics(1.0)])
     made = {*rollout_record(Drawn(0)), *learnt, "update", "parts"}
     made |= {"eval_accuracy", "eval_low", "eval_high", "eval_n", "eval_environment"}
     rows = [name for name, _ in documented("rl.md", "metric")]

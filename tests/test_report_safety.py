@@ -22,7 +22,7 @@ from coa.grammar.load import GrammarBook
 from coa.statistics import Estimate
 from coa.tasks import Task, TaskSet
 from coa.trajectory import Chain, Trajectory
-from coa.view.evaluations import Evaluation
+from coa.view.evaluations import EvaluationRun
 from coa.view.plots import Costs, Spot, ascii_only, cost_plot, el, inner, interval
 from coa.view.report import render_report, select, write_report
 from coa.view.report_parts import Distillation, Parts, Training
@@ -98,7 +98,7 @@ def strange_parts(text: str) -> Parts:
     """What was read, with this text in every place that holds one."""
     right = Estimate(0.5, 0.4, 0.6, 2)
     task = Task("Who?", (text,), "t0", {"family": text})
-    run = Evaluation(text, right, text, text, 2, text, {"tokens_per_task": 5.0}, {text: 2})
+    run = EvaluationRun(text, right, text, text, 2, text, {"tokens_per_task": 5.0}, {text: 2})
     run.groups = {"family": {text: right, f"{text}2": right}}
     run.pass_at, run.together = [(1, right), (2, right)], [(text, right)]
     run.calls, run.money, run.tasks = {text: 1.0}, (1.0, 2.0, text), {"t0": task}

@@ -17,7 +17,7 @@ from coa.models import references as store
 from coa.serving.agents import open_agents, public_name
 from coa.serving.errors import Refused
 from coa.serving.replies import Reply
-from coa.serving.request import Asked, Limits, read_request
+from coa.serving.request import Asked, ServingLimits, read_request
 from coa.serving.server import Serving, _give_up_on_stalled, listening, read_key
 from coa.serving.session import Desk
 from coa.serving.stream import Narrator, Piece
@@ -103,7 +103,7 @@ async def test_a_rollout_that_breaks_on_our_side_is_closed_and_kept(tmp_path: Pa
 
     async with open_agents(f"scripted:{script}", grammars=("mhqa",)) as agents:
         with Appender(kept) as out:
-            desk = Desk(ScriptedEngine(TURNS), agents, Limits(), out=out)
+            desk = Desk(ScriptedEngine(TURNS), agents, ServingLimits(), out=out)
             with desk.take() as ticket, pytest.raises(ZeroDivisionError):
                 agent = desk.agent("scripted")
                 await desk.start(Asked("scripted", "Where?"), agent, ticket, Reply("m"), tell)
@@ -125,7 +125,7 @@ def test_an_answer_after_a_block_that_was_cut_is_a_block_of_its_own() -> None:
 
 def test_a_count_that_no_engine_has_room_for_is_refused() -> None:
     with pytest.raises(Refused, match="top_k is 2147483648, expected a whole number from -1 to"):
-        read_request(json.dumps({**BODY, "top_k": 2**31}).encode(), Limits())
+        read_request(json.dumps({**BODY, "top_k": 2**31}).encode(), ServingLimits())
 
 
 def test_names_of_models_tell_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

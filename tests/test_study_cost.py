@@ -22,8 +22,8 @@ from coa.io.runs import dumps
 from coa.lab.study_cost import (
     PEER_CALLS,
     Case,
+    CostSide,
     Files,
-    Side,
     compare,
     cost_lines,
     peer_prompts,
@@ -102,12 +102,12 @@ def said() -> Episode:
     return Episode("t-1", "q", "test", [AgentSpec("ann", "planner", "p")], [Say("ann", "b", "x")])
 
 
-def side(tokens: int, *, solved: bool, tool_calls: int = 1) -> Side:
-    return Side(Tokens(tokens, 0, 0), 0, 0, 1, tool_calls, solved)
+def side(tokens: int, *, solved: bool, tool_calls: int = 1) -> CostSide:
+    return CostSide(Tokens(tokens, 0, 0), 0, 0, 1, tool_calls, solved)
 
 
 def made_case(team_tokens: int, chain_tokens: int | None, *, solved: bool = True) -> Case:
-    chains: dict[PromptKind, Side] = {}
+    chains: dict[PromptKind, CostSide] = {}
     if chain_tokens is not None:
         chains = {kind: side(chain_tokens, solved=solved) for kind in PROMPTS}
     return Case(said(), side(team_tokens, solved=solved), chains)
@@ -118,7 +118,7 @@ def reduction(found: dict[str, dict[str, dict[str, dict[str, float]]]]) -> float
 
 
 def test_each_cache_has_its_own_tokens_and_its_own_money() -> None:
-    spent = Side(
+    spent = CostSide(
         Tokens(1000, 400, 10), system=300, opening=100, model_calls=3, tool_calls=2, solved=True
     )
     found = spent.measures(Price(input=1e6, cached=1e5, output=2e6))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from coa.grammar.constrain import Limits
+from coa.grammar.constrain import TextLimits
 from coa.lab.studies import run_study, study_lines
 from coa.lab.study_unseen import (
     arms,
@@ -161,7 +161,7 @@ def test_a_turn_has_room_for_all_that_the_constraint_lets_a_model_say_before_its
     from coa.lab.studies import STUDIES
 
     room = STUDIES["unseen-tool"].read([]).eval.turn_tokens
-    said = 3 * Limits.within(room).text + max(len(call_of(task)) for task in TASKS)
+    said = 3 * TextLimits.within(room).text + max(len(call_of(task)) for task in TASKS)
     assert said / 3.5 <= room
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from coa.grammar import Block, Grammar, State
+from coa.grammar import Block, Grammar, GrammarState
 
 Say = Callable[[], str]
 """Draws free text for a body."""
@@ -40,14 +40,14 @@ def any_text(grammar: Grammar, rng: random.Random) -> str:
 def legal_blocks(grammar: Grammar, rng: random.Random, say: Say | None = None) -> list[Block]:
     """A random walk through the state machine up to the answer, observations included."""
     say = say or (lambda: free_text(rng))
-    state, blocks = State(), list[Block]()
+    state, blocks = GrammarState(), list[Block]()
     while not state.done:
         options = grammar.allowed(state)
         hurry = [n for n in ("answer", "suggested_answer") if n in options and len(blocks) > 20]
         role = hurry[0] if hurry else rng.choice(options)
         block = Block(role, _body(grammar, rng, role, say, hurried=len(blocks) > 20))
         moved = grammar.advance(state, block)
-        assert isinstance(moved, State), (block, moved)
+        assert isinstance(moved, GrammarState), (block, moved)
         state = moved
         blocks.append(block)
     return blocks

@@ -18,8 +18,17 @@ from typing import Any
 
 from coa.engines.base import Completion, Engine, OnText, Sampling, sampling_key
 from coa.errors import CoaError, ConfigError, EngineError, boundary
-from coa.grammar import Block, Fault, FaultKind, Grammar, PromptKind, State, parse, system_prompt
-from coa.grammar.constrain import Limits, Schemas, turn_grammar
+from coa.grammar import (
+    Block,
+    Fault,
+    FaultKind,
+    Grammar,
+    GrammarState,
+    PromptKind,
+    parse,
+    system_prompt,
+)
+from coa.grammar.constrain import Schemas, TextLimits, turn_grammar
 from coa.grammar.load import GrammarBook
 from coa.tasks import Task
 from coa.tools.base import Observation, Toolbox, ToolCall, clean
@@ -80,7 +89,7 @@ class _Work:
     context: int
     ids: list[int]
     schemas: Schemas = ()
-    state: State = field(default_factory=State)
+    state: GrammarState = field(default_factory=GrammarState)
     memory: dict[ToolCall, Observation] = field(default_factory=dict)
     seen: int = 0
     """Length of the ids that the engine has processed already."""
@@ -204,7 +213,7 @@ def _spent(trajectory: Trajectory, work: _Work, budget: Budget) -> StopReason | 
     return StopReason.TIME if work.remaining_s() <= 0 else None
 
 
-def _release(trajectory: Trajectory, state: State) -> None:
+def _release(trajectory: Trajectory, state: GrammarState) -> None:
     """When a budget ended the work, the last suggested answer is better than none."""
     stop = trajectory.stop
     if stop is not None and stop.truncated and state.suggestion:
@@ -273,7 +282,7 @@ def _sampling(
     """How to sample from where the work stands, at most `room` tokens."""
     constraint = ""
     if decoding.constrain:
-        limits = Limits.within(budget.turn_tokens)
+        limits = TextLimits.within(budget.turn_tokens)
         constraint = turn_grammar(work.grammar, work.state, limits, work.schemas)
     return Sampling(
         temperature=decoding.temperature,
@@ -357,8 +366,8 @@ async def _respond(
 
 
 def read_turn(
-    grammar: Grammar, state: State, text: str
-) -> tuple[State, Block | None, Fault | None]:
+    grammar: Grammar, state: GrammarState, text: str
+) -> tuple[GrammarState, Block | None, Fault | None]:
     """Move a state over the blocks of a turn: where it stands then, and the block to act on or the
     first fault.
 
@@ -423,6 +432,6 @@ def _observe(trajectory: Trajectory, work: _Work, engine: Engine, text: str) -> 
     trajectory.usage.observation_tokens += len(ids)
     work.ids += ids
     moved = work.grammar.advance(work.state, Block(work.grammar.observation, text))
-    assert isinstance(moved, State)
+    assert isinstance(moved, GrammarState)
     work.state = moved
     return segment

@@ -186,7 +186,7 @@ def serve(
 ) -> None:
     """Answer OpenAI-compatible clients, streaming the chain; Ctrl-C ends it."""
     from coa.environment import ToolSettings
-    from coa.serving.request import Limits
+    from coa.serving.request import ServingLimits
     from coa.serving.server import Serving, read_key
     from coa.serving.server import serve as serve_until_stopped
 
@@ -201,7 +201,7 @@ def serve(
         host=host,
         port=port,
         key=read_key(key_file),
-        limits=Limits(rollouts=rollouts, queue=queue, seconds=seconds, tokens=tokens),
+        limits=ServingLimits(rollouts=rollouts, queue=queue, seconds=seconds, tokens=tokens),
         temperature=temperature,
         constrain=constrain,
         context=context,

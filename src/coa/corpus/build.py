@@ -34,9 +34,9 @@ from urllib.parse import unquote
 from coa.corpus import worker
 from coa.corpus.index import INDEX_VERSION, SearchIndex
 from coa.corpus.page import Passage
-from coa.corpus.read_file import Job, Limits, read_file
+from coa.corpus.read_file import Job, ReadLimits, read_file
 from coa.corpus.readers import READERS, READERS_VERSION
-from coa.corpus.scan import Scan, Source, scan
+from coa.corpus.scan import Scan, SourceFile, scan
 from coa.corpus.site import INDEX, PAGES, SCHEMA, read_manifest
 from coa.corpus.store import PageStore, Reading, Stamp
 from coa.errors import ConfigError, RecordError, UsageError, boundary
@@ -65,7 +65,7 @@ WORKER = worker.command_of("coa.corpus.build")
 
 
 def read_all(
-    jobs: Sequence[Job], limits: Limits, workers: int, command: Sequence[str] = WORKER
+    jobs: Sequence[Job], limits: ReadLimits, workers: int, command: Sequence[str] = WORKER
 ) -> Iterator[Reading]:
     """The reading of every file, in any order."""
     size = sum(job.file.stamp.size for job in jobs)
@@ -108,7 +108,7 @@ class _Worker:
     def __init__(
         self,
         command: Sequence[str],
-        limits: Limits,
+        limits: ReadLimits,
         waiting: deque[list[Job]],
         done: queue.SimpleQueue[list[Reading] | Exception],
     ) -> None:
@@ -180,12 +180,12 @@ def work() -> None:
 
 
 def _answer(asked: Json) -> Json:
-    limits = Limits(**asked["limits"])
+    limits = ReadLimits(**asked["limits"])
     readings = (_in_time(_job_from_json(record), limits) for record in asked["jobs"])
     return {"readings": [asdict(reading) for reading in readings]}
 
 
-def _in_time(job: Job, limits: Limits) -> Reading:
+def _in_time(job: Job, limits: ReadLimits) -> Reading:
     """Read a file, or give up after its time. Only for a process of its own: it takes SIGALRM."""
     if not hasattr(signal, "setitimer"):
         return read_file(job, limits)
@@ -213,7 +213,7 @@ def _job_to_json(job: Job) -> Json:
 def _job_from_json(record: Json) -> Job:
     file = record["file"]
     stamp = Stamp(**file["stamp"])
-    return Job(Source(file["key"], Path(file["path"]), stamp), record["digest"])
+    return Job(SourceFile(file["key"], Path(file["path"]), stamp), record["digest"])
 
 
 def _reading_from_json(record: Json) -> Reading:
@@ -447,7 +447,7 @@ class _Build:
 
     def _read(self, store: PageStore, jobs: Sequence[Job], workers: int, progress: Mode) -> int:
         """Read the files into the store, which is committed all the time; how many were read."""
-        limits = Limits(
+        limits = ReadLimits(
             site=self._site,
             passage_chars=self._settings.passage_chars,
             max_bytes=int(self._settings.max_megabytes * 1e6),
@@ -526,7 +526,7 @@ class _Build:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-def _same(file: Source, held: Stamp | None) -> bool:
+def _same(file: SourceFile, held: Stamp | None) -> bool:
     return held is not None and (held.size, held.mtime) == (file.stamp.size, file.stamp.mtime)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
 
-from coa.corpus.page import TERM_LEVEL, Block, Document
+from coa.corpus.page import TERM_LEVEL, Document, DocumentBlock
 from coa.errors import MissingExtra
 
 _DROPPED = (
@@ -60,18 +60,18 @@ def html_document(text: str, fallback_title: str) -> Document:
         walk.flush()
     except RecursionError:
         walk, remark = _Walk(), "nested too deeply; read as plain text"
-        walk.blocks = [Block("text", line) for line in _lines("".join(main.itertext()))]
+        walk.blocks = [DocumentBlock("text", line) for line in _lines("".join(main.itertext()))]
     return _titled(walk.blocks, named, fallback_title, links, remark)
 
 
 def _titled(
-    blocks: list[Block], named: str, fallback: str, links: tuple[str, ...], remark: str
+    blocks: list[DocumentBlock], named: str, fallback: str, links: tuple[str, ...], remark: str
 ) -> Document:
     """The first main heading is the title; no passage needs it as a section as well."""
     first = next((block for block in blocks if block.kind == "heading" and block.level == 1), None)
     if first is None:
         return Document(named or fallback, tuple(blocks), links, remark)
-    kept = [Block("close", level=1) if block is first else block for block in blocks]
+    kept = [DocumentBlock("close", level=1) if block is first else block for block in blocks]
     return Document(first.text, tuple(kept), links, remark)
 
 
@@ -199,7 +199,7 @@ class _Walk:
     """Goes through the blocks of a page; text between them gathers until the next one begins."""
 
     def __init__(self) -> None:
-        self.blocks: list[Block] = []
+        self.blocks: list[DocumentBlock] = []
         self._pending: list[str] = []
         self._mark = ""
         """What stands before the next text: the dash of a list item, or a term without anchor."""
@@ -243,7 +243,7 @@ class _Walk:
             self._emit(text)
 
     def _emit(self, text: str) -> None:
-        self.blocks.append(Block("text", self._mark + text))
+        self.blocks.append(DocumentBlock("text", self._mark + text))
         self._mark = ""
 
     def _heading(self, element: Any, level: int) -> None:
@@ -251,7 +251,7 @@ class _Walk:
         self._mark = ""
         if text := _PERMALINK.sub("", _inline(element)):
             anchor = _anchor_of(element) or slug(text)
-            self.blocks.append(Block("heading", text, level, (anchor,) if anchor else ()))
+            self.blocks.append(DocumentBlock("heading", text, level, (anchor,) if anchor else ()))
 
     def _table(self, table: Any) -> None:
         self.flush()
@@ -276,13 +276,13 @@ class _Walk:
         self._terms(terms, level)
         self._definitions -= 1
         self._mark = ""
-        self.blocks.append(Block("close", level=level))
+        self.blocks.append(DocumentBlock("close", level=level))
 
     def _terms(self, terms: list[Any], level: int) -> None:
         texts = [text for term in terms if (text := _PERMALINK.sub("", _inline(term)))]
         anchors = [name for term in reversed(terms) if (name := _anchor_of(term))]
         if anchors and texts:
-            self.blocks.append(Block("term", "\n".join(texts), level, tuple(anchors)))
+            self.blocks.append(DocumentBlock("term", "\n".join(texts), level, tuple(anchors)))
         elif texts:
             self._mark = f"{', '.join(texts)}: "
 

@@ -79,7 +79,7 @@ TERM_LEVEL = 7
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class DocumentBlock:
     kind: Kind
     text: str = ""
     level: int = 0
@@ -90,7 +90,7 @@ class Block:
 @dataclass(frozen=True, slots=True)
 class Document:
     title: str
-    blocks: tuple[Block, ...]
+    blocks: tuple[DocumentBlock, ...]
     links: tuple[str, ...] = ()
     """As they are written in the file."""
     remark: str = ""
@@ -152,7 +152,7 @@ def passages_of(document: Document, url: str, max_chars: int) -> tuple[Passage, 
     return tuple(made)
 
 
-def _runs(blocks: Sequence[Block]) -> Iterator[_Run]:
+def _runs(blocks: Sequence[DocumentBlock]) -> Iterator[_Run]:
     scopes: list[_Scope] = []
     run = _Run(())
     for block in blocks:

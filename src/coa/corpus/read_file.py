@@ -15,7 +15,7 @@ from urllib.parse import unquote, unquote_to_bytes, urljoin, urlsplit
 
 from coa.corpus.page import NAME_CHARS, passages_of
 from coa.corpus.readers import read_document
-from coa.corpus.scan import Source
+from coa.corpus.scan import SourceFile
 from coa.corpus.store import Reading, Stamp, key_of
 from coa.errors import CoaError
 
@@ -23,7 +23,7 @@ _MAX_LINKS = 5000
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ReadLimits:
     """How files are read."""
 
     site: str
@@ -35,12 +35,12 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    file: Source
+    file: SourceFile
     digest: str = ""
     """Of the file when it was read before: with the same one it is not read again."""
 
 
-def read_file(job: Job, limits: Limits) -> Reading:
+def read_file(job: Job, limits: ReadLimits) -> Reading:
     """What came of one file."""
     key, stamp = job.file.key, job.file.stamp
     if stamp.size > limits.max_bytes:
@@ -65,7 +65,7 @@ def read_file(job: Job, limits: Limits) -> Reading:
         return Reading(key, stamp, f"its reader failed ({type(exc).__name__}: {reason})")
 
 
-def _read_content(key: str, stamp: Stamp, content: bytes, limits: Limits) -> Reading:
+def _read_content(key: str, stamp: Stamp, content: bytes, limits: ReadLimits) -> Reading:
     document = read_document(PurePosixPath(unquote(key, errors="replace")), content)
     url = f"{limits.site}/{key}"
     passages = passages_of(document, url, limits.passage_chars)

@@ -17,7 +17,7 @@ from itertools import islice
 from pathlib import PurePath
 
 from coa.corpus.html_reader import html_document, slug
-from coa.corpus.page import Block, Document
+from coa.corpus.page import Document, DocumentBlock
 from coa.errors import MissingExtra, RecordError
 
 
@@ -222,7 +222,7 @@ def markdown_document(text: str, fallback_title: str) -> Document:
 
 def text_document(text: str, fallback_title: str) -> Document:
     """Plain text: paragraphs between blank lines; an underlined line is a heading."""
-    blocks: list[Block] = []
+    blocks: list[DocumentBlock] = []
     marks: list[str] = []
     """Underlines in the order in which they first occur: that is their level."""
     for paragraph in re.split(r"\n\s*\n", text):
@@ -234,17 +234,17 @@ def text_document(text: str, fallback_title: str) -> Document:
             marks += [mark] if mark not in marks else []
             name = lines[0].strip()
             level = min(6, marks.index(mark) + 1)
-            blocks.append(Block("heading", name, level, (slug(name),)))
+            blocks.append(DocumentBlock("heading", name, level, (slug(name),)))
             lines = lines[2:]
         if body := "\n".join(lines).strip("\n"):
-            blocks.append(Block("text", body))
+            blocks.append(DocumentBlock("text", body))
     title = _first_line(blocks) or fallback_title
     if blocks and blocks[0].kind == "heading" and blocks[0].level == 1:
-        blocks[0] = Block("close", level=1)
+        blocks[0] = DocumentBlock("close", level=1)
     return Document(title, tuple(blocks))
 
 
-def _first_line(blocks: list[Block]) -> str:
+def _first_line(blocks: list[DocumentBlock]) -> str:
     """A short first line is the title."""
     first = blocks[0].text.strip().partition("\n")[0].strip() if blocks else ""
     return first if len(first) <= _TITLE_CHARS and re.search(r"\w", first) else ""
@@ -256,10 +256,10 @@ def pdf_document(content: bytes, fallback_title: str) -> Document:
     pages = [list(_paragraphs(_plain(text))) for text in texts]
     if not any(pages):
         raise RecordError("the PDF holds no text, only images perhaps; it needs OCR first")
-    blocks: list[Block] = []
+    blocks: list[DocumentBlock] = []
     for number, paragraphs in enumerate(pages, start=1):
-        blocks.append(Block("heading", f"page {number}", 1, (f"page={number}",)))
-        blocks += [Block("text", paragraph) for paragraph in paragraphs]
+        blocks.append(DocumentBlock("heading", f"page {number}", 1, (f"page={number}",)))
+        blocks += [DocumentBlock("text", paragraph) for paragraph in paragraphs]
     empty = sum(not paragraphs for paragraphs in pages)
     remark = f"{empty} of {len(pages)} pages hold no text" if empty else ""
     return Document(_plain(named) or fallback_title, tuple(blocks), remark=remark)

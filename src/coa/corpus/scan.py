@@ -24,7 +24,7 @@ PASSED_OVER = ("_sources", "_static", "__pycache__", "node_modules")
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class SourceFile:
     """A file to read."""
 
     key: str
@@ -36,7 +36,7 @@ class Source:
 class Scan:
     """What is in the folder."""
 
-    files: list[Source] = field(default_factory=list)
+    files: list[SourceFile] = field(default_factory=list)
     """Sorted by key."""
     problems: list[tuple[str, str]] = field(default_factory=list)
     """(key, reason) of what cannot be read or is left out for a reason worth saying."""
@@ -65,7 +65,7 @@ def scan(folder: Path, suffixes: frozenset[str], is_ours: Callable[[Path], bool]
             found.problems.append((key, "not a regular file"))
             continue
         stamp = Stamp(status.st_size, status.st_mtime_ns)
-        found.files.append(Source(key, Path(entry.path), stamp))
+        found.files.append(SourceFile(key, Path(entry.path), stamp))
     found.files.sort(key=lambda file: file.key)
     found.problems.sort()
     return found

@@ -16,7 +16,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from coa.errors import CoaError, did_you_mean
-from coa.grammar import Block, Fault, Grammar, State, system_prompt
+from coa.grammar import Block, Fault, Grammar, GrammarState, system_prompt
 from coa.grammar.grammar import Kind, parse_ratings, parse_score
 from coa.grammar.prompt import PromptKind
 from coa.recording.episode import SYSTEM, USER, Episode, Happening, Say, Use
@@ -212,7 +212,7 @@ class _Writer:
 
     def __init__(self, grammar: Grammar, trajectory: Trajectory) -> None:
         self.grammar, self.trajectory = grammar, trajectory
-        self.state = State()
+        self.state = GrammarState()
         self.turn = _Turn()
         self.where = ""
         """The event that is written, as a rejection names it."""
@@ -301,7 +301,7 @@ class _Writer:
         state = self.state
         if self.thinker and self.thinker in self.grammar.allowed(state):
             thought = self.grammar.advance(state, Block(self.thinker, LEAD))
-            assert isinstance(thought, State), thought
+            assert isinstance(thought, GrammarState), thought
             state = thought
         return role in self.grammar.allowed(state)
 

@@ -18,7 +18,7 @@ _SYSTEM, _USER = "coa:system", "coa:user"
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class ExportPiece:
     """Text that is trained as a whole or not at all."""
 
     role: str
@@ -30,21 +30,21 @@ class Piece:
         return self.role == "assistant"
 
 
-def pieces(trajectory: Trajectory, encode: Encode | None = None) -> list[Piece]:
+def pieces(trajectory: Trajectory, encode: Encode | None = None) -> list[ExportPiece]:
     """The chain after its prompt, cut into the longest pieces of one role.
 
     A token that holds a part of a mistake is not trained by our rows. With `encode` the cuts are
     put there; without it, the blank before a word is taken to belong to the word's token.
     """
-    found: list[Piece] = []
+    found: list[ExportPiece] = []
     for segment in trajectory.segments:
         if segment.author is Author.PROMPT:
             continue
         for role, text in _cut(segment, encode):
             if found and found[-1].role == role:
-                found[-1] = Piece(role, found[-1].text + text)
+                found[-1] = ExportPiece(role, found[-1].text + text)
             elif text:
-                found.append(Piece(role, text))
+                found.append(ExportPiece(role, text))
     return found
 
 
@@ -234,7 +234,8 @@ def sharegpt_row(trajectory: Trajectory, frame: Frame | None, encode: Encode | N
     if frame is None:
         turns = [_turn("system", system), _turn("human", question)]
         parts = [
-            Piece("tool" if p.role == "tool" else "assistant", p.text) for p in _plain(trajectory)
+            ExportPiece("tool" if p.role == "tool" else "assistant", p.text)
+            for p in _plain(trajectory)
         ]
     else:
         turns = [_turn("human", frame.prompt(system, question))]
@@ -251,9 +252,9 @@ def sharegpt_row(trajectory: Trajectory, frame: Frame | None, encode: Encode | N
     return {"conversations": turns}
 
 
-def _plain(trajectory: Trajectory) -> list[Piece]:
+def _plain(trajectory: Trajectory) -> list[ExportPiece]:
     roles = {Author.MODEL: "assistant", Author.ENV: "tool"}
-    return [Piece(roles[s.author], s.text) for s in trajectory.segments[1:] if s.text]
+    return [ExportPiece(roles[s.author], s.text) for s in trajectory.segments[1:] if s.text]
 
 
 def _turn(speaker: str, text: str) -> dict[str, str]:

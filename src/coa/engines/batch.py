@@ -60,7 +60,7 @@ class Guesses:
         self._followed: OrderedDict[tuple[int, ...], Heard] = OrderedDict()
         self.made = self.right = 0
 
-    def make(self, requests: Sequence[Request]) -> list[list[int]]:
+    def make(self, requests: Sequence[BatchRequest]) -> list[list[int]]:
         """A guess for each, possibly empty."""
         rows = len(requests)
         made = []
@@ -76,7 +76,7 @@ class Guesses:
             made.append(guess)
         return made
 
-    def _sure(self, request: Request) -> list[int]:
+    def _sure(self, request: BatchRequest) -> list[int]:
         """What followed these tokens the last two times."""
         tail = request.ids[-LONG:]
         if len(tail) < LONG:
@@ -84,7 +84,7 @@ class Guesses:
         found = self._followed.get(tuple(tail))
         return found.following[: found.sure] if found else []
 
-    def _any(self, request: Request) -> list[int]:
+    def _any(self, request: BatchRequest) -> list[int]:
         """What followed these tokens, or the last few of them, most recently."""
         reader, ids = request.reader, request.prompt + request.ids
         for end in range(max(reader.read, SHORT), len(ids)):
@@ -102,7 +102,7 @@ class Guesses:
         self.made, self.right = self.made + made, self.right + right
         reader.success = _KEEP * reader.success + (1 - _KEEP) * right / made
 
-    def learn(self, request: Request) -> None:
+    def learn(self, request: BatchRequest) -> None:
         """Remember what a finished request wrote."""
         ids = request.prompt[-LONG:] + request.ids
         for end in range(LONG, len(ids)):
@@ -137,7 +137,7 @@ class Forward(Protocol):
 
 
 @dataclass(eq=False, slots=True)
-class Request:
+class BatchRequest:
     """One turn being sampled."""
 
     prompt: list[int]
@@ -161,7 +161,7 @@ class Request:
     reader: Reader = field(default_factory=Reader)
 
 
-class Drawn(NamedTuple):
+class SampledTokens(NamedTuple):
     token: int
     logprob: float
     mass: float
@@ -169,7 +169,7 @@ class Drawn(NamedTuple):
 
 
 @dataclass(slots=True)
-class Slot:
+class BatchSlot:
     """The tokens whose keys and values a slot holds."""
 
     ids: list[int] = field(default_factory=list)
@@ -190,17 +190,17 @@ class Batch:
         guesses: Guesses | None = None,
     ) -> None:
         self._forward, self._codec, self._eos, self._exact = forward, codec, eos, exact
-        self._slots = [Slot() for _ in range(forward.slots)]
+        self._slots = [BatchSlot() for _ in range(forward.slots)]
         self._guesses = guesses
-        self.running: list[Request] = []
+        self.running: list[BatchRequest] = []
         self._clock = 0
 
     def forget(self) -> None:
         """Drop all requests and all cached tokens (new weights, or a failure)."""
-        self._slots = [Slot() for _ in self._slots]
+        self._slots = [BatchSlot() for _ in self._slots]
         self.running = []
 
-    def join(self, request: Request) -> None:
+    def join(self, request: BatchRequest) -> None:
         """Give a request the idle slot that saves most work: its own of the last turn, if it is
         still there, else the one that was not used for longest."""
         taken = {other.slot for other in self.running}
@@ -220,11 +220,11 @@ class Batch:
         self._touch(slot)
         self.running.append(request)
 
-    def _touch(self, slot: Slot) -> None:
+    def _touch(self, slot: BatchSlot) -> None:
         self._clock += 1
         slot.used = self._clock
 
-    def _usable(self, prompt: list[int], slot: Slot) -> int:
+    def _usable(self, prompt: list[int], slot: BatchSlot) -> int:
         """How many leading tokens of the prompt need not be computed; the last always is."""
         same = min(common_prefix(prompt, slot.ids), len(prompt) - 1)
         if self._exact:
@@ -233,11 +233,11 @@ class Batch:
             return 0  # all of a slot, or nothing
         return same
 
-    def _keep(self, slot: Slot, length: int) -> None:
+    def _keep(self, slot: BatchSlot, length: int) -> None:
         del slot.ids[length:]
         slot.exact = min(slot.exact, length)
 
-    def step(self) -> list[Request]:
+    def step(self) -> list[BatchRequest]:
         """Compute what is due, draw the tokens, and return who finished."""
         self.running = [request for request in self.running if not request.cancelled]
         if not self.running:
@@ -254,7 +254,7 @@ class Batch:
                 self._guesses.learn(request)
         return done
 
-    def _advance(self, request: Request, chunk: Chunk, drawn: list[Drawn]) -> None:
+    def _advance(self, request: BatchRequest, chunk: Chunk, drawn: list[SampledTokens]) -> None:
         """Store what was computed, and take the draws up to the first that was guessed wrong."""
         slot, known = self._slots[request.slot], len(chunk.ids) - chunk.tail + 1
         if slot.exact == chunk.start and len(chunk.ids) == EXACT_CHUNK:
@@ -270,10 +270,10 @@ class Batch:
         if self._guesses is not None and guessed:
             self._guesses.judge(request.reader, len(guessed), right)
 
-    def _due(self) -> list[tuple[Request, Chunk]]:
+    def _due(self) -> list[tuple[BatchRequest, Chunk]]:
         """One token and its guesses of each that decodes, and pieces of prompts."""
         decoding = [r for r in self.running if len(self._slots[r.slot].ids) >= len(r.prompt)]
-        due = list[tuple[Request, Chunk]]()
+        due = list[tuple[BatchRequest, Chunk]]()
         waiting = [r for r in self.running if len(self._slots[r.slot].ids) < len(r.prompt)]
         if not self._exact or not waiting:
             guesses = self._guesses.make(decoding) if self._guesses else [[]] * len(decoding)
@@ -281,7 +281,7 @@ class Batch:
                 start = len(self._slots[request.slot].ids)
                 ids = [request.ids[-1], *guess]
                 due.append((request, Chunk(request.slot, start, ids, len(ids))))
-        budget, ahead = EXACT_CHUNK if self._exact else PROMPT_TOKENS, list[Request]()
+        budget, ahead = EXACT_CHUNK if self._exact else PROMPT_TOKENS, list[BatchRequest]()
         for request in waiting:
             if budget <= 0 or (self._exact and ahead):
                 break
@@ -295,7 +295,7 @@ class Batch:
             budget -= len(ids)
         return due
 
-    def _borrow(self, request: Request, ahead: list[Request]) -> bool:
+    def _borrow(self, request: BatchRequest, ahead: list[BatchRequest]) -> bool:
         """Copy what another slot holds of the prompt; False: one ahead is computing more of it."""
         slot = self._slots[request.slot]
         least = len(slot.ids) + WORTH_COPYING
@@ -309,7 +309,7 @@ class Batch:
             default=(0, request.slot),
         )
         enough = max(len(slot.ids), shared) + WORTH_COPYING
-        promised = (Slot(other.prompt, exact=len(other.prompt)) for other in ahead)
+        promised = (BatchSlot(other.prompt, exact=len(other.prompt)) for other in ahead)
         if any(self._usable(request.prompt, each) >= enough for each in promised):
             return False
         if shared >= least:
@@ -318,7 +318,7 @@ class Batch:
             slot.exact = min(self._slots[best].exact, shared)
         return True
 
-    def _draw(self, logits: Tensor, due: list[tuple[Request, Chunk]]) -> list[Drawn]:
+    def _draw(self, logits: Tensor, due: list[tuple[BatchRequest, Chunk]]) -> list[SampledTokens]:
         rows = [(request, offset) for request, chunk in due for offset in range(chunk.tail)]
         if not rows:
             return []
@@ -326,9 +326,9 @@ class Batch:
         positions = [len(request.ids) + offset for request, offset in rows]
         samplings = [request.sampling for request, _ in rows]
         found = draw(logits, samplings, positions, allowed)
-        return [Drawn(*each) for each in zip(*found, strict=True)]
+        return [SampledTokens(*each) for each in zip(*found, strict=True)]
 
-    def _take(self, request: Request, draw: Drawn) -> None:
+    def _take(self, request: BatchRequest, draw: SampledTokens) -> None:
         token = draw.token
         request.ids.append(token)
         request.logprobs.append(draw.logprob)

@@ -114,7 +114,7 @@ _ALIGNMENT = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class KernelRun:
     """New tokens of one slot: `size` from position `start`; the step's rows from `first`."""
 
     slot: int
@@ -126,7 +126,7 @@ class Run:
 class Ops(Protocol):
     """What `LlamaForward` needs between its products. Tensors have the model's type."""
 
-    def begin(self, runs: Sequence[Run]) -> None:
+    def begin(self, runs: Sequence[KernelRun]) -> None:
         """Prepare for the step that adds these runs."""
 
     def attend(self, layer: int, qkv: Tensor, norms: tuple[Tensor, Tensor] | None) -> Tensor:
@@ -173,9 +173,9 @@ class TorchOps:
         self._shape = shape
         self._caches = _Caches(shape, slots, context, shape.head_dim, context, dtype)
         self._cos, self._sin = (angle[:, None] for angle in rotary(shape, context, dtype))
-        self._runs: Sequence[Run] = ()
+        self._runs: Sequence[KernelRun] = ()
 
-    def begin(self, runs: Sequence[Run]) -> None:
+    def begin(self, runs: Sequence[KernelRun]) -> None:
         self._runs = runs
         self._masks = [_causal(run.start, run.size) for run in runs]
         self._positions = torch.cat([torch.arange(r.start, r.start + r.size) for r in runs])
@@ -261,7 +261,7 @@ class CompiledOps:
         )
         self._runs: Any = None
 
-    def begin(self, runs: Sequence[Run]) -> None:
+    def begin(self, runs: Sequence[KernelRun]) -> None:
         rows = [(run.slot, run.start, run.size, run.first) for run in runs]
         self._runs = np.array(rows, dtype=np.int32)
 

@@ -23,8 +23,8 @@ from torch import Tensor
 
 from coa.engines.kernels import (
     CompiledOps,
+    KernelRun,
     Ops,
-    Run,
     TorchOps,
     kernels_fit,
     load_kernels,
@@ -196,7 +196,7 @@ class LlamaForward:
         runs, wanted, first = [], list[int](), 0
         for chunk in chunks:
             size = len(chunk.ids)
-            runs.append(Run(chunk.slot, chunk.start, size, first))
+            runs.append(KernelRun(chunk.slot, chunk.start, size, first))
             first += size
             wanted.extend(range(first - chunk.tail, first))
         alone = self._exact and all(len(chunk.ids) == 1 for chunk in chunks)
@@ -208,7 +208,7 @@ class LlamaForward:
             return hidden.new_empty(0, self.shape.vocab)
         return self._logits(hidden)[: len(wanted)]
 
-    def _run(self, x: Tensor, runs: list[Run], wanted: list[int] | None) -> Tensor:
+    def _run(self, x: Tensor, runs: list[KernelRun], wanted: list[int] | None) -> Tensor:
         """Hidden states after the last layer, of the wanted rows (None: of all).
 
         The last layer stores keys and values of all rows; the rest of it is for the wanted ones.

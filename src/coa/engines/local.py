@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from coa.engines.base import CodecEngine, Completion, OnText, Sampling, TextCodec, most_tokens
-from coa.engines.batch import Batch, Forward, Guesses, Request
+from coa.engines.batch import Batch, BatchRequest, Forward, Guesses
 from coa.engines.kernels import release_threads
 from coa.engines.llama import EXACT_ROWS, Chunk, LlamaForward, slot_bytes
 from coa.engines.sampling import Matchers
@@ -261,9 +261,9 @@ class LocalEngine(CodecEngine):
             request.cancelled = True
             raise
 
-    def _request(self, prompt_ids: Sequence[int], sampling: Sampling) -> Request:
+    def _request(self, prompt_ids: Sequence[int], sampling: Sampling) -> BatchRequest:
         limit = most_tokens(prompt_ids, sampling, self._context, "load the engine")
-        return Request(list(prompt_ids), sampling, limit)
+        return BatchRequest(list(prompt_ids), sampling, limit)
 
     async def load(self, adapter: Path | Adapter | None, version: str) -> None:
         """Merge another adapter (None: the base) once running requests have finished."""
@@ -361,7 +361,7 @@ class _Ticket:
     """A request, or new weights, and the future its caller waits on."""
 
     def __init__(
-        self, request: Request | None, adapter: Adapter | None = None, version: str = ""
+        self, request: BatchRequest | None, adapter: Adapter | None = None, version: str = ""
     ) -> None:
         self.request, self.adapter, self.version = request, adapter, version
         self.answer: concurrent.futures.Future[Any] = concurrent.futures.Future()
@@ -375,7 +375,7 @@ class _Ticket:
             self.answer.set_exception(error)
 
 
-def _answer(ticket: _Ticket, request: Request) -> None:
+def _answer(ticket: _Ticket, request: BatchRequest) -> None:
     assert request.finish is not None
     if request.failure:
         ticket.refuse(EngineError(request.failure))
@@ -393,7 +393,7 @@ def _post(loop: asyncio.AbstractEventLoop, on_text: OnText, text: str) -> None:
         loop.call_soon_threadsafe(on_text, text)
 
 
-def _show_text(codec: TextCodec, requests: Sequence[Request]) -> None:
+def _show_text(codec: TextCodec, requests: Sequence[BatchRequest]) -> None:
     """Pass on new text, holding back a character whose bytes are not complete yet.
 
     Decoding starts one piece back, because some tokenizers drop a leading space.

@@ -33,7 +33,7 @@ from coa.engines.server_apis import (
     TokenCompletions,
     Turn,
 )
-from coa.engines.transport import Refused, Transport, Usage, offered
+from coa.engines.transport import ServerRefused, ServerUsage, Transport, offered
 from coa.errors import CoaError, EngineError, ModelError, did_you_mean
 from coa.models.adapters import Adapter, check_base, write_adapter
 from coa.models.codec import Codec
@@ -65,7 +65,7 @@ class ServedAdapter:
             if self._users:
                 await asyncio.wait(self._users)
             await transport.tell(f"{transport.api}/unload_lora_adapter", {"lora_name": self.name})
-        except Refused as error:
+        except ServerRefused as error:
             if error.status != 404:
                 raise
         finally:
@@ -91,7 +91,7 @@ async def serve_adapter(
     body = {"lora_name": served.name, "lora_path": str(folder)}
     try:
         await transport.tell(f"{transport.api}/load_lora_adapter", body)
-    except Refused as error:
+    except ServerRefused as error:
         # Nobody else has this name: an order came through whose answer was lost, and was repeated.
         if error.status == 400 and "already been loaded" in str(error):
             return served
@@ -321,7 +321,7 @@ class OpenAIEngine(CodecEngine):
         return isinstance(self._dialect, TokenCompletions)
 
     @property
-    def usage(self) -> Usage:
+    def usage(self) -> ServerUsage:
         """What the server counted since the engine was loaded."""
         return self._transport.usage
 
@@ -389,7 +389,7 @@ class OpenAIEngine(CodecEngine):
         address = f"{self._transport.api}/models"
         try:
             answer = self._transport.ask(address)
-        except Refused as error:
+        except ServerRefused as error:
             if error.status in (404, 405):  # no list: the probe will tell
                 return {}
             raise

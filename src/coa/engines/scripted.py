@@ -58,7 +58,7 @@ class ByteCodec:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ScriptedCall:
     """One recorded `generate` call."""
 
     prompt: str
@@ -87,7 +87,7 @@ class ScriptedEngine(CodecEngine):
         context: int = 1 << 20,
     ) -> None:
         self.name, self.context = name, context
-        self.calls: list[Call] = []
+        self.calls: list[ScriptedCall] = []
         self.codec = _codec(tokenizer)
         self._script = script
         self._turns: dict[tuple[int, ...], int] = {}
@@ -113,7 +113,7 @@ class ScriptedEngine(CodecEngine):
         text = self._turn_text(self.decode(prompt), turn)
         ids, finish = self._cut(self.encode(text), sampling, min(room, sampling.max_tokens))
         emitted = self.decode(ids)
-        self.calls.append(Call(self.decode(prompt), turn, sampling, emitted, finish))
+        self.calls.append(ScriptedCall(self.decode(prompt), turn, sampling, emitted, finish))
         if on_text is not None and emitted:
             on_text(emitted)
         return Completion(ids, [0.0] * len(ids), finish)

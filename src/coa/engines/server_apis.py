@@ -16,7 +16,7 @@ from itertools import accumulate
 from typing import Any, Protocol
 
 from coa.engines.base import Completion, Finish, OnText, Sampling, TextCodec, completes_stop
-from coa.engines.transport import Refused, Transport, offered
+from coa.engines.transport import ServerRefused, Transport, offered
 from coa.errors import EngineError
 from coa.models.codec import Codec
 
@@ -145,7 +145,7 @@ class TokenCompletions:
     async def _post(self, turn: Turn) -> Any:
         try:
             return await self._transport.post(self._address, self._body(turn))
-        except Refused as error:
+        except ServerRefused as error:
             count = len(turn.sampling.stop)
             if error.status == 400 and count > _STOPS and "stop" in str(error):
                 raise EngineError(

@@ -30,7 +30,7 @@ _SAID = 300
 """Characters of the server's own words in a message."""
 
 
-class Refused(EngineError):
+class ServerRefused(EngineError):
     """The server answered, and said no; `status` is its HTTP code."""
 
     def __init__(self, message: str, status: int = 0) -> None:
@@ -42,7 +42,7 @@ class Refused(EngineError):
 
 
 @dataclass
-class Usage:
+class ServerUsage:
     """What the server counted so far; `retries` are requests that had to be made again."""
 
     requests: int = 0
@@ -64,7 +64,7 @@ class Transport:
         self, url: str, *, at_once: int, timeout_s: float, retries: int, backoff_s: float
     ) -> None:
         self.api, self.root = _addresses(url)
-        self.usage = Usage()
+        self.usage = ServerUsage()
         self._key = next((k for name in KEY_NAMES if (k := os.environ.get(name, "").strip())), "")
         if not (self._key.isascii() and self._key.isprintable()):
             named = " or ".join(KEY_NAMES)
@@ -178,15 +178,17 @@ class Transport:
         if status in (401, 403):
             named = " or ".join(KEY_NAMES)
             found = "the key it was given" if self._key else "a request without a key"
-            raise Refused(
+            raise ServerRefused(
                 f"{self.api}: the server refuses {found} ({status}). Set {named}.", status
             )
         if status != 429 and status < 500:
-            raise Refused(f"{self.api}: the server refused the request ({status}): {said}", status)
+            raise ServerRefused(
+                f"{self.api}: the server refused the request ({status}): {said}", status
+            )
         asked = _retry_after(response.headers.get("retry-after", ""))
         if status == 501 or last or asked > LONGEST_WAIT_S:
             tries = f" after {attempt + 1} attempts" if attempt else ""
-            raise Refused(f"{self.api}: the server answered {status}{tries}: {said}", status)
+            raise ServerRefused(f"{self.api}: the server answered {status}{tries}: {said}", status)
         return max(asked, self._pause(attempt))
 
     def _judge_failure(self, attempt: int, last: bool, exc: httpx.HTTPError) -> float:
@@ -269,6 +271,6 @@ def offered(transport: Transport, address: str, body: Mapping[str, Any]) -> Any:
     except Unavailable:
         raise
     except CoaError as error:
-        if isinstance(error, Refused) and error.status in (401, 403, 429, 503):
+        if isinstance(error, ServerRefused) and error.status in (401, 403, 429, 503):
             raise
         return None

@@ -24,7 +24,7 @@ from coa.environments.atlas.wiki_team import WikiTeam
 from coa.environments.sets import ATLAS_CODE, ATLAS_WEB, GYM
 from coa.recording.agents import code_agents, team, web_agents
 from coa.recording.episode import USER, AgentSpec, Episode
-from coa.recording.recorder import Desk, Rates
+from coa.recording.recorder import EpisodeRecorder, Rates
 from coa.tasks import Task
 from coa.tools.base import Toolbox
 
@@ -32,7 +32,7 @@ from coa.tools.base import Toolbox
 class Team(Protocol):
     """Experts who work on the question of `desk.episode` until it has an answer or an error."""
 
-    async def work(self, desk: Desk) -> None: ...
+    async def work(self, desk: EpisodeRecorder) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Experts:
         agents, working = _team_for(task)
         episode = Episode(task.id, task.question, self.name, agents, seed=seed)
         episode.meta.update(task.meta)
-        desk = Desk(episode, random.Random(f"{seed}|{task.id}"), toolbox, self.rates)
+        desk = EpisodeRecorder(episode, random.Random(f"{seed}|{task.id}"), toolbox, self.rates)
         desk.say(USER, "planner", task.question)
         await working.work(desk)
         return episode

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple, get_args
 
 from coa.engines.base import TextCodec
 from coa.errors import ConfigError, RecordError
-from coa.grammar import Block, State, system_prompt
+from coa.grammar import Block, GrammarState, system_prompt
 from coa.grammar.load import load_bound
 from coa.grammar.prompt import PromptKind
 from coa.io.runs import TIMINGS, Json, read_jsonl
@@ -165,14 +165,14 @@ def money(trajectories: Sequence[Trajectory], solved: float, tariff: Tariff) -> 
 
 def calls_of(trajectory: Trajectory) -> list[Block]:
     """The calls that were made, in order, as the loop read them from the turns."""
-    called, state, grammar = list[Block](), State(), trajectory.protocol
+    called, state, grammar = list[Block](), GrammarState(), trajectory.protocol
     for step in trajectory.steps:
         state, block, _ = read_turn(grammar, state, step.model.text)
         if block is not None and state.awaiting:
             called.append(block)
         if step.observation is not None:
             seen = grammar.advance(state, Block(grammar.observation, ""))
-            assert isinstance(seen, State), seen
+            assert isinstance(seen, GrammarState), seen
             state = seen
     return called[: trajectory.usage.tool_calls]  # a turn that a budget cut calls nothing
 

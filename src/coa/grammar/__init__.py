@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from coa.grammar.constrain import Limits, turn_grammar
+from coa.grammar.constrain import TextLimits, turn_grammar
 from coa.grammar.grammar import (
     Block,
     Fault,
     FaultKind,
     Grammar,
+    GrammarState,
     Role,
-    State,
     parse_ratings,
     parse_score,
 )
@@ -34,12 +34,12 @@ __all__ = [
     "Fault",
     "FaultKind",
     "Grammar",
-    "Limits",
+    "GrammarState",
     "Parsed",
     "PromptKind",
     "Role",
     "Splitter",
-    "State",
+    "TextLimits",
     "alternatives",
     "check",
     "grammar_from_toml",

@@ -24,7 +24,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from coa.errors import GrammarError
-from coa.grammar.grammar import Block, Grammar, Role, State
+from coa.grammar.grammar import Block, Grammar, GrammarState, Role
 
 _CONTROL = r"\x00-\x08\x0B-\x1F\x7F"
 _PLAIN = rf"[^<{_CONTROL}]|<{{1,3}}[^<a-z\/{_CONTROL}]"
@@ -40,7 +40,7 @@ Schemas = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class TextLimits:
     """Longest bodies in characters, and most blocks of one turn, thoughts included."""
 
     text: int = 320
@@ -51,7 +51,7 @@ class Limits:
     blocks: int = 12
 
     @classmethod
-    def within(cls, tokens: int) -> Limits:
+    def within(cls, tokens: int) -> TextLimits:
         """Limits under which a usual turn ends within `tokens`; small turns are still sentences."""
         text = max(180, tokens * 5 // 8)
         return cls(text=text, call=max(80, text // 2), code=max(600, tokens * 9 // 4))
@@ -66,37 +66,39 @@ class _Form(NamedTuple):
 
 
 def turn_grammar(
-    grammar: Grammar, state: State, limits: Limits | None = None, schemas: Schemas = ()
+    grammar: Grammar, state: GrammarState, limits: TextLimits | None = None, schemas: Schemas = ()
 ) -> str:
     """The Lark grammar of one model turn from `state`; `grammar` must be bound to its tools."""
-    return _turn_grammar(grammar, replace(state, suggestion=None), limits or Limits(), schemas)
+    return _turn_grammar(grammar, replace(state, suggestion=None), limits or TextLimits(), schemas)
 
 
 @lru_cache(maxsize=1024)
-def _turn_grammar(grammar: Grammar, state: State, limits: Limits, schemas: Schemas) -> str:
+def _turn_grammar(
+    grammar: Grammar, state: GrammarState, limits: TextLimits, schemas: Schemas
+) -> str:
     if state.done or state.awaiting:
         raise GrammarError(
             f"grammar {grammar.name!r}: no model turn can start here; "
             + ("the answer was given." if state.done else "an observation is due.")
         )
-    return _Turn(grammar, limits, dict(schemas)).lark(state)
+    return _TurnGrammar(grammar, limits, dict(schemas)).lark(state)
 
 
-class _Turn:
+class _TurnGrammar:
     """Collects the rules and terminals of one turn."""
 
-    def __init__(self, grammar: Grammar, limits: Limits, schemas: dict[str, str]) -> None:
+    def __init__(self, grammar: Grammar, limits: TextLimits, schemas: dict[str, str]) -> None:
         self._grammar, self._limits = grammar, limits
         self._forms = {
             role.name: tuple(_forms(grammar, role, limits, schemas.get(role.name, "")))
             for role in grammar.roles
         }
-        self._distance: dict[State, int] = {}
-        self._rules: dict[tuple[State, int], str] = {}
+        self._distance: dict[GrammarState, int] = {}
+        self._rules: dict[tuple[GrammarState, int], str] = {}
         self._lines: list[str] = []
         self._used: dict[str, str] = {}
 
-    def lark(self, start: State) -> str:
+    def lark(self, start: GrammarState) -> str:
         self._measure(start)
         if start not in self._distance:
             raise GrammarError(
@@ -110,18 +112,18 @@ class _Turn:
             shared += _json_terminals()
         return "\n".join([f"start: {first}", *self._lines, *forms, *shared, ""])
 
-    def _moves(self, state: State) -> Iterator[tuple[_Form, State]]:
+    def _moves(self, state: GrammarState) -> Iterator[tuple[_Form, GrammarState]]:
         """Every form that may come next, with the state after it."""
         for name in self._grammar.allowed(state):
             for form in self._forms[name]:
                 moved = self._grammar.advance(state, Block(name, form.example))
-                assert isinstance(moved, State), (state, name, form.example, moved)
+                assert isinstance(moved, GrammarState), (state, name, form.example, moved)
                 yield form, replace(moved, suggestion=None)
 
-    def _measure(self, start: State) -> None:
+    def _measure(self, start: GrammarState) -> None:
         """How many blocks each state is from the end of the turn; states that are stuck are out."""
-        before: dict[State, set[State]] = {}
-        ends: set[State] = set()
+        before: dict[GrammarState, set[GrammarState]] = {}
+        ends: set[GrammarState] = set()
         seen, frontier = {start}, [start]
         while frontier:
             state = frontier.pop()
@@ -140,7 +142,7 @@ class _Turn:
                 self._distance[state] = self._distance[layer[0]] + 1
             layer = list(dict.fromkeys(s for s in reached if s in before))
 
-    def _rule(self, state: State, left: int) -> str:
+    def _rule(self, state: GrammarState, left: int) -> str:
         """The name of the rule for what may be written from `state` in `left` blocks."""
         key = (state, left)
         if key in self._rules:
@@ -159,14 +161,14 @@ class _Turn:
         return name
 
 
-def _ended(state: State) -> bool:
+def _ended(state: GrammarState) -> bool:
     return state.awaiting or state.done
 
 
 # -- terminals ----------------------------------------------------------------------------------
 
 
-def _text_terminals(limits: Limits) -> list[str]:
+def _text_terminals(limits: TextLimits) -> list[str]:
     """What blocks are made of. END: the last token may hold its tag and a line break."""
     return [
         r'END: "\n"',
@@ -195,7 +197,7 @@ def _json_terminals() -> list[str]:
     ]
 
 
-def _forms(grammar: Grammar, role: Role, limits: Limits, schema: str) -> Iterator[_Form]:
+def _forms(grammar: Grammar, role: Role, limits: TextLimits, schema: str) -> Iterator[_Form]:
     """The ways to write a role's block, one per outcome."""
     symbol = f"B_{role.name.upper()}"
 
@@ -249,7 +251,7 @@ def _scored(low: int, high: int) -> str:
     return f'(TEXT "\\n" | GAP) "Score: " /[{low}-{high}]/ /\\n?/'
 
 
-def _fenced(grammar: Grammar, limits: Limits) -> str:
+def _fenced(grammar: Grammar, limits: TextLimits) -> str:
     """A program in a fence, and its standard input in a second one if there is any."""
     first = grammar.observation[0]
     char = rf"[^<`{_CONTROL}]|<{{1,3}}[^<`{first}\/{_CONTROL}]"

@@ -184,7 +184,7 @@ class Role:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class GrammarState:
     """Where a trajectory stands: enough to say what may come next."""
 
     last: str | None = None
@@ -288,7 +288,7 @@ class Grammar:
 
     # -- the state machine ------------------------------------------------------------------
 
-    def allowed(self, state: State) -> tuple[str, ...]:
+    def allowed(self, state: GrammarState) -> tuple[str, ...]:
         """Roles that may come next; the observation when one is due; nothing after the answer."""
         if state.done:
             return ()
@@ -300,7 +300,7 @@ class Grammar:
             return state.forced
         return self.expand(self.start if state.last is None else self.by_name[state.last].next)
 
-    def advance(self, state: State, block: Block) -> State | Fault:
+    def advance(self, state: GrammarState, block: Block) -> GrammarState | Fault:
         """The state after `block`, or what is wrong with it."""
         if block.role == self.observation:
             return replace(state, awaiting=False, thought=False)
@@ -313,7 +313,7 @@ class Grammar:
         forced = self._forced_by(role, block.body)
         if isinstance(forced, Fault):
             return replace(forced, at=block.start)
-        return State(
+        return GrammarState(
             last=role.name,
             forced=forced,
             awaiting=role.kind == "tool",
@@ -321,7 +321,7 @@ class Grammar:
             done=role.kind == "answer",
         )
 
-    def _check(self, state: State, block: Block) -> Fault | None:
+    def _check(self, state: GrammarState, block: Block) -> Fault | None:
         role = self.by_name[block.role]
         options = self.allowed(state)
         if block.role not in options:

@@ -208,11 +208,11 @@ def parse(grammar: Grammar, text: str, *, env: bool = False) -> Parsed:
 
 def check(grammar: Grammar, parsed: Parsed) -> Fault | None:
     """The first thing wrong with a whole trajectory text: shape first, then succession."""
-    from coa.grammar.grammar import State
+    from coa.grammar.grammar import GrammarState
 
     if parsed.faults:
         return parsed.faults[0]
-    state = State()
+    state = GrammarState()
     for block in parsed.blocks:
         moved = grammar.advance(state, block)
         if isinstance(moved, Fault):

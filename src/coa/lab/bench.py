@@ -10,7 +10,7 @@ from importlib import import_module
 from importlib.util import find_spec
 
 from coa.errors import UsageError, did_you_mean
-from coa.grammar import PRESETS, Block, Grammar, State, load_grammar, parse
+from coa.grammar import PRESETS, Block, Grammar, GrammarState, load_grammar, parse
 from coa.io.runs import Json
 from coa.io.settings import load_recipe
 
@@ -148,7 +148,7 @@ def _texts(megabytes: float) -> list[tuple[Grammar, str]]:
 
 def _walk(grammar: Grammar, calls: int, passages: int) -> Sequence[Block]:
     """A legal trajectory with so many tool calls."""
-    state, blocks = State(), list[Block]()
+    state, blocks = GrammarState(), list[Block]()
     while not state.done:
         options = grammar.allowed(state)
         called = sum(block.role == grammar.observation for block in blocks)
@@ -158,7 +158,7 @@ def _walk(grammar: Grammar, calls: int, passages: int) -> Sequence[Block]:
         name = ways[len(blocks) % len(ways)] if ways else options[-1]
         blocks.append(Block(name, _body(grammar, name, passages)))
         moved = grammar.advance(state, blocks[-1])
-        assert isinstance(moved, State), moved
+        assert isinstance(moved, GrammarState), moved
         state = moved
     return blocks
 

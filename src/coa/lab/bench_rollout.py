@@ -56,7 +56,7 @@ class Lengths:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class RolloutWork:
     """Rollouts to be done at once, by one engine, in one run."""
 
     prompts: list[Ids]
@@ -86,9 +86,9 @@ class Texts:
         self._system = system_prompt(load_grammar("mhqa"), "compact")
         self._around = len(codec.encode_prompt(self._system, ""))
 
-    def work(self, rollouts: int, lengths: Lengths) -> Work:
+    def work(self, rollouts: int, lengths: Lengths) -> RolloutWork:
         made = [self._rollout(lengths) for _ in range(rollouts)]
-        return Work([prompt for prompt, _ in made], [seen for _, seen in made], lengths)
+        return RolloutWork([prompt for prompt, _ in made], [seen for _, seen in made], lengths)
 
     def _rollout(self, lengths: Lengths) -> tuple[Ids, list[Ids]]:
         pieces = (self._piece(lengths.observation) for _ in range(lengths.turns - 1))
@@ -131,7 +131,7 @@ class Cost:
         return self.prefill_flops / flops + decode
 
 
-def cost(work: Work, config: dict[str, Any], bytes_each: int) -> Cost:
+def cost(work: RolloutWork, config: dict[str, Any], bytes_each: int) -> Cost:
     """Of a llama-like model; the output layer counts only where a token is sampled."""
     hidden, layers = config["hidden_size"], config["num_hidden_layers"]
     head = config.get("head_dim") or hidden // config["num_attention_heads"]
@@ -174,7 +174,7 @@ def _passes(lengths: Lengths) -> Iterator[tuple[int, bool]]:
 # ------------------------------------------------------------------------------------------------
 
 
-class Played(NamedTuple):
+class PlayedRollout(NamedTuple):
     """One work, done."""
 
     seconds: float
@@ -184,13 +184,13 @@ class Played(NamedTuple):
     """Of the package that did it."""
 
 
-Player = Callable[[str, str, Sequence[Work]], Iterator[Played]]
+Player = Callable[[str, str, Sequence[RolloutWork]], Iterator[PlayedRollout]]
 
 VLLM_PYTHON = ".cache/vllm/bin/python"
 _TAIL_LINES = 5
 
 
-def play_ours(model: str, dtype: str, works: Sequence[Work]) -> Iterator[Played]:
+def play_ours(model: str, dtype: str, works: Sequence[RolloutWork]) -> Iterator[PlayedRollout]:
     """One coroutine a rollout, as in training and evaluation."""
     from coa.engines.local import LocalEngine
 
@@ -211,7 +211,7 @@ def play_ours(model: str, dtype: str, works: Sequence[Work]) -> Iterator[Played]
             ids += completion.ids + (observations[turn] if turn < len(observations) else [])
         return sampled
 
-    async def play(work: Work) -> int:
+    async def play(work: RolloutWork) -> int:
         turns, tokens = work.lengths.turns, work.lengths.sampled
         pairs = zip(work.prompts, work.observations, strict=True)
         counts = (rollout(*pair, tokens, index * turns) for index, pair in enumerate(pairs))
@@ -223,12 +223,12 @@ def play_ours(model: str, dtype: str, works: Sequence[Work]) -> Iterator[Played]
                 started = time.perf_counter()
                 tokens = runner.run(play(work))
                 seconds = time.perf_counter() - started
-                yield Played(seconds, tokens, metadata.version("chain-of-agents"))
+                yield PlayedRollout(seconds, tokens, metadata.version("chain-of-agents"))
         finally:
             runner.run(engine.close())
 
 
-def play_generate(model: str, dtype: str, works: Sequence[Work]) -> Iterator[Played]:
+def play_generate(model: str, dtype: str, works: Sequence[RolloutWork]) -> Iterator[PlayedRollout]:
     """transformers: all rollouts as one batch, turn by turn, the cache kept between turns."""
     import torch
     from transformers import AutoModelForCausalLM, DynamicCache, GenerationConfig
@@ -242,7 +242,7 @@ def play_generate(model: str, dtype: str, works: Sequence[Work]) -> Iterator[Pla
     )
     network.eval()
 
-    def play(work: Work) -> int:
+    def play(work: RolloutWork) -> int:
         settings = GenerationConfig(
             do_sample=True,
             temperature=1.0,
@@ -273,10 +273,10 @@ def play_generate(model: str, dtype: str, works: Sequence[Work]) -> Iterator[Pla
             started = time.perf_counter()
             tokens = play(work)
             seconds = time.perf_counter() - started
-            yield Played(seconds, tokens, metadata.version("transformers"))
+            yield PlayedRollout(seconds, tokens, metadata.version("transformers"))
 
 
-def play_vllm(model: str, dtype: str, works: Sequence[Work]) -> Iterator[Played]:
+def play_vllm(model: str, dtype: str, works: Sequence[RolloutWork]) -> Iterator[PlayedRollout]:
     """vLLM in a process of its own, from an environment of its own (COA_VLLM is its Python)."""
     python = Path(os.environ.get("COA_VLLM") or VLLM_PYTHON)
     if not python.is_file():
@@ -306,7 +306,7 @@ def play_vllm(model: str, dtype: str, works: Sequence[Work]) -> Iterator[Played]
                 line = process.stdout.readline()
                 if not line:
                     raise EngineError(f"ended with code {process.wait()}: {_tail(log)}")
-                yield Played(**json.loads(line))
+                yield PlayedRollout(**json.loads(line))
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -385,7 +385,7 @@ class _Measured:
         self.missing: dict[str, str] = {}
         self.versions: dict[str, str] = {}
 
-    def play(self, name: str, play: Player, works: Sequence[Work]) -> float:
+    def play(self, name: str, play: Player, works: Sequence[RolloutWork]) -> float:
         """Tokens per second: the median of all works but the first, which warms up."""
         n, found = len(works[0].prompts), list[float]()
         for index, done in enumerate(play(self._model, self._dtype, works)):
@@ -400,7 +400,7 @@ class _Measured:
         self.speeds.setdefault(str(n), {})[name] = median
         return median
 
-    def try_to_play(self, name: str, play: Player, works: Sequence[Work]) -> None:
+    def try_to_play(self, name: str, play: Player, works: Sequence[RolloutWork]) -> None:
         if name in self.missing:
             return
         try:

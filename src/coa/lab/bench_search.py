@@ -40,7 +40,7 @@ _TITLE_WEIGHT = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class SearchWork:
     """What every engine is asked to do."""
 
     passages: Sequence[Passage]
@@ -60,7 +60,7 @@ class Searched:
     version: str
 
 
-Searcher = Callable[[Work], Searched]
+Searcher = Callable[[SearchWork], Searched]
 
 
 def bench_search(
@@ -108,7 +108,7 @@ def _p95(seconds: Sequence[float]) -> float:
     return statistics.quantiles(seconds, n=20)[-1]
 
 
-def _recall(work: Work, searched: Searched) -> dict[str, float]:
+def _recall(work: SearchWork, searched: Searched) -> dict[str, float]:
     """Share of the queries that find their passage, or one with the same text, among the first."""
     shares = {}
     for kind in dict.fromkeys(work.kinds):
@@ -123,7 +123,7 @@ def _recall(work: Work, searched: Searched) -> dict[str, float]:
     return shares
 
 
-def make_work(passages: int, queries: int) -> Work:
+def make_work(passages: int, queries: int) -> SearchWork:
     """The first so many passages of the worlds 0, 1, 2 ..., and queries about some of them."""
     held: list[Passage] = []
     for world in count():
@@ -146,7 +146,7 @@ def make_work(passages: int, queries: int) -> Work:
             kept = [word for word in telling if word in rarest]
             kinds.append("rare words")
         made.append(" ".join(kept))
-    return Work(held, made, wanted, kinds)
+    return SearchWork(held, made, wanted, kinds)
 
 
 def _words(text: str) -> list[str]:
@@ -166,7 +166,7 @@ def _timed(
     return seconds, hits
 
 
-def search_ours(work: Work) -> Searched:
+def search_ours(work: SearchWork) -> Searched:
     """tantivy, from a directory as a corpus has it."""
     with tempfile.TemporaryDirectory() as folder:
         started = time.perf_counter()
@@ -182,7 +182,7 @@ def search_ours(work: Work) -> Searched:
     return Searched(build_s, seconds, hits, f"tantivy {metadata.version('tantivy')}")
 
 
-def search_fts5(work: Work) -> Searched:
+def search_fts5(work: SearchWork) -> Searched:
     """SQLite's own index in memory, its segments merged, any of the words, ranked by BM25."""
     connection = sqlite3.connect(":memory:")
     started = time.perf_counter()
@@ -210,7 +210,7 @@ def search_fts5(work: Work) -> Searched:
     return Searched(build_s, seconds, hits, f"SQLite {sqlite3.sqlite_version}")
 
 
-def search_bm25s(work: Work) -> Searched:
+def search_bm25s(work: SearchWork) -> Searched:
     """bm25s in a process of its own, from an environment of its own (COA_BM25S is its Python)."""
     python = Path(os.environ.get("COA_BM25S") or BM25S_PYTHON)
     if not python.is_file():

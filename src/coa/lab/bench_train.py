@@ -118,7 +118,7 @@ def at_least(name: str, found: int, least: int) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class TrainWork:
     """What a trainer is asked to do, and what it must say that it did."""
 
     asked: Json
@@ -127,7 +127,7 @@ class Work:
     """Of the sequences trained on, by update."""
 
 
-def sft_work(setup: SftSetup) -> Work:
+def sft_work(setup: SftSetup) -> TrainWork:
     """Rows, and the order in which our `batches` takes them, so that all have the same batches."""
     folder = model_folder(resolve(setup.model))
     rows = distilled_rows(Codec.from_folder(folder), setup.rows)
@@ -139,7 +139,7 @@ def sft_work(setup: SftSetup) -> Work:
         "rows": [{"input_ids": row.ids, "labels": _labels(row)} for row in rows],
         "order": [place[id(row)] for batch in made for row in batch],
     }
-    return Work(asked, [sum(len(row.ids) for row in batch) for batch in made])
+    return TrainWork(asked, [sum(len(row.ids) for row in batch) for batch in made])
 
 
 def _labels(row: Row) -> list[int]:
@@ -160,7 +160,7 @@ def distilled_rows(codec: Codec, count: int) -> list[Row]:
     return [row_maker(codec)(trajectory) for trajectory in kept[:count]]
 
 
-def rl_work(setup: RlSetup) -> Work:
+def rl_work(setup: RlSetup) -> TrainWork:
     """Every update takes all tasks, so that their order does not matter."""
     folder = model_folder(resolve(setup.model))
     codec = Codec.from_folder(folder)
@@ -174,7 +174,7 @@ def rl_work(setup: RlSetup) -> Work:
         "tasks": [task.to_json() for task in tasks],
         "context": max(prompts) + setup.tokens,
     }
-    return Work(asked, [setup.group_size * sum(prompts) + setup.sampled] * setup.updates)
+    return TrainWork(asked, [setup.group_size * sum(prompts) + setup.sampled] * setup.updates)
 
 
 # ------------------------------------------------------------------------------------------------
@@ -190,7 +190,7 @@ _TAIL_LINES = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
+class TrainedBench:
     """A work, done once. Lists have a number for each update."""
 
     seconds: list[float]
@@ -204,14 +204,14 @@ class Trained:
     rollout_s: list[float] = field(default_factory=list)
 
 
-Trainer = Callable[[Work], Trained]
+Trainer = Callable[[TrainWork], TrainedBench]
 
 
-def train_ours(work: Work) -> Trained:
+def train_ours(work: TrainWork) -> TrainedBench:
     return _train([sys.executable, "-m", "coa.lab.bench_coa"], work.asked)
 
 
-def train_trl(work: Work, changes: Json | None = None) -> Trained:
+def train_trl(work: TrainWork, changes: Json | None = None) -> TrainedBench:
     """TRL as it is fastest here, or with changes to what it is asked (COA_PEERS is its Python)."""
     python = Path(os.environ.get("COA_PEERS") or PEERS_PYTHON)
     if not python.is_file():
@@ -240,7 +240,7 @@ def trainers_named(peers: Sequence[str]) -> dict[str, Trainer]:
     return {"ours": train_ours, **{name: PEERS[name] for name in peers}}
 
 
-def _train(command: Sequence[str], asked: Json) -> Trained:
+def _train(command: Sequence[str], asked: Json) -> TrainedBench:
     settings = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": str(asked["threads"])}
     with tempfile.TemporaryFile("w+") as said, tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(
@@ -263,7 +263,7 @@ def _train(command: Sequence[str], asked: Json) -> Trained:
         if process.returncode:
             raise EngineError(f"ended with code {process.returncode}: {_tail(log)}")
         said.seek(0)
-        return Trained(**json.load(said), memory_gb=memory_gb)
+        return TrainedBench(**json.load(said), memory_gb=memory_gb)
 
 
 def _wait(process: subprocess.Popen[str]) -> float:
@@ -296,10 +296,10 @@ def bench_sft(
     """Tokens per second of supervised fine-tuning."""
     setup = setup or SftSetup()
 
-    def speed(done: Trained) -> float:
+    def speed(done: TrainedBench) -> float:
         return sum(done.tokens[1:]) / sum(done.seconds[1:])
 
-    return _Measured(sft_work(setup), "tokens/s", speed, note).take_turns(setup, trainers)
+    return _TrainMeasured(sft_work(setup), "tokens/s", speed, note).take_turns(setup, trainers)
 
 
 def bench_rl(
@@ -311,16 +311,16 @@ def bench_rl(
     """Updates per hour of RL, sampling included."""
     setup = setup or RlSetup()
 
-    def speed(done: Trained) -> float:
+    def speed(done: TrainedBench) -> float:
         return 3600 * len(done.seconds[1:]) / sum(done.seconds[1:])
 
-    measured = _Measured(rl_work(setup), "updates/hour", speed, note)
+    measured = _TrainMeasured(rl_work(setup), "updates/hour", speed, note)
     result = measured.take_turns(setup, trainers)
     phases = {name: _phases(runs) for name, runs in measured.found.items()}
     return result | {"phases": phases, "sampled": setup.sampled}
 
 
-def _phases(runs: list[Trained]) -> dict[str, float]:
+def _phases(runs: list[TrainedBench]) -> dict[str, float]:
     """Seconds of an update spent on sampling, and on the rest; medians."""
     pairs = [pair for run in runs for pair in zip(run.seconds[1:], run.rollout_s[1:], strict=True)]
     return {
@@ -329,14 +329,14 @@ def _phases(runs: list[Trained]) -> dict[str, float]:
     }
 
 
-class _Measured:
+class _TrainMeasured:
     """What came out so far, by trainer."""
 
     def __init__(
-        self, work: Work, unit: str, speed: Callable[[Trained], float], note: Note
+        self, work: TrainWork, unit: str, speed: Callable[[TrainedBench], float], note: Note
     ) -> None:
         self._work, self._unit, self._speed, self._note = work, unit, speed, note
-        self.found: dict[str, list[Trained]] = {}
+        self.found: dict[str, list[TrainedBench]] = {}
         self._missing: dict[str, str] = {}
 
     def take_turns(self, setup: Setup, trainers: Mapping[str, Trainer] | None) -> Json:
@@ -366,7 +366,7 @@ class _Measured:
         held = f"{done.memory_gb:.2f} GB"
         self._note(f"{name}, run {run}: {self._speed(done):.1f} {self._unit}, {held}")
 
-    def _check(self, name: str, done: Trained) -> None:
+    def _check(self, name: str, done: TrainedBench) -> None:
         """Raise unless the work that was done is the work that was asked for."""
         if done.tokens != self._work.tokens:
             raise EngineError(f"trained on {done.tokens} tokens, expected {self._work.tokens}.")
@@ -395,10 +395,10 @@ class _Measured:
             "setup": setup.to_json(),
         }
 
-    def _median(self, of: Callable[[Trained], float]) -> dict[str, float]:
+    def _median(self, of: Callable[[TrainedBench], float]) -> dict[str, float]:
         return {name: statistics.median(map(of, runs)) for name, runs in self.found.items()}
 
-    def _run_record(self, run: Trained) -> Json:
+    def _run_record(self, run: TrainedBench) -> Json:
         """One run; lists have a number for each update, the first of which does not count."""
         record: Json = {"speed": round(self._speed(run), 1), "memory_gb": round(run.memory_gb, 2)}
         for name in ("seconds", "rollout_s", "loss", "reward"):

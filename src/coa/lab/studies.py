@@ -18,7 +18,7 @@ from coa.evaluation.spending import parse_price
 from coa.io.runs import Json, Run, write_atomic
 from coa.io.settings import load_recipe, to_json, without_speed
 from coa.lab import study_mask, study_react, study_rl, study_unseen
-from coa.lab.study_arms import Note, Piece, plan_lines
+from coa.lab.study_arms import Note, StudyPiece, plan_lines
 from coa.lab.study_cost import COMPARED, cost_lines, study_cost
 from coa.lab.study_student import (
     StudentPart,
@@ -34,7 +34,7 @@ class Study(NamedTuple):
 
     question: str
     read: Callable[[Sequence[str]], Any]
-    plan: Callable[[Any], list[Piece]]
+    plan: Callable[[Any], list[StudyPiece]]
     run: Callable[[Any, Path, Note], Json]
     show: Callable[[Json], Iterable[str]]
 
@@ -51,10 +51,10 @@ class CostStudy:
     student: StudentPart = field(default_factory=StudentPart)
 
 
-def _plan_cost(settings: CostStudy) -> list[Piece]:
+def _plan_cost(settings: CostStudy) -> list[StudyPiece]:
     sets = len(settings.sets)
     return [
-        Piece(f"record, distil and count {settings.n} tasks", sets, settings.n * 0.05),
+        StudyPiece(f"record, distil and count {settings.n} tasks", sets, settings.n * 0.05),
         *student_pieces(settings.student),
     ]
 
@@ -162,7 +162,7 @@ def plan_study(name: str, overrides: Sequence[str]) -> Json:
 
 
 def study_plan_lines(planned: Json) -> Iterable[str]:
-    pieces = [Piece(**piece) for piece in planned["pieces"]]
+    pieces = [StudyPiece(**piece) for piece in planned["pieces"]]
     return plan_lines(planned["study"], planned["question"], pieces)
 
 

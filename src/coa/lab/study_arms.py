@@ -277,7 +277,7 @@ class TrainingStudy:
             )
 
 
-class Piece(NamedTuple):
+class StudyPiece(NamedTuple):
     """A part of the work, for the estimate."""
 
     what: str
@@ -290,19 +290,19 @@ RECORD_SECONDS = 0.12
 """Of recording, distilling and replaying a task."""
 
 
-def pieces(settings: TrainingStudy, arms: int, recorded: int | None = None) -> list[Piece]:
+def pieces(settings: TrainingStudy, arms: int, recorded: int | None = None) -> list[StudyPiece]:
     """What a study with so many trained arms does, evaluations included."""
     rows, n, seeds = settings.chains.rows, settings.eval.n, len(settings.seeds)
     sets = 1 + bool(settings.eval.world_seed)
     recorded = recorded or to_record(rows)
     return [
-        Piece(f"record and distil {recorded} tasks", seeds, recorded * RECORD_SECONDS),
-        Piece(f"fine-tune on about {rows} chains", arms * seeds, rows * PACE[SET].row),
-        Piece(f"evaluate on {n} held-out tasks", arms * seeds * sets, n * PACE[SET].rollout),
+        StudyPiece(f"record and distil {recorded} tasks", seeds, recorded * RECORD_SECONDS),
+        StudyPiece(f"fine-tune on about {rows} chains", arms * seeds, rows * PACE[SET].row),
+        StudyPiece(f"evaluate on {n} held-out tasks", arms * seeds * sets, n * PACE[SET].rollout),
     ]
 
 
-def plan_lines(name: str, question: str, planned: Sequence[Piece]) -> Iterable[str]:
+def plan_lines(name: str, question: str, planned: Sequence[StudyPiece]) -> Iterable[str]:
     """What will be run and how long it may take."""
     yield f"study {name}: {question}"
     for piece in planned:

@@ -67,7 +67,7 @@ class Files:
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class CostSide:
     """What one side needed for one task."""
 
     tokens: Tokens
@@ -97,8 +97,8 @@ class Case:
     """One task: the team, and the chain with either prompt where there is one."""
 
     episode: Episode
-    team: Side
-    chains: Mapping[PromptKind, Side]
+    team: CostSide
+    chains: Mapping[PromptKind, CostSide]
 
     @property
     def paired(self) -> bool:
@@ -111,7 +111,7 @@ class Case:
         by_name = {agent.name: agent for agent in self.episode.agents}
         return [by_name[self.episode.events[place].agent] for place in self.episode.calls]
 
-    def chain(self, kind: PromptKind) -> Side:
+    def chain(self, kind: PromptKind) -> CostSide:
         """The chain with this prompt; without one, what the team spent, and no solution."""
         return self.chains[kind] if self.chains else replace(self.team, solved=False)
 
@@ -157,7 +157,7 @@ class _Converted(NamedTuple):
 
 def _case(task: Task, episode: Episode, chain: Trajectory | None, counter: TokenCounter) -> Case:
     tokens, bare = counter.team(episode), counter.bare(episode)
-    team = Side(
+    team = CostSide(
         tokens,
         system=tokens.prompt - bare.prompt,
         opening=(tokens.prompt - tokens.cached) - (bare.prompt - bare.cached),
@@ -170,11 +170,11 @@ def _case(task: Task, episode: Episode, chain: Trajectory | None, counter: Token
     turns = len(chain.steps)
     called = sum(step.observation is not None for step in chain.steps)
     solved = _solves(task, chain)
-    sides: dict[PromptKind, Side] = {}
+    sides: dict[PromptKind, CostSide] = {}
     for kind, prompt in opening_prompts(chain).items():
         length = counter.count(prompt)
         counted = counter.chain(chain, prompt)
-        sides[kind] = Side(counted, turns * length, length, turns, called, solved)
+        sides[kind] = CostSide(counted, turns * length, length, turns, called, solved)
     return Case(episode, team, sides)
 
 

@@ -26,8 +26,8 @@ from coa.lab.study_arms import TITLES as USUAL
 from coa.lab.study_arms import (
     Measurement,
     Note,
-    Piece,
     Scores,
+    StudyPiece,
     Tables,
     TrainingStudy,
     first,
@@ -64,9 +64,9 @@ class MaskStudy(TrainingStudy):
             raise ConfigError("sft.observation_weight: is what this study compares; leave it out.")
 
 
-def plan(settings: MaskStudy) -> list[Piece]:
+def plan(settings: MaskStudy) -> list[StudyPiece]:
     n, runs = settings.eval.n, len(ARMS) * len(settings.seeds)
-    return [*pieces(settings, len(ARMS)), Piece(f"{n} texts without stops", runs, n * 0.3)]
+    return [*pieces(settings, len(ARMS)), StudyPiece(f"{n} texts without stops", runs, n * 0.3)]
 
 
 def run(settings: MaskStudy, root: Path, note: Note) -> Json:

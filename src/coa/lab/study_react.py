@@ -20,8 +20,8 @@ from coa.io.runs import Json
 from coa.lab.study_arms import (
     SPARE,
     Note,
-    Piece,
     Scores,
+    StudyPiece,
     Tables,
     TrainingStudy,
     counted,
@@ -57,7 +57,7 @@ class ReactStudy(TrainingStudy):
             raise ConfigError(f"budgets: found {list(self.budgets)}, expected numbers above 0.")
 
 
-def plan(settings: ReactStudy) -> list[Piece]:
+def plan(settings: ReactStudy) -> list[StudyPiece]:
     return pieces(settings, len(ARMS), _recorded(settings))
 
 

@@ -24,7 +24,7 @@ from coa.lab.study_arms import (
     ChainPart,
     MeasurePart,
     Note,
-    Piece,
+    StudyPiece,
     Tables,
     TrainingStudy,
     counted,
@@ -107,7 +107,7 @@ def read(overrides: Sequence[str]) -> RlStudy:
     return load_recipe(None, rest, RlStudy, usual)
 
 
-def plan(settings: RlStudy) -> list[Piece]:
+def plan(settings: RlStudy) -> list[StudyPiece]:
     seeds, updates = len(settings.seeds), settings.rl.updates
     groups = settings.rl.tasks_per_update * settings.rl.group_size / 48
     kept = settings.chains.rows + settings.more
@@ -116,8 +116,8 @@ def plan(settings: RlStudy) -> list[Piece]:
     return [
         recorded,
         tuned,
-        Piece(f"{updates} updates of RL", seeds, updates * groups * UPDATE_SECONDS),
-        Piece(f"fine-tune further on about {rows} chains", seeds, rows * PACE[SET].row),
+        StudyPiece(f"{updates} updates of RL", seeds, updates * groups * UPDATE_SECONDS),
+        StudyPiece(f"fine-tune further on about {rows} chains", seeds, rows * PACE[SET].row),
         evaluated._replace(times=evaluated.times * 3),
     ]
 

@@ -21,7 +21,7 @@ from coa.evaluation.samples import Sample, majority
 from coa.io.runs import Json, Run, read_jsonl
 from coa.io.settings import to_json, without_speed
 from coa.lab.speedrun_recipe import PACE
-from coa.lab.study_arms import Note, Piece
+from coa.lab.study_arms import Note, StudyPiece
 from coa.models.codec import Codec
 from coa.models.references import identity, model_folder, resolve, resolve_default
 from coa.recording.episode import Episode, load_episodes
@@ -69,11 +69,12 @@ class StudentPart(EvalPart):
             )
 
 
-def student_pieces(part: StudentPart) -> list[Piece]:
+def student_pieces(part: StudentPart) -> list[StudyPiece]:
     if not part.model:
         return []
     return [
-        Piece(_titled(part, name), 1, part.n * part.k * PACE[name].rollout) for name in part.sets
+        StudyPiece(_titled(part, name), 1, part.n * part.k * PACE[name].rollout)
+        for name in part.sets
     ]
 
 

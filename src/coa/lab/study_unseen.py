@@ -34,7 +34,7 @@ from coa.lab.study_arms import (
     Measurement,
     MeasurePart,
     Note,
-    Piece,
+    StudyPiece,
     Tables,
     lines,
     measure_all,
@@ -296,13 +296,13 @@ def arms(settings: UnseenStudy) -> dict[str, Arm]:
     return made
 
 
-def plan(settings: UnseenStudy) -> list[Piece]:
+def plan(settings: UnseenStudy) -> list[StudyPiece]:
     n, seeds = settings.eval.n, len(settings.seeds)
     return [
-        Piece(f"{n} tasks, base", seeds, n * 0.5),
-        Piece(f"{n} tasks, trained", 2 * seeds, n * 0.4),
-        Piece(f"{n} tasks, base, constrained", seeds, n * 1.6),
-        Piece(f"{n} tasks, trained, constrained", 2 * seeds, n * 0.6),
+        StudyPiece(f"{n} tasks, base", seeds, n * 0.5),
+        StudyPiece(f"{n} tasks, trained", 2 * seeds, n * 0.4),
+        StudyPiece(f"{n} tasks, base, constrained", seeds, n * 1.6),
+        StudyPiece(f"{n} tasks, trained, constrained", 2 * seeds, n * 0.6),
     ]
 
 

@@ -296,7 +296,7 @@ class ServedMind:
         return await asyncio.shield(flight)
 
     async def _send(self, key: str, body: Json, request: Request, most: Amount) -> Paid:
-        from coa.engines.transport import Refused
+        from coa.engines.transport import ServerRefused
 
         paid: Paid | None = None
         try:
@@ -305,7 +305,7 @@ class ServedMind:
             paid = self._read(response, request)
             self._journal.keep(key, request, paid, response)
             return paid
-        except Refused as refusal:
+        except ServerRefused as refusal:
             ours = self._journal.empty or _UNPAID.search(str(refusal))
             if refusal.status in REFUSALS and not ours:
                 raise EpisodeOver(str(refusal)) from refusal

@@ -37,7 +37,7 @@ from coa.recording.contracts import (
 )
 from coa.recording.episode import USER, Episode, ModelCall
 from coa.recording.llm_team import LLMTeam, Talk
-from coa.recording.recorder import Desk, Rates
+from coa.recording.recorder import EpisodeRecorder, Rates
 from coa.recording.roster import CODE, Roster, roster_for
 from coa.tasks import Task
 from coa.tools.base import Tool, Toolbox
@@ -62,7 +62,7 @@ _WORDS = "words " * (REPLY_TOKENS * 4 // 6)
 
 
 @dataclass(frozen=True)
-class Estimate:
+class CostEstimate:
     """Of a whole run; divide by `tasks` for one."""
 
     tasks: int
@@ -141,16 +141,18 @@ def rehearsal_tools(box: Toolbox) -> Toolbox:
     return Toolbox(map(standing_in, box.values()))
 
 
-def scaled(counted: Sequence[tuple[int, int, int]], tasks: int, price: Price | None) -> Estimate:
+def scaled(
+    counted: Sequence[tuple[int, int, int]], tasks: int, price: Price | None
+) -> CostEstimate:
     """An estimate for all tasks from (calls, prompt tokens, sampled tokens) of some."""
     calls, prompt, sampled = (
         round(sum(each[at] for each in counted) * tasks / max(1, len(counted))) for at in range(3)
     )
     money = None if price is None else price.of(prompt, 0, sampled)
-    return Estimate(tasks, calls, prompt, sampled, money)
+    return CostEstimate(tasks, calls, prompt, sampled, money)
 
 
-__all__ = ["Estimate", "LLMSettings", "LLMTeacher"]
+__all__ = ["CostEstimate", "LLMSettings", "LLMTeacher"]
 
 _NOT_IDENTITY = (
     *("model", "prices", "budget_tokens", "budget_money"),
@@ -183,7 +185,7 @@ class LLMTeacher:
         name = resolve(self.settings.model).model or self.settings.model
         return name, find_price(self.settings.prices, name)
 
-    async def estimate(self, tasks: Sequence[Task], tools_of: ToolsOf) -> Estimate:
+    async def estimate(self, tasks: Sequence[Task], tools_of: ToolsOf) -> CostEstimate:
         """What recording these tasks will cost; no call is made. See `llm_estimate`."""
         counted = []
         for task in tasks[:: -(-len(tasks) // SAMPLE) or 1]:
@@ -233,7 +235,9 @@ async def _record(
         roster = roster_for(tools)
         episode = Episode(task.id, task.question, LLMTeacher.name, roster.agents, seed=seed)
         episode.meta.update(task.meta)
-        desk = Desk(episode, random.Random(f"{seed}|{task.id}"), tools, Rates(0.0, 0.0, 0.0))
+        desk = EpisodeRecorder(
+            episode, random.Random(f"{seed}|{task.id}"), tools, Rates(0.0, 0.0, 0.0)
+        )
         desk.say(USER, "planner", task.question)
         talk = Talk(mind, settings, task.id, seed)
         await LLMTeam(roster, talk).work(desk)

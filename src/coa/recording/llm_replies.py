@@ -59,7 +59,7 @@ _WANTS: Mapping[Todo, str] = {
 }
 
 
-class Step(NamedTuple):
+class PlannedStep(NamedTuple):
     """One step of a plan: who does it, what, and which earlier steps it needs."""
 
     agent: str
@@ -71,7 +71,7 @@ class Step(NamedTuple):
 @dataclass(frozen=True)
 class Planned:
     thought: str
-    steps: tuple[Step, ...]
+    steps: tuple[PlannedStep, ...]
     impossible: str = ""
     """Why there is no plan."""
 
@@ -153,7 +153,7 @@ def read_plan(reply: str, workers: Sequence[str], first: bool = False) -> Planne
     return Planned(line(thought), steps)
 
 
-def _step(number: int, text: str, workers: Sequence[str]) -> Step:
+def _step(number: int, text: str, workers: Sequence[str]) -> PlannedStep:
     text = line(text).rstrip("*_ ")
     after = frozenset(range(1, number))
     if found := _AFTER.search(text):
@@ -172,7 +172,7 @@ def _step(number: int, text: str, workers: Sequence[str]) -> Step:
             agent, text = name, found[2]
         elif name in ("planner", "reader", "reflector", "critic", "searcher", "coder", "user"):
             raise Malformed(f"Step {number} is for the {name}. Steps are for: {either(agents)}.")
-    return Step(agent, filled(text, f"step {number}"), after)
+    return PlannedStep(agent, filled(text, f"step {number}"), after)
 
 
 def read_call(reply: str, tools: Sequence[Tool], made: Collection[str] = ()) -> Called:

@@ -26,8 +26,8 @@ from coa.recording.llm_replies import (
     Called,
     Judgement,
     Planned,
+    PlannedStep,
     Report,
-    Step,
     read_call,
     read_check,
     read_judgement,
@@ -35,7 +35,7 @@ from coa.recording.llm_replies import (
     read_report_or_call,
     read_suggestion,
 )
-from coa.recording.recorder import Desk
+from coa.recording.recorder import EpisodeRecorder
 from coa.recording.roster import Roster
 from coa.tools.base import ToolCall
 
@@ -61,7 +61,9 @@ class Talk:
         self.seconds = {"model": 0.0, "tools": 0.0}
         self._asked: Counter[tuple[str, str, tuple[Message, ...]]] = Counter()
 
-    async def ask(self, desk: Desk, agent: str, read: Callable[[str], T]) -> tuple[T, ModelCall]:
+    async def ask(
+        self, desk: EpisodeRecorder, agent: str, read: Callable[[str], T]
+    ) -> tuple[T, ModelCall]:
         """An agent's reply as `read` understands it, and the call that it came from."""
         for _ in range(self.settings.attempts):
             call, cut = await self._call(desk, agent)
@@ -81,7 +83,7 @@ class Talk:
         times = self.settings.attempts
         raise EpisodeOver(f"the {agent}'s reply could not be read {times} times: {complaint}")
 
-    async def _call(self, desk: Desk, agent: str) -> tuple[ModelCall, bool]:
+    async def _call(self, desk: EpisodeRecorder, agent: str) -> tuple[ModelCall, bool]:
         messages = desk.episode.context_of(agent, desk.branch, desk.episode.events)
         same = (agent, desk.branch, tuple(messages))
         request = Request(
@@ -110,7 +112,7 @@ class Talk:
             whole, part = self.allowances[""], self.allowances[str(number)]
             whole.spent = whole.spent.plus(part.spent)
 
-    async def use(self, desk: Desk, agent: str, called: Called, call: ModelCall) -> str:
+    async def use(self, desk: EpisodeRecorder, agent: str, called: Called, call: ModelCall) -> str:
         """An agent makes the call that it has decided on."""
         say(desk, agent, SYSTEM, called.argument, call, called.thought, part="query")
         desk.calls.add(called.argument)
@@ -124,7 +126,13 @@ class Talk:
 
 
 def say(
-    desk: Desk, agent: str, to: str, text: str, call: ModelCall, thought: str = "", **facts: Any
+    desk: EpisodeRecorder,
+    agent: str,
+    to: str,
+    text: str,
+    call: ModelCall,
+    thought: str = "",
+    **facts: Any,
 ) -> None:
     desk.add(Say(agent, to, text, thought, facts, False, desk.branch, call))
 
@@ -145,7 +153,7 @@ class LLMTeam:
         self.plan = self.refused = ""
         self.reports: list[str] = []
 
-    async def work(self, desk: Desk) -> None:
+    async def work(self, desk: EpisodeRecorder) -> None:
         try:
             planned = await self._plan(desk, first=True)
             for attempt in range(self.settings.replans + 1):
@@ -162,7 +170,7 @@ class LLMTeam:
         except EpisodeOver as over:
             desk.fail(str(over))
 
-    async def _plan(self, desk: Desk, first: bool = False, to: str = "") -> Planned:
+    async def _plan(self, desk: EpisodeRecorder, first: bool = False, to: str = "") -> Planned:
         """The planner plans, for whoever has the first step unless it is said who."""
         read = partial(read_plan, workers=self.roster.workers, first=first)
         planned, call = await self.talk.ask(desk, "planner", read)
@@ -177,7 +185,7 @@ class LLMTeam:
 
     # -- the steps -----------------------------------------------------------------------------
 
-    async def _carry_out(self, desk: Desk, steps: Sequence[Step]) -> None:
+    async def _carry_out(self, desk: EpisodeRecorder, steps: Sequence[PlannedStep]) -> None:
         """Steps in waves: those whose results others need come first."""
         todo = {at: step for at, step in enumerate(steps, 1) if step.agent != "verifier"}
         done = {at for at, step in enumerate(steps, 1) if step.agent == "verifier"}
@@ -195,7 +203,7 @@ class LLMTeam:
             for at in wave:
                 del todo[at]
 
-    def _programs(self, todo: dict[int, Step], done: set[int]) -> list[int]:
+    def _programs(self, todo: dict[int, PlannedStep], done: set[int]) -> list[int]:
         """The coder's steps that can be done now, one after the other."""
         known, found = set(done), list[int]()
         for at, step in todo.items():
@@ -204,7 +212,9 @@ class LLMTeam:
                 found.append(at)
         return found
 
-    async def _look_up(self, desk: Desk, steps: Sequence[tuple[int, Step]]) -> None:
+    async def _look_up(
+        self, desk: EpisodeRecorder, steps: Sequence[tuple[int, PlannedStep]]
+    ) -> None:
         """Steps that do not need each other, at the same time."""
         works = [partial(self._guarded, number=number, step=step) for number, step in steps]
         if len(works) > 1:
@@ -219,7 +229,7 @@ class LLMTeam:
         # Said by nobody in particular, so that what comes next is in nobody's branch.
         desk.tell(steps[0][1].agent, "Reports:\n" + "\n".join(new))
 
-    async def _guarded(self, desk: Desk, number: int, step: Step) -> str:
+    async def _guarded(self, desk: EpisodeRecorder, number: int, step: PlannedStep) -> str:
         """A step in a branch: its trouble must not take the record of the others with it."""
         try:
             return await self._step(desk, number, step)
@@ -227,7 +237,7 @@ class LLMTeam:
             desk.fail(str(over))
             return ""
 
-    async def _step(self, desk: Desk, number: int, step: Step) -> str:
+    async def _step(self, desk: EpisodeRecorder, number: int, step: PlannedStep) -> str:
         """Call, read and judge until a report is approved."""
         wanted = f"Step {number}: {step.text}"
         self._tell(desk, step.agent, wanted)
@@ -245,7 +255,7 @@ class LLMTeam:
                 await self._change(desk, step.agent, wanted)
         raise EpisodeOver(f"step {number} brought no report that was approved")
 
-    async def _reported(self, desk: Desk) -> tuple[Report, str]:
+    async def _reported(self, desk: EpisodeRecorder) -> tuple[Report, str]:
         """The reader reports and the critic judges; once more when it only has to be read again."""
         for again in (False, True):
             report, call = await self._read(desk)
@@ -259,7 +269,7 @@ class LLMTeam:
                 break
         return report, todo
 
-    async def _read(self, desk: Desk) -> tuple[Report, ModelCall]:
+    async def _read(self, desk: EpisodeRecorder) -> tuple[Report, ModelCall]:
         """What the reader reports, after it has opened what it wants to."""
         tools = self.roster.tools.get("reader", [])
         for _ in range(self.settings.rounds + 1):
@@ -271,7 +281,7 @@ class LLMTeam:
             desk.tell(self.roster.critic, result)
         raise EpisodeOver("the reader opened one thing after the other and reported nothing")
 
-    async def _compute(self, desk: Desk, wanted: str) -> str:
+    async def _compute(self, desk: EpisodeRecorder, wanted: str) -> str:
         """The coder writes a program and the critic judges it, until it is approved."""
         known = "\n".join(self.reports)
         known = f"Reports:\n{known}\n" if known else ""
@@ -291,12 +301,17 @@ class LLMTeam:
                 await self._change(desk, "coder", wanted)
         raise EpisodeOver("no program was approved")
 
-    async def _judge(self, desk: Desk) -> tuple[Judgement, ModelCall]:
+    async def _judge(self, desk: EpisodeRecorder) -> tuple[Judgement, ModelCall]:
         read = partial(read_judgement, rated=self.roster.rated)
         return await self.talk.ask(desk, self.roster.critic, read)
 
     def _pronounce(
-        self, desk: Desk, judged: Judgement, call: ModelCall, to: str, again: bool = False
+        self,
+        desk: EpisodeRecorder,
+        judged: Judgement,
+        call: ModelCall,
+        to: str,
+        again: bool = False,
     ) -> None:
         """Say a judgement. One call is rated once: a second consent to it goes without ratings."""
         desk.count("alarms", bool(judged.todo))
@@ -307,14 +322,14 @@ class LLMTeam:
             text = judged.reason if again else text
         say(desk, self.roster.critic, to, text, call, judged.thought, **facts)
 
-    async def _change(self, desk: Desk, worker: str, wanted: str) -> None:
+    async def _change(self, desk: EpisodeRecorder, worker: str, wanted: str) -> None:
         """The planner says what changes in a step that does not work."""
         desk.tell("planner", f"This was about: {wanted}\nWrite only what changes in it.")
         await self._plan(desk, to=worker)
 
     # -- the end -------------------------------------------------------------------------------
 
-    async def _verified(self, desk: Desk) -> bool:
+    async def _verified(self, desk: EpisodeRecorder) -> bool:
         """Suggest an answer and check it; whether it stands."""
         reports = "\n".join(self.reports)
         told = f"Plan:\n{self.plan}\nReports:\n{reports}\nGive the answer."
@@ -336,7 +351,7 @@ class LLMTeam:
             self.refused = answer
         return stands
 
-    def _tell(self, desk: Desk, agent: str, text: str) -> None:
+    def _tell(self, desk: EpisodeRecorder, agent: str, text: str) -> None:
         """Carry something to an agent; the first time with the question."""
         seen = desk.episode.context_of(agent, desk.branch, desk.episode.events)
         if not any(desk.episode.question in message.text for message in seen[1:]):

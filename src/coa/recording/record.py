@@ -31,7 +31,7 @@ from coa.tasks import Task, TaskSet
 from coa.tools.base import Toolbox
 
 if TYPE_CHECKING:
-    from coa.recording.llm import Estimate
+    from coa.recording.llm import CostEstimate
 
 
 _FIELDS = {"task_id", "events", "answer", "meta"}
@@ -255,7 +255,7 @@ def _say(line: str) -> None:
     print(line, file=sys.stderr)
 
 
-def rehearse_recording(recording: Recording, out: Path) -> Rehearsal | Estimate:
+def rehearse_recording(recording: Recording, out: Path) -> Rehearsal | CostEstimate:
     """What `run_recording` would take, by recording a few tasks and writing nothing."""
     job = _job(recording, out)
     stored = read_records(out, _stored, growing=True) if out.is_file() else []
@@ -280,11 +280,11 @@ def rehearse_recording(recording: Recording, out: Path) -> Rehearsal | Estimate:
     return Rehearsal("tasks", *counts, seconds, written)
 
 
-async def _estimated(job: _Job, tasks: Sequence[Task], tools: ToolSettings) -> Estimate:
+async def _estimated(job: _Job, tasks: Sequence[Task], tools: ToolSettings) -> CostEstimate:
     """What a teacher says that recording these tasks will cost."""
     environments = [Environment.received(each) for each in job.settings["environments"]]
     async with open_environments(environments, tools=tools, dry=True) as opened:
-        estimate: Estimate = await job.teacher.estimate(tasks, opened.toolbox)  # type: ignore[attr-defined]
+        estimate: CostEstimate = await job.teacher.estimate(tasks, opened.toolbox)  # type: ignore[attr-defined]
         return estimate
 
 

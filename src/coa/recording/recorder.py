@@ -46,7 +46,7 @@ class Rates:
 
 
 @dataclass
-class Desk:
+class EpisodeRecorder:
     episode: Episode
     rng: random.Random
     toolbox: Toolbox
@@ -89,7 +89,7 @@ class Desk:
     def fail(self, error: str) -> None:
         self.episode.error = error
 
-    async def together(self, works: Sequence[Callable[[Desk], Awaitable[T]]]) -> list[T]:
+    async def together(self, works: Sequence[Callable[[EpisodeRecorder], Awaitable[T]]]) -> list[T]:
         """Work that is done at the same time, each piece in a branch; one piece needs none."""
         if len(works) == 1:
             return [await works[0](self)]
@@ -104,11 +104,11 @@ class Desk:
                 self.count(what, value) if isinstance(value, int) else self._keep(what, value)
         return done
 
-    def _beside(self, branch: str) -> Desk:
+    def _beside(self, branch: str) -> EpisodeRecorder:
         assert not self.branch, f"branch {branch} inside branch {self.branch}"
         episode = replace(self.episode, events=list(self.episode.events), meta={})
         dice = random.Random(f"{self.rng.random()}|{branch}")
-        return Desk(episode, dice, self.toolbox, self.rates, set(self.calls), branch)
+        return EpisodeRecorder(episode, dice, self.toolbox, self.rates, set(self.calls), branch)
 
     def _keep(self, what: str, value: Any) -> None:
         self.episode.meta.setdefault(what, value)

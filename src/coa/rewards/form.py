@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from coa.grammar import Block, Fault, Grammar, State, check, parse
+from coa.grammar import Block, Fault, Grammar, GrammarState, check, parse
 from coa.rewards.scored import Checker, Part
 from coa.tasks import Task
 from coa.trajectory import Trajectory
@@ -71,7 +71,7 @@ def _graded(trajectory: Trajectory, grammar: Grammar, fences: bool) -> Part:
 
 def _faults(trajectory: Trajectory, grammar: Grammar, fences: bool) -> Iterator[str]:
     """What is wrong with each turn, empty where nothing is; one more when no turn answers."""
-    state = State()
+    state = GrammarState()
     for step in trajectory.steps:
         parsed = parse(grammar, step.model.text)
         fault = parsed.faults[0] if parsed.faults else None
@@ -91,7 +91,7 @@ def _faults(trajectory: Trajectory, grammar: Grammar, fences: bool) -> Iterator[
         yield wrong
         if step.observation is not None:
             moved = grammar.advance(state, Block(grammar.observation, ""))
-            assert isinstance(moved, State), moved
+            assert isinstance(moved, GrammarState), moved
             state = moved
     if not state.done:
         yield "the answer is missing"

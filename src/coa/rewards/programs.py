@@ -61,7 +61,7 @@ def _plain_(value):
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class ProgramCase:
     """One test: either an output, or the value of an expression, or a check that ends well."""
 
     stdin: str = ""
@@ -75,7 +75,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    cases: tuple[Case, ...]
+    cases: tuple[ProgramCase, ...]
     compare: Compare = "tokens"
     tolerance: float = TOLERANCE
     ignore_case: bool = False
@@ -135,11 +135,13 @@ def _from_apps(tests: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**tests, "function": tests["fn_name"], "calls": calls}
 
 
-def _outputs(tests: Mapping[str, Any]) -> list[Case]:
+def _outputs(tests: Mapping[str, Any]) -> list[ProgramCase]:
     given, wanted = _texts(tests, "stdin"), _texts(tests, "expected_output")
     if len(given) != len(wanted):
         raise RecordError(f"tests: {len(given)} stdin and {len(wanted)} expected_output.")
-    return [Case(stdin=stdin, output=output) for stdin, output in zip(given, wanted, strict=True)]
+    return [
+        ProgramCase(stdin=stdin, output=output) for stdin, output in zip(given, wanted, strict=True)
+    ]
 
 
 def _texts(tests: Mapping[str, Any], key: str) -> list[str]:
@@ -150,7 +152,7 @@ def _texts(tests: Mapping[str, Any], key: str) -> list[str]:
     return list(found)
 
 
-def _calls(tests: Mapping[str, Any]) -> list[Case]:
+def _calls(tests: Mapping[str, Any]) -> list[ProgramCase]:
     calls = tests.get("calls") or []
     if not calls:
         return []
@@ -163,7 +165,7 @@ def _calls(tests: Mapping[str, Any]) -> list[Case]:
     function = f"(Solution().{name} if {method} else {name})"
     try:
         return [
-            Case(
+            ProgramCase(
                 call=f"{function}({', '.join(map(repr, each['args']))})",
                 values=(each["expected"], *([each["or"]] if "or" in each else [])),
             )
@@ -173,11 +175,11 @@ def _calls(tests: Mapping[str, Any]) -> list[Case]:
         raise RecordError("tests: every call needs args (a list) and expected.") from None
 
 
-def _checks(tests: Mapping[str, Any]) -> list[Case]:
-    return [_as_call(text) or Case(check=text) for text in _texts(tests, "functional")]
+def _checks(tests: Mapping[str, Any]) -> list[ProgramCase]:
+    return [_as_call(text) or ProgramCase(check=text) for text in _texts(tests, "functional")]
 
 
-def _as_call(check: str) -> Case | None:
+def _as_call(check: str) -> ProgramCase | None:
     """`result = CALL; assert result == LITERAL` as a call with its value, compared out here."""
     try:
         match ast.parse(check.strip()).body:
@@ -189,7 +191,7 @@ def _as_call(check: str) -> Case | None:
                     )
                 ),
             ] if name == asked:
-                return Case(call=ast.unparse(call), values=(ast.literal_eval(expected),))
+                return ProgramCase(call=ast.unparse(call), values=(ast.literal_eval(expected),))
             case [
                 ast.Assert(
                     test=ast.Compare(
@@ -197,13 +199,13 @@ def _as_call(check: str) -> Case | None:
                     )
                 )
             ]:
-                return Case(call=ast.unparse(call), values=(ast.literal_eval(expected),))
+                return ProgramCase(call=ast.unparse(call), values=(ast.literal_eval(expected),))
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         pass
     return None
 
 
-def program_for(case: Case, source: str, mark: str, *, library: bool = False) -> str:
+def program_for(case: ProgramCase, source: str, mark: str, *, library: bool = False) -> str:
     """What runs in the sandbox: the program, and for a call or a check what is asked of it.
 
     `mark` stands before what we read; a program that cannot know it cannot write it.
@@ -226,7 +228,7 @@ def _without(call: str) -> str:
     return f"for _ in {sorted(names)!r}: globals().pop(_, None)\n"
 
 
-def fault_of(suite: Suite, case: Case, stdout: str, mark: str) -> str:
+def fault_of(suite: Suite, case: ProgramCase, stdout: str, mark: str) -> str:
     """Why what a program wrote, having ended well, is not what the case asks for; or nothing."""
     if case.output is not None:
         found, wanted = stdout, case.output
@@ -386,7 +388,7 @@ class ProgramChecker:
                     return Part(0.0, first)
         return Part(passed / len(suite.cases), first)
 
-    async def _fault(self, suite: Suite, case: Case, source: str) -> str:
+    async def _fault(self, suite: Suite, case: ProgramCase, source: str) -> str:
         """Why a case is not passed; empty when it is."""
         mark = secrets.token_hex(8)
         outcome = await self._box.run(

@@ -9,7 +9,7 @@ that cannot build them refuses. A warm process waits behind each wall, so a run 
 
 from __future__ import annotations
 
-from coa.sandbox.box import PACKAGES, Sandbox, Session
+from coa.sandbox.box import PACKAGES, Sandbox, SandboxSession
 from coa.sandbox.limits import Ended, Limits, Outcome, SandboxError
 from coa.sandbox.tiers import Finding, Tier, reach_tier
 
@@ -21,7 +21,7 @@ __all__ = [
     "Outcome",
     "Sandbox",
     "SandboxError",
-    "Session",
+    "SandboxSession",
     "Tier",
     "reach_tier",
 ]

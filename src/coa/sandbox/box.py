@@ -79,7 +79,7 @@ class Sandbox:
         self._all: list[_AnySlot] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self.session_places = asyncio.Semaphore(sessions)
-        self._open_sessions: set[Session] = set()
+        self._open_sessions: set[SandboxSession] = set()
 
     async def __aenter__(self) -> Self:
         if self._idle is not None:
@@ -155,15 +155,15 @@ class Sandbox:
         """The streams of a program that is to run there."""
         return Exchange(program, stdin, self.limits.output_bytes, lambda: slot.tell(b"K"))
 
-    def session(self) -> contextlib.AbstractAsyncContextManager[Session]:
+    def session(self) -> contextlib.AbstractAsyncContextManager[SandboxSession]:
         """Programs that share their state; see `Session`."""
         return self._session()
 
     @contextlib.asynccontextmanager
-    async def _session(self) -> AsyncIterator[Session]:
+    async def _session(self) -> AsyncIterator[SandboxSession]:
         if self._idle is None:
             raise SandboxError(NOT_OPEN)
-        session = Session(self)
+        session = SandboxSession(self)
         self._open_sessions.add(session)
         try:
             yield session
@@ -204,7 +204,7 @@ class Sandbox:
         self._all = []
 
 
-class Session:
+class SandboxSession:
     """Programs that share their state, in a process of their own; see `Sandbox.session`.
 
     The process starts with the first program, and again after one that had to be ended: `lost` says

@@ -109,7 +109,7 @@ def make_app(desk: Desk, key: str, started: int) -> ASGIApp:
             Route("/v1/models/{name:path}", model),
             Route("/v1/chat/completions", Chat(desk), methods=["POST"]),
         ],
-        middleware=[Middleware(Guard, lock=Lock(key), most=_most(desk), log=desk.log)],
+        middleware=[Middleware(RequestGuard, lock=Lock(key), most=_most(desk), log=desk.log)],
         exception_handlers={Refused: refuse, HTTPException: no_such_path, Exception: bug},
     )
 
@@ -131,7 +131,7 @@ def refusal(refused: Refused) -> Response:
     return Response(as_json(refused.to_json()), refused.status, headers)
 
 
-class Guard:
+class RequestGuard:
     """Lets nobody through who may not ask, nor too many at once; liveness is for everybody."""
 
     def __init__(self, app: ASGIApp, lock: Lock, most: int, log: Say) -> None:
@@ -175,7 +175,7 @@ class Chat:
             agent = desk.agent(asked.model)
             reply = Reply(agent.name, asked.include_usage, asked.ignored)
             with desk.take() as ticket:
-                exchange = Exchange(desk, asked, reply, receive, send)
+                exchange = HttpExchange(desk, asked, reply, receive, send)
                 await (exchange.stream if asked.stream else exchange.whole)(agent, ticket)
         except Refused as refused:
             log_refusal(desk.log, scope, refused)
@@ -208,7 +208,7 @@ class Chat:
         return bytes(body)
 
 
-class Exchange:
+class HttpExchange:
     """One request that was understood, and its client."""
 
     def __init__(

@@ -45,7 +45,7 @@ NOTHING_ASKED = {"presence_penalty": 0, "frequency_penalty": 0, "store": False}
 
 
 @dataclass(frozen=True)
-class Limits:
+class ServingLimits:
     """What one client, and all of them together, may take."""
 
     rollouts: int = 64
@@ -82,7 +82,7 @@ class Asked:
     """What was asked for and not done."""
 
 
-def read_request(body: bytes, limits: Limits) -> Asked:
+def read_request(body: bytes, limits: ServingLimits) -> Asked:
     """Understand the body of a chat completion."""
     record, ignored = _object(body), list[str]()
     for name, (nothing, reason) in CANNOT.items():
@@ -151,7 +151,7 @@ def _whole(record: Json, name: str, low: int, high: int) -> int | None:
     return value
 
 
-def _max_tokens(record: Json, limits: Limits, ignored: list[str]) -> int | None:
+def _max_tokens(record: Json, limits: ServingLimits, ignored: list[str]) -> int | None:
     """The newer of the two names counts; more than the server allows is cut down and said."""
     old = _whole(record, "max_tokens", 1, SEED_RANGE)
     new = _whole(record, "max_completion_tokens", 1, SEED_RANGE)
@@ -185,7 +185,7 @@ def _named(record: Json, ignored: list[str]) -> tuple[str, ...]:
     return tuple([*short[:NAMED], f"and {more} more"] if more > 0 else short)
 
 
-def _question(messages: Any, limits: Limits, ignored: list[str]) -> str:
+def _question(messages: Any, limits: ServingLimits, ignored: list[str]) -> str:
     """The last message, which has to be the user's. The agent was trained on single questions, so
     what stands before it is not read, and the response says so."""
     if not isinstance(messages, list) or not messages:
@@ -209,7 +209,7 @@ def _question(messages: Any, limits: Limits, ignored: list[str]) -> str:
     return _text(last.get("content"), f"{where}.content", limits)
 
 
-def _text(content: Any, where: str, limits: Limits) -> str:
+def _text(content: Any, where: str, limits: ServingLimits) -> str:
     """The text of a message: a string, or parts that are all text."""
     parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
     if not isinstance(parts, list) or not parts:

@@ -33,7 +33,7 @@ from coa.models.references import pull_missing, resolve_default
 from coa.rollouts import References
 from coa.serving.agents import open_agents
 from coa.serving.errors import Refused
-from coa.serving.request import Limits
+from coa.serving.request import ServingLimits
 from coa.serving.session import Desk
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ class Serving:
     port: int = 8000
     """0 takes any that is free."""
     key: str = field(default="", repr=False)
-    limits: Limits = field(default_factory=Limits)
+    limits: ServingLimits = field(default_factory=ServingLimits)
     temperature: float = 0.0
     constrain: bool = False
     context: int = 3072

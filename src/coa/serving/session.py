@@ -22,7 +22,7 @@ from coa.loop import Budget, Decoding
 from coa.serving.agents import Agent
 from coa.serving.errors import Refused, shown, unavailable
 from coa.serving.replies import Reply, failure
-from coa.serving.request import Asked, Limits
+from coa.serving.request import Asked, ServingLimits
 from coa.serving.stream import Narrator, Piece
 from coa.tasks import Task
 from coa.trajectory import StopReason, Trajectory
@@ -135,7 +135,7 @@ class Desk:
 
     engine: Engine
     agents: Mapping[str, Agent]
-    limits: Limits
+    limits: ServingLimits
     temperature: float = 0.0
     constrain: bool = False
     out: Appender | None = None

@@ -129,7 +129,7 @@ def _deviation(found: Sequence[float]) -> float:
 
 
 @dataclass(slots=True, eq=False)
-class Sample:
+class TrainingSample:
     """One rollout to learn from. Tensors hold a number for each trained token of the row."""
 
     number: int
@@ -161,10 +161,10 @@ class Sample:
 class Experience:
     """The samples of one update, and why others are none."""
 
-    samples: list[Sample]
+    samples: list[TrainingSample]
     left_out: Counter[LeftOut] = field(default_factory=Counter)
 
-    def leave_out(self, reason: LeftOut, samples: Sequence[Sample]) -> None:
+    def leave_out(self, reason: LeftOut, samples: Sequence[TrainingSample]) -> None:
         self.left_out[reason] += len(samples)
         gone = {sample.number for sample in samples}
         self.samples = [sample for sample in self.samples if sample.number not in gone]
@@ -196,7 +196,7 @@ def experience_of(
                 )
                 row = make_row(trajectory)
                 reward = scored.score + shaped
-                found.samples.append(Sample(number, place, row, trajectory, reward))
+                found.samples.append(TrainingSample(number, place, row, trajectory, reward))
     return found
 
 
@@ -245,7 +245,7 @@ def look_before(
     # All compute equally often: where weights are spread, a forward is a conversation of all.
     idle = max(processes.gather(len(parts))) - len(parts)
 
-    def store(name: str, part: list[Sample], values: Tensor) -> None:
+    def store(name: str, part: list[TrainingSample], values: Tensor) -> None:
         sizes = [len(sample.trained) for sample in part]
         for sample, piece in zip(part, values.float().cpu().split(sizes), strict=True):
             seen[sample.number][name] = piece
@@ -308,7 +308,7 @@ def _by_comparison(experience: Experience, settings: RlSettings) -> None:
     experience.leave_out("lonely", [s for s in samples if s.advantages is None])
 
 
-def _by_value_head(samples: Sequence[Sample], settings: RlSettings) -> None:
+def _by_value_head(samples: Sequence[TrainingSample], settings: RlSettings) -> None:
     loss = settings.loss
     sizes = [len(sample.trained) for sample in samples]
     weights, sequence = torch.ones(sum(sizes)), _numbers(samples)
@@ -325,7 +325,7 @@ def _by_value_head(samples: Sequence[Sample], settings: RlSettings) -> None:
         sample.advantages, sample.returns = advantage, returns
 
 
-def _kl_penalty(sample: Sample, settings: RlSettings) -> Tensor:
+def _kl_penalty(sample: TrainingSample, settings: RlSettings) -> Tensor:
     """What the divergence from the reference takes, by the sampler's own logprobs."""
     loss = settings.loss
     new = sampled_logprobs(sample) if sample.old is None else sample.old
@@ -333,7 +333,7 @@ def _kl_penalty(sample: Sample, settings: RlSettings) -> Tensor:
     return kl_penalty(new, _known(sample.reference), weights, loss.kl, loss.kl_estimator)
 
 
-def sampled_logprobs(sample: Sample) -> Tensor:
+def sampled_logprobs(sample: TrainingSample) -> Tensor:
     """What the engine computed when it wrote the tokens."""
     assert sample.row.logprobs is not None, f"{sample.row.task_id}: no logprobs of the sampler"
     return torch.tensor([sample.row.logprobs[at] for at in sample.trained])
@@ -344,23 +344,23 @@ def _known(values: Tensor | None) -> Tensor:
     return values
 
 
-def _numbers(samples: Sequence[Sample]) -> Tensor:
+def _numbers(samples: Sequence[TrainingSample]) -> Tensor:
     return torch.cat([torch.full((len(s.trained),), s.number) for s in samples])
 
 
-def _groups(samples: Sequence[Sample]) -> Tensor:
+def _groups(samples: Sequence[TrainingSample]) -> Tensor:
     return torch.cat([torch.full((len(s.trained),), s.group) for s in samples])
 
 
-def _weights(samples: Sequence[Sample]) -> Tensor:
+def _weights(samples: Sequence[TrainingSample]) -> Tensor:
     return torch.tensor([s.row.weights[at] for s in samples for at in s.trained])
 
 
-def policy_tokens(samples: Sequence[Sample], device: torch.device) -> PolicyTokens:
+def policy_tokens(samples: Sequence[TrainingSample], device: torch.device) -> PolicyTokens:
     """What the policy loss must know of the samples' trained tokens, in the order of `written`."""
     first = samples[0]
 
-    def joined(of: Callable[[Sample], Tensor | None]) -> Tensor:
+    def joined(of: Callable[[TrainingSample], Tensor | None]) -> Tensor:
         return torch.cat([_known(of(sample)) for sample in samples]).to(device)
 
     return PolicyTokens(
@@ -374,6 +374,6 @@ def policy_tokens(samples: Sequence[Sample], device: torch.device) -> PolicyToke
     )
 
 
-def totals_of(samples: Sequence[Sample]) -> Totals:
+def totals_of(samples: Sequence[TrainingSample]) -> Totals:
     """What the whole batch is divided by."""
     return Totals.of(_weights(samples), _numbers(samples), _groups(samples))

@@ -401,7 +401,7 @@ class GatedUnit(torch.autograd.Function):
 # ------------------------------------------------------------------------------------------------
 
 
-class Group(Protocol):
+class ForwardGroup(Protocol):
     """Linear modules that share their input, as one product."""
 
     def merge(self) -> None:
@@ -549,7 +549,7 @@ class _LeanLayer:
     def __init__(self, layer: Any, adapter: str | None, dtype: torch.dtype) -> None:
         attention, mlp = layer.self_attn, layer.mlp
 
-        def group(*modules: Any) -> Group:
+        def group(*modules: Any) -> ForwardGroup:
             if adapter is None:
                 return WholeGroup([*modules], dtype)
             return LowRankGroup([*modules], adapter, dtype)

@@ -29,7 +29,7 @@ Part = Callable[[], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class OptimizerStep:
     """What a step did."""
 
     loss: float
@@ -88,7 +88,7 @@ class Learner:
         """What a checkpoint holds of the optimiser; where it is spread, all processes must ask."""
         return self._spread or self.optimizer
 
-    def step(self, at: int, parts: Iterable[Part]) -> Step:
+    def step(self, at: int, parts: Iterable[Part]) -> OptimizerStep:
         """Take step number `at` (from 0). Numbers that are none change nothing and are an error."""
         try:
             loss, norm = self._gradient(parts) if self._spread is None else self._together(parts)
@@ -102,7 +102,7 @@ class Learner:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self._policy.refresh()
-        return Step(float(loss), norm, self.optimizer.param_groups[0]["lr"])
+        return OptimizerStep(float(loss), norm, self.optimizer.param_groups[0]["lr"])
 
     def _check(self, loss: float, norm: float) -> None:
         if not math.isfinite(loss) or not math.isfinite(norm):

@@ -39,7 +39,7 @@ from coa.rewards import mean_parts
 from coa.train.checkpoint import Checkpoints
 from coa.train.experience import (
     Experience,
-    Sample,
+    TrainingSample,
     assign_advantages,
     check_judged,
     experience_of,
@@ -48,7 +48,7 @@ from coa.train.experience import (
     totals_of,
 )
 from coa.train.groups import Drawn, Group, LeftOut, Sampler
-from coa.train.learner import Learner, Part, Step, deal, micro_batches, written
+from coa.train.learner import Learner, OptimizerStep, Part, deal, micro_batches, written
 from coa.train.losses import PolicyMetrics, Totals, policy_loss, value_loss
 from coa.train.policy import Policy, ValueHead, replace_folder
 from coa.train.processes import Processes
@@ -89,7 +89,7 @@ def rollout_record(drawn: Drawn) -> Json:
 
 
 def learning_record(
-    experience: Experience, steps: Sequence[Step], metrics: Sequence[PolicyMetrics]
+    experience: Experience, steps: Sequence[OptimizerStep], metrics: Sequence[PolicyMetrics]
 ) -> Json:
     """Of the rows that were trained on; without any step only their number."""
     rows = [sample.row for sample in experience.samples]
@@ -431,14 +431,14 @@ class Improver:
 
     def improve(
         self, experience: Experience, update: int, on_part: OnPart | None = None
-    ) -> tuple[list[Step], list[PolicyMetrics]]:
+    ) -> tuple[list[OptimizerStep], list[PolicyMetrics]]:
         """Advantages, then `passes` times over the experience in `minibatches` steps each."""
         settings = self.settings
         look_before(
             experience, self.policy, self.value_head, settings, self.temperature, self.processes
         )
         assign_advantages(experience, settings)
-        steps: list[Step] = []
+        steps: list[OptimizerStep] = []
         found: list[PolicyMetrics] = []
         for turn in range(settings.passes):
             for batch in self._minibatches(experience.samples, update, turn):
@@ -448,8 +448,8 @@ class Improver:
         return steps, everywhere
 
     def _minibatches(
-        self, samples: Sequence[Sample], update: int, turn: int
-    ) -> Iterator[list[Sample]]:
+        self, samples: Sequence[TrainingSample], update: int, turn: int
+    ) -> Iterator[list[TrainingSample]]:
         """Samples in equal parts, in an order that depends on seed, update and pass; those that
         have something to say."""
         order = list(samples)
@@ -461,7 +461,7 @@ class Improver:
             if any(self._says_something(sample) for sample in batch):
                 yield batch
 
-    def _says_something(self, sample: Sample) -> bool:
+    def _says_something(self, sample: TrainingSample) -> bool:
         """Whether a sample has a gradient: one of a flat group has none by itself."""
         loss = self.settings.loss
         added = loss.entropy != 0 or (loss.kl > 0 and loss.kl_place == "loss")
@@ -469,7 +469,7 @@ class Improver:
         return added or self.value_head is not None or bool(sample.advantages.any())
 
     def _parts(
-        self, batch: Sequence[Sample], found: list[PolicyMetrics], on_part: OnPart | None
+        self, batch: Sequence[TrainingSample], found: list[PolicyMetrics], on_part: OnPart | None
     ) -> Iterator[Part]:
         """The losses of one step, part by part. Silent samples count in what is divided by, but
         nothing is computed for them."""
@@ -481,7 +481,9 @@ class Improver:
                 on_part("train", at, len(parts))
             yield lambda part=part: self._loss(part, totals, found)  # type: ignore[misc]
 
-    def _loss(self, part: list[Sample], totals: Totals, found: list[PolicyMetrics]) -> Tensor:
+    def _loss(
+        self, part: list[TrainingSample], totals: Totals, found: list[PolicyMetrics]
+    ) -> Tensor:
         settings = self.settings.loss
         hidden, targets = written(self.policy, [sample.row for sample in part])
         logprobs = self.policy.logprobs(hidden, targets, self.temperature)

@@ -39,14 +39,14 @@ _LOOKS: dict[Kind, tuple[str, str, str]] = {
 """Colour, and the marks that stand for it where there is none."""
 
 
-class Tally(NamedTuple):
+class RowTally(NamedTuple):
     """Tokens, and how many of them have a weight."""
 
     tokens: int = 0
     trained: int = 0
 
-    def plus(self, weights: Sequence[float]) -> Tally:
-        return Tally(self.tokens + len(weights), self.trained + sum(w > 0 for w in weights))
+    def plus(self, weights: Sequence[float]) -> RowTally:
+        return RowTally(self.tokens + len(weights), self.trained + sum(w > 0 for w in weights))
 
 
 @dataclass
@@ -64,8 +64,8 @@ class RowReport:
     updates: int
     fill: float
     """Of the places of packs, or of rows padded to the longest of their batch."""
-    authors: dict[str, Tally] = field(default_factory=dict)
-    agents: dict[str, Tally] = field(default_factory=dict)
+    authors: dict[str, RowTally] = field(default_factory=dict)
+    agents: dict[str, RowTally] = field(default_factory=dict)
     """Tokens that the model wrote, by the role of their block."""
 
     def to_json(self) -> Json:
@@ -113,11 +113,11 @@ def row_report(
     for trajectory, row in zip(trajectories, rows, strict=True):
         for segment, weights in _kept(trajectory, row):
             author = segment.author.value
-            report.authors[author] = report.authors.get(author, Tally()).plus(weights)
+            report.authors[author] = report.authors.get(author, RowTally()).plus(weights)
             if segment.author is Author.MODEL:
                 agents = agents_of(trajectory, segment, codec)
                 for agent, mine in groupby(zip(agents, weights, strict=True), lambda one: one[0]):
-                    held = report.agents.get(agent, Tally())
+                    held = report.agents.get(agent, RowTally())
                     report.agents[agent] = held.plus([weight for _, weight in mine])
     report.agents = dict(sorted(report.agents.items(), key=lambda one: -one[1].tokens))
     return report

@@ -70,7 +70,7 @@ def curve(path: Path, title: str = "") -> str:
     return plot(records, title or f"Learning curves of {path.parent.name or path.name}")
 
 
-class Drawn(NamedTuple):
+class DrawnCurve(NamedTuple):
     """One panel of the figure: what it says and what it is made of."""
 
     panel: Panel
@@ -82,7 +82,7 @@ def drawn(
     records: Sequence[Record],
     panels: Sequence[Panel] = PANELS,
     place: Callable[[int], tuple[int, int]] = lambda at: (0, 0),
-) -> list[Drawn]:
+) -> list[DrawnCurve]:
     """The panels, each with its corner at `place` of its number; shared scales are of all."""
     found = {panel.key: points(records, panel.key) for panel in panels}
     intervals = _intervals(records) if EVALUATION in found else {}
@@ -99,7 +99,7 @@ def drawn(
             parts += cell.evaluations(found[panel.key], intervals)
         else:
             parts += cell.curve(found[panel.key])
-        made.append(Drawn(panel, summary, parts))
+        made.append(DrawnCurve(panel, summary, parts))
     return made
 
 

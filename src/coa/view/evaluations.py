@@ -37,7 +37,7 @@ _NUMBERS = (
 
 
 @dataclass
-class Evaluation:
+class EvaluationRun:
     """A finished `coa eval`, or a line of a table whose trajectories are elsewhere: a teacher."""
 
     name: str
@@ -97,9 +97,9 @@ class Evaluation:
         return [sum(values) / len(values) for values in found.values()]
 
 
-def by_tasks(runs: Iterable[Evaluation]) -> dict[str, list[Evaluation]]:
+def by_tasks(runs: Iterable[EvaluationRun]) -> dict[str, list[EvaluationRun]]:
     """Runs on the same tasks together, in the order in which they come."""
-    found: dict[str, list[Evaluation]] = defaultdict(list)
+    found: dict[str, list[EvaluationRun]] = defaultdict(list)
     for run in runs:
         found[run.on].append(run)
     return dict(found)
@@ -116,7 +116,7 @@ def model_name(ref: str) -> str:
     return f"{base} + {'/'.join(Path(adapter).parts[-2:])}" if adapter else base
 
 
-def checked(path: Path, summary: Json, name: str) -> Evaluation:
+def checked(path: Path, summary: Json, name: str) -> EvaluationRun:
     """The figures of a summary, each of which is a number or is not there."""
     try:
         return _figures(summary, name)
@@ -124,9 +124,9 @@ def checked(path: Path, summary: Json, name: str) -> Evaluation:
         raise RecordError(f"{path}: not a summary of coa eval ({exc!r}).") from None
 
 
-def _figures(summary: Json, name: str) -> Evaluation:
+def _figures(summary: Json, name: str) -> EvaluationRun:
     n = int(finite(summary["n"]))
-    found = Evaluation(
+    found = EvaluationRun(
         name,
         _estimate(summary["accuracy"], summary["ci95"], n),
         model=str(summary.get("model", "")),

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from coa.statistics import Estimate
-from coa.view.curves import CELL_HEIGHT, CELL_WIDTH, Cell, Drawn, Panel, Point, scale
+from coa.view.curves import CELL_HEIGHT, CELL_WIDTH, Cell, DrawnCurve, Panel, Point, scale
 from coa.view.terminal import harmless
 
 Child: TypeAlias = "str | Iterable[Child] | None"
@@ -138,7 +138,7 @@ def bar(parts: Iterable[tuple[float, str]], said: str) -> Markup:
     return el("svg", drawn, class_="bar", role="img", aria_label=said)
 
 
-def panel(drawn: Drawn) -> Markup:
+def panel(drawn: DrawnCurve) -> Markup:
     """One panel of learning curves."""
     return framed(drawn.parts, f"{drawn.panel.name}: {drawn.summary}")
 

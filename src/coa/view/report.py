@@ -20,7 +20,7 @@ from coa.trajectory import Author, Chain, StopReason
 from coa.view.browse import shown
 from coa.view.chains import draw_chain, looks_of, record_of
 from coa.view.curves import PANELS, WINDOW, Panel, drawn, points
-from coa.view.evaluations import Evaluation
+from coa.view.evaluations import EvaluationRun
 from coa.view.page import fill, harmless_json, pack
 from coa.view.plots import (
     Child,
@@ -172,7 +172,7 @@ def outcome_of(chain: Chain, score: float | None) -> str:
     return "wrong" if score is not None else "not scored"
 
 
-def select(runs: Sequence[Evaluation], most: int) -> Selection:
+def select(runs: Sequence[EvaluationRun], most: int) -> Selection:
     """Choose at most `most` chains."""
     made = Selection()
     outcomes = [_outcomes(run) for run in runs]
@@ -198,12 +198,12 @@ def _key(chain: Chain) -> tuple[str, int]:
     return chain.trajectory.task_id, chain.trajectory.sample
 
 
-def _outcomes(run: Evaluation) -> dict[tuple[str, int], str]:
+def _outcomes(run: EvaluationRun) -> dict[tuple[str, int], str]:
     return {_key(each): outcome_of(each, run.scores.get(_key(each))) for each in run.chains}
 
 
 def _tasks_in_turn(
-    runs: Sequence[Evaluation], outcomes: Sequence[Mapping[tuple[str, int], str]]
+    runs: Sequence[EvaluationRun], outcomes: Sequence[Mapping[tuple[str, int], str]]
 ) -> Iterator[str]:
     """Each task once: one of every run and outcome, then the next of each."""
     queues: dict[tuple[str, int], list[str]] = defaultdict(list)
@@ -235,7 +235,7 @@ def _length(chain: Chain) -> int:
     return sum(texts)
 
 
-def _add(made: Selection, run: Evaluation, at: int, chain: Chain, outcome: str) -> None:
+def _add(made: Selection, run: EvaluationRun, at: int, chain: Chain, outcome: str) -> None:
     trajectory = chain.trajectory
     for segment in trajectory.segments:
         if segment.author is Author.ENV:

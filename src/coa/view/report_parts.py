@@ -19,7 +19,7 @@ from coa.tasks import Task, TaskSet
 from coa.trajectory import Chain, Trajectory
 from coa.view.browse import object_of
 from coa.view.chains import check_texts
-from coa.view.evaluations import Evaluation, checked, finite, model_name
+from coa.view.evaluations import EvaluationRun, checked, finite, model_name
 
 SUMMARY, FUNNEL, RESULT, LATENCY = "summary.json", "funnel.json", "result.json", "latency.json"
 SCORES, TEXTS = "scores.jsonl", "texts.jsonl"
@@ -56,7 +56,7 @@ class Distillation:
 class Parts:
     """Everything that was found in the directories, in their order."""
 
-    evaluations: list[Evaluation] = field(default_factory=list)
+    evaluations: list[EvaluationRun] = field(default_factory=list)
     trainings: list[Training] = field(default_factory=list)
     distillations: list[Distillation] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -228,7 +228,7 @@ def _mapping(value: Any) -> Json:
 # -- evaluations ----------------------------------------------------------------------------
 
 
-def _evaluation(run: Path, top: Path, name: str, manifest: Json, parts: Parts) -> Evaluation:
+def _evaluation(run: Path, top: Path, name: str, manifest: Json, parts: Parts) -> EvaluationRun:
     summary = object_of(run / SUMMARY)
     found = checked(run / SUMMARY, summary, name)
     recipe = _mapping(manifest.get("recipe"))

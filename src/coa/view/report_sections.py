@@ -11,7 +11,7 @@ from itertools import takewhile
 
 from coa.statistics import Estimate, Paired, bootstrap, paired
 from coa.trajectory import StopReason
-from coa.view.evaluations import GROUPS, HELD_OUT, Evaluation, by_tasks, model_name
+from coa.view.evaluations import GROUPS, HELD_OUT, EvaluationRun, by_tasks, model_name
 from coa.view.plots import (
     Child,
     Markup,
@@ -57,7 +57,7 @@ def spoken(found: Estimate, what: str) -> str:
     return f"{what} {percent(found.value)}, 95% interval {ends(found)}, n = {found.n:,}"
 
 
-def score_name(runs: Iterable[Evaluation]) -> str:
+def score_name(runs: Iterable[EvaluationRun]) -> str:
     """Exact answers make an accuracy; anything else is the mean of its reward."""
     rewards = sorted({run.reward for run in runs if not run.team})
     return "accuracy" if rewards in ([], ["exact"]) else f"mean of {', '.join(rewards)}"
@@ -98,7 +98,7 @@ def _axis(*labels: str) -> Markup:
     return el("th", el("span", (el("span", label) for label in labels)), class_="plot axis")
 
 
-def _columns(runs: Sequence[Evaluation]) -> list[tuple[Child, list[str]]]:
+def _columns(runs: Sequence[EvaluationRun]) -> list[tuple[Child, list[str]]]:
     """Name of a column and its cells; no cells where no run has the figure."""
 
     def column(name: Child, cells: list[str]) -> tuple[Child, list[str]]:
@@ -131,7 +131,7 @@ def _thousand(money: tuple[float, float | None, str] | None, at: int) -> str:
     return f"{Decimal(f'{1000 * amount:#.3g}'):,f}" if isinstance(amount, float) else DASH
 
 
-def _about(run: Evaluation) -> Child:
+def _about(run: EvaluationRun) -> Child:
     """What a reader must know of a run besides its name."""
     if run.team:
         return "multi-agent teacher"
@@ -144,7 +144,7 @@ def _about(run: Evaluation) -> Child:
 # -- differences ----------------------------------------------------------------------------
 
 
-def _comparable(one: Evaluation, other: Evaluation) -> bool:
+def _comparable(one: EvaluationRun, other: EvaluationRun) -> bool:
     """Whether two runs have tasks in common: ids alone may be line numbers of two files."""
     shared = one.means.keys() & other.means.keys()
     asked = ((one.by_task.get(name), other.by_task.get(name)) for name in shared)
@@ -152,7 +152,7 @@ def _comparable(one: Evaluation, other: Evaluation) -> bool:
     return one.reward == other.reward and bool(shared) and alike
 
 
-def _partners(run: Evaluation, runs: Sequence[Evaluation]) -> list[Evaluation]:
+def _partners(run: EvaluationRun, runs: Sequence[EvaluationRun]) -> list[EvaluationRun]:
     """What a run is compared with: the first on its tasks, and the one before it (what fine-tuning
     gave, and what RL added to that); a control with the same model when its tools answer."""
     real = [each for each in runs if not each.is_control and _comparable(each, run)]
@@ -165,7 +165,7 @@ def _partners(run: Evaluation, runs: Sequence[Evaluation]) -> list[Evaluation]:
 def differences(parts: Parts) -> Markup | None:
     """Runs against others on the same tasks."""
     runs = [run for run in parts.evaluations if run.scores]
-    found, apart = list[tuple[Evaluation, Evaluation, Paired]](), list[str]()
+    found, apart = list[tuple[EvaluationRun, EvaluationRun, Paired]](), list[str]()
     for run in runs:
         partners = _partners(run, runs)
         for first in partners:
@@ -237,7 +237,7 @@ def breakdowns(parts: Parts) -> Markup | None:
     return section("breakdown", "Where it is right", note, tables)
 
 
-def _breakdown(key: str, evaluations: Sequence[Evaluation], on: str) -> Markup | None:
+def _breakdown(key: str, evaluations: Sequence[EvaluationRun], on: str) -> Markup | None:
     runs = [run for run in evaluations if run.groups.get(key)]
     groups = list(dict.fromkeys(name for run in runs for name in run.groups[key]))
     if len(groups) < 2:
@@ -343,7 +343,7 @@ def cost(parts: Parts) -> Markup | None:
     return section("cost", "Cost against accuracy", note, beside)
 
 
-def _cost_plot(runs: Sequence[Evaluation], on: str) -> Markup:
+def _cost_plot(runs: Sequence[EvaluationRun], on: str) -> Markup:
     spots, rows = [], []
     for run in runs:
         spent = run.figures["tokens_per_task"]
@@ -395,7 +395,7 @@ def agents(parts: Parts) -> Markup | None:
     return section("agents", "Agents at work", note, tables)
 
 
-def _agents(every: Sequence[Evaluation], on: str) -> Markup | None:
+def _agents(every: Sequence[EvaluationRun], on: str) -> Markup | None:
     """Agents down, runs on the same tasks across."""
     runs = every[:MOST_COLUMNS]
     means, tools = [], dict[str, None]()
@@ -425,7 +425,7 @@ def _agents(every: Sequence[Evaluation], on: str) -> Markup | None:
     return table(head, rows, caption=caption, class_="groups")
 
 
-def _run_head(run: Evaluation, n: int) -> Markup:
+def _run_head(run: EvaluationRun, n: int) -> Markup:
     return el("th", strange(run.name), el("small", f"n {n:,}"))
 
 

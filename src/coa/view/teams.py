@@ -57,7 +57,7 @@ _OTHERS = ("cyan", "bright_blue", "bright_magenta", "bright_cyan", "green")
 
 
 @dataclass
-class _Tally:
+class _TeamTally:
     """What is counted over all episodes."""
 
     messages: Counter[str] = field(default_factory=Counter)
@@ -72,7 +72,7 @@ def episodes_view(path: Path) -> View:
     """Read an episodes file; what is no episode stands on the page as `coa distill` drops it."""
     noun = ("episode", "episodes")
     view = View("episodes", noun, NUMBERS, ("messages", "calls"), FLAGS)
-    tally, taken = _Tally(), set[str]()
+    tally, taken = _TeamTally(), set[str]()
 
     def add(episode: Episode) -> None:
         entry = _entry(episode, unique(episode.task_id, taken))
@@ -224,7 +224,7 @@ def _call(call: ModelCall | None) -> Json | None:
     }
 
 
-def _count(tally: _Tally, episode: Episode, entry: Json) -> None:
+def _count(tally: _TeamTally, episode: Episode, entry: Json) -> None:
     for event in episode.events:
         if isinstance(event, Use):
             tally.tools[event.tool] += 1
@@ -236,7 +236,7 @@ def _count(tally: _Tally, episode: Episode, entry: Json) -> None:
     tally.flags.update(entry["flags"])
 
 
-def _summarise(view: View, tally: _Tally) -> None:
+def _summarise(view: View, tally: _TeamTally) -> None:
     count = len(view.entries)
     numbers = [entry["numbers"] for entry in view.entries]
     each = max(count, 1)

@@ -17,7 +17,7 @@ from coa.environments.atlas.reading import read
 from coa.environments.atlas.team import PROGRAM, Find, Librarians, Outline, plain, planned, stands
 from coa.environments.atlas.wording import sentence_for, wanted
 from coa.recording.episode import Say, Use
-from coa.recording.recorder import MAX_TRIES, Desk, ratings
+from coa.recording.recorder import MAX_TRIES, EpisodeRecorder, ratings
 
 TOOL = "code"
 FORMS = ("[{}]", "({})", "{}")
@@ -41,7 +41,7 @@ class CodeTeam:
     def __init__(self) -> None:
         self.librarians = Librarians(rated=True)
 
-    async def work(self, desk: Desk) -> None:
+    async def work(self, desk: EpisodeRecorder) -> None:
         outline = planned(desk, CODE)
         if outline is None:
             return
@@ -60,7 +60,7 @@ class CodeTeam:
         if not await self._close(desk, outline, sums):
             desk.fail("no program gave a result")
 
-    async def _close(self, desk: Desk, outline: Outline, sums: _Sums) -> bool:
+    async def _close(self, desk: EpisodeRecorder, outline: Outline, sums: _Sums) -> bool:
         """Calculate, suggest and check, twice at most; whether an answer stands."""
         for again in (False, True):
             printed = await self._calculate(desk, sums, again)
@@ -77,7 +77,9 @@ class CodeTeam:
                 return True
         return False
 
-    async def _look_up(self, desk: Desk, outline: Outline) -> dict[Fact, list[str]] | None:
+    async def _look_up(
+        self, desk: EpisodeRecorder, outline: Outline
+    ) -> dict[Fact, list[str]] | None:
         """Every fact of every step, each from a search or from passages that are known already."""
         facts: dict[Fact, list[str]] = {}
         for step, look in enumerate(outline.looks):
@@ -93,7 +95,7 @@ class CodeTeam:
                     desk.tell("coder", sentence_for(*find, values))
         return facts
 
-    def _known(self, desk: Desk, find: Find) -> list[str] | None:
+    def _known(self, desk: EpisodeRecorder, find: Find) -> list[str] | None:
         """A value that stands in passages which came back before: the reader only reports it.
 
         After an objection it is looked up anew, since a reflection follows a call.
@@ -108,7 +110,7 @@ class CodeTeam:
 
     # -- the program -------------------------------------------------------------------------
 
-    async def _calculate(self, desk: Desk, sums: _Sums, again: bool) -> str | None:
+    async def _calculate(self, desk: EpisodeRecorder, sums: _Sums, again: bool) -> str | None:
         """Write and run a program until the critic is content; what it printed.
 
         `again`: the planner has asked for it, so everybody is careful.
@@ -138,7 +140,9 @@ class CodeTeam:
             desk.say("reflector", "coder", objection, erred=false_alarm, part="alarm")
         return None
 
-    def _judge(self, desk: Desk, source: str, right: str, output: str, wary: bool) -> str:
+    def _judge(
+        self, desk: EpisodeRecorder, source: str, right: str, output: str, wary: bool
+    ) -> str:
         """What the critic has to say against a program; it knows the reports, not the slip."""
         if not _is_number(output):
             return f"{ratings(tools='average')} The program printed no number. Correct it."
@@ -151,7 +155,7 @@ class CodeTeam:
             return f"{ratings(conflict='average')} {said} Write it again."
         return ""
 
-    def _slip(self, desk: Desk, sums: _Sums) -> str:
+    def _slip(self, desk: EpisodeRecorder, sums: _Sums) -> str:
         """A program with a mistake: a lost digit, no rounding or a misspelt word; else empty."""
         if not desk.happens(desk.rates.error):
             return ""

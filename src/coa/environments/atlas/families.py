@@ -43,7 +43,7 @@ class Solution:
     """Other ways in which the answer may rightly be written."""
 
 
-class Shape(Protocol):
+class FamilyShape(Protocol):
     """How a family's questions are worked out."""
 
     @property
@@ -62,7 +62,7 @@ class Shape(Protocol):
 
 
 @dataclass(frozen=True)
-class Chain:
+class LookupChain:
     """Follow relations from one entity: city -> country -> currency."""
 
     start: str
@@ -93,7 +93,7 @@ class Chain:
 
 
 def _follow(world: World, relations: tuple[str, ...], kind: str, subject: str) -> Solution | None:
-    return Chain(kind, relations).solve(world, {kind: subject})
+    return LookupChain(kind, relations).solve(world, {kind: subject})
 
 
 def _amount(text: str) -> int:
@@ -231,7 +231,7 @@ class Difference:
 @dataclass(frozen=True)
 class Family:
     name: str
-    shape: Shape
+    shape: FamilyShape
     held_out: bool = False
 
     @property
@@ -251,22 +251,24 @@ class Catalogue:
 
 
 _ALL = (
-    Family("country_capital", Chain("country", ("capital",))),
-    Family("country_currency", Chain("country", ("currency",))),
-    Family("city_country", Chain("city", ("country",))),
-    Family("element_symbol", Chain("element", ("symbol",))),
-    Family("element_place", Chain("element", ("place",))),
-    Family("neighbour_count", Chain("country", ("neighbour_count",))),
-    Family("city_currency", Chain("city", ("country", "currency"))),
-    Family("capital_currency", Chain("city", ("capital_of", "currency"))),
-    Family("city_capital", Chain("city", ("country", "capital"))),
-    Family("city_language", Chain("city", ("country", "languages"))),
-    Family("capital_population", Chain("country", ("capital", "population"))),
-    Family("country_language_family", Chain("country", ("languages", "language_family"))),
-    Family("country_currency_code", Chain("country", ("currency", "currency_code"))),
-    Family("capital_calling_code", Chain("city", ("capital_of", "calling_code"))),
-    Family("capital_neighbour_count", Chain("city", ("capital_of", "neighbour_count"))),
-    Family("city_language_family", Chain("city", ("country", "languages", "language_family"))),
+    Family("country_capital", LookupChain("country", ("capital",))),
+    Family("country_currency", LookupChain("country", ("currency",))),
+    Family("city_country", LookupChain("city", ("country",))),
+    Family("element_symbol", LookupChain("element", ("symbol",))),
+    Family("element_place", LookupChain("element", ("place",))),
+    Family("neighbour_count", LookupChain("country", ("neighbour_count",))),
+    Family("city_currency", LookupChain("city", ("country", "currency"))),
+    Family("capital_currency", LookupChain("city", ("capital_of", "currency"))),
+    Family("city_capital", LookupChain("city", ("country", "capital"))),
+    Family("city_language", LookupChain("city", ("country", "languages"))),
+    Family("capital_population", LookupChain("country", ("capital", "population"))),
+    Family("country_language_family", LookupChain("country", ("languages", "language_family"))),
+    Family("country_currency_code", LookupChain("country", ("currency", "currency_code"))),
+    Family("capital_calling_code", LookupChain("city", ("capital_of", "calling_code"))),
+    Family("capital_neighbour_count", LookupChain("city", ("capital_of", "neighbour_count"))),
+    Family(
+        "city_language_family", LookupChain("city", ("country", "languages", "language_family"))
+    ),
     Family("more_populous_country", Comparison("country", ("population",))),
     Family("larger_country", Comparison("country", ("area",))),
     Family("earlier_element", Comparison("element", ("year",), smaller=True)),
@@ -277,9 +279,11 @@ _ALL = (
     Family("most_populous_neighbour", Superlative("population")),
     Family("common_neighbour", Intersection()),
     Family("atomic_number_gap", Difference("element", "number")),
-    Family("city_currency_code", Chain("city", ("country", "currency", "currency_code")), True),
-    Family("element_capital", Chain("element", ("place", "capital")), True),
-    Family("capital_area", Chain("city", ("capital_of", "area")), True),
+    Family(
+        "city_currency_code", LookupChain("city", ("country", "currency", "currency_code")), True
+    ),
+    Family("element_capital", LookupChain("element", ("place", "capital")), True),
+    Family("capital_area", LookupChain("city", ("capital_of", "area")), True),
     Family("larger_capital", Comparison("country", ("capital", "population")), True),
     Family("smallest_neighbour", Superlative("area", smaller=True), True),
     Family("neighbour_count_gap", Difference("country", "neighbour_count"), True),

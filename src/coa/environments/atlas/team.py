@@ -20,10 +20,10 @@ from typing import Literal, NamedTuple
 from coa.environments.atlas.catalogues import MHQA
 from coa.environments.atlas.families import (
     Catalogue,
-    Chain,
     Comparison,
     Difference,
     Intersection,
+    LookupChain,
     Slots,
     Superlative,
 )
@@ -35,9 +35,9 @@ from coa.environments.atlas.understanding import understand
 from coa.environments.atlas.wording import WORDINGS, sentence_for, wanted, wanted_of
 from coa.environments.atlas.world import RELATIONS, query_for
 from coa.recording.episode import USER
-from coa.recording.recorder import MAX_TRIES, Desk, ratings
+from coa.recording.recorder import MAX_TRIES, EpisodeRecorder, ratings
 
-Shape = Chain | Comparison | Difference | Intersection | Superlative
+Shape = LookupChain | Comparison | Difference | Intersection | Superlative
 _COUNTS = ("no", "one look-up", "two look-ups", "three look-ups", "four look-ups")
 
 
@@ -48,7 +48,7 @@ class Find(NamedTuple):
     subject: str
 
 
-class Verdict(NamedTuple):
+class FindingVerdict(NamedTuple):
     answer: str
     thought: str
 
@@ -86,7 +86,7 @@ class Plan:
         return WORDINGS[find.relation].need.format(s=subject).replace("the that", "that")
 
     def _combination(self, number: int) -> list[str]:
-        if isinstance(self.shape, Chain):
+        if isinstance(self.shape, LookupChain):
             return []
         if isinstance(self.shape, Intersection):
             return [f"{number}. the common name"]
@@ -113,7 +113,7 @@ def plan_for(question: str, catalogue: Catalogue = MHQA) -> Plan | None:
         return None
     shape = understood.meaning.shape
     names = tuple(understood.slots[slot] for slot in shape.slots)
-    if isinstance(shape, Chain):
+    if isinstance(shape, LookupChain):
         return Plan(shape, names, _chain(shape.relations, names[0], 0))
     if isinstance(shape, Comparison | Difference | Intersection):
         length = len(shape.relations)
@@ -129,13 +129,13 @@ def _chain(relations: Sequence[str], start: str, offset: int) -> tuple[Find, ...
     return tuple(map(Find, relations, subjects))
 
 
-def conclude(plan: Plan, findings: Sequence[Sequence[str]]) -> Verdict | None:
+def conclude(plan: Plan, findings: Sequence[Sequence[str]]) -> FindingVerdict | None:
     """The verifier's answer from the reports; None when they do not combine."""
     if not findings or not all(findings):
         return None
     shape = plan.shape
-    if isinstance(shape, Chain):
-        return Verdict(findings[-1][0], "") if len(findings[-1]) == 1 else None
+    if isinstance(shape, LookupChain):
+        return FindingVerdict(findings[-1][0], "") if len(findings[-1]) == 1 else None
     if isinstance(shape, Intersection):
         return _shared(findings[0], findings[1], plan.names)
     if isinstance(shape, Superlative):
@@ -147,10 +147,12 @@ def conclude(plan: Plan, findings: Sequence[Sequence[str]]) -> Verdict | None:
     if ordered is None:
         return None
     gap, steps = apart(*ordered)
-    return Verdict(str(gap), f"{steps}.")
+    return FindingVerdict(str(gap), f"{steps}.")
 
 
-def _shared(first: Sequence[str], second: Sequence[str], asked: Sequence[str]) -> Verdict | None:
+def _shared(
+    first: Sequence[str], second: Sequence[str], asked: Sequence[str]
+) -> FindingVerdict | None:
     """Names are gone through up to the one that both lists have, so that it is the last one said:
     after the whole list a small model takes a name that is nearer. Where the two border each other,
     that is said, too: a name that is all over the chain looks like one that both have."""
@@ -159,7 +161,9 @@ def _shared(first: Sequence[str], second: Sequence[str], asked: Sequence[str]) -
         return None
     others = first[: first.index(common[0])]
     said = [f"{name} {'itself' if name in asked else 'no'}" for name in others]
-    return Verdict(common[0], f"{'; '.join([*said, f'{common[0]} yes'])}. Both have {common[0]}.")
+    return FindingVerdict(
+        common[0], f"{'; '.join([*said, f'{common[0]} yes'])}. Both have {common[0]}."
+    )
 
 
 def _sides(names: Sequence[str], values: Sequence[Sequence[str]]) -> list[Side] | None:
@@ -174,7 +178,7 @@ def _sides(names: Sequence[str], values: Sequence[Sequence[str]]) -> list[Side] 
 
 def _most(
     names: list[str], values: Sequence[Sequence[str]], shape: Comparison | Superlative
-) -> Verdict | None:
+) -> FindingVerdict | None:
     """One is held against the next, and the better of the two against the one after it."""
     rows = _sides(names, values)
     if rows is None:
@@ -184,7 +188,7 @@ def _most(
     for other in others:
         best, steps = weighed(best, other, smaller=shape.smaller)
         said.append(f"{steps}.")
-    return Verdict(best.name, " ".join(said))
+    return FindingVerdict(best.name, " ".join(said))
 
 
 def _extreme(shape: Comparison | Superlative, pair: bool) -> str:
@@ -203,7 +207,7 @@ class Librarians:
     def __init__(self, rated: bool = False) -> None:
         self.rated = rated
 
-    async def look_up(self, desk: Desk, find: Find) -> list[str] | None:
+    async def look_up(self, desk: EpisodeRecorder, find: Find) -> list[str] | None:
         """Search, read and reflect until a report stands; None after too many tries."""
         for attempt in range(MAX_TRIES):
             careless = attempt == 0 and desk.happens(desk.rates.error)
@@ -213,7 +217,7 @@ class Librarians:
                 return values
         return None
 
-    async def _search(self, desk: Desk, find: Find, attempt: int, careless: bool) -> str:
+    async def _search(self, desk: EpisodeRecorder, find: Find, attempt: int, careless: bool) -> str:
         query = self._query(desk, find, attempt, careless)
         careless = careless and query != query_for(find.relation, find.subject)
         desk.count("careless_queries", careless)
@@ -222,7 +226,7 @@ class Librarians:
             desk.tell(agent, f"Look-up: {wanted(*find)}.\n{text}")
         return plain(text)
 
-    def _query(self, desk: Desk, find: Find, attempt: int, careless: bool) -> str:
+    def _query(self, desk: EpisodeRecorder, find: Find, attempt: int, careless: bool) -> str:
         """A query that was not made before in this episode."""
         good = query_for(find.relation, find.subject)
         kind = RELATIONS[find.relation].subject
@@ -234,7 +238,7 @@ class Librarians:
             forms.insert(0, desk.rng.choice(careless_queries(find.relation, find.subject)))
         return next((form for form in forms if form not in desk.calls), good)
 
-    def report(self, desk: Desk, find: Find, passages: str) -> list[str] | None:
+    def report(self, desk: EpisodeRecorder, find: Find, passages: str) -> list[str] | None:
         """The reader reports, the reflector judges; None sends the searcher out again."""
         for careful in (False, True):
             reported = read(find.relation, find.subject, passages)
@@ -254,7 +258,7 @@ class Librarians:
         return None
 
     def _judge(
-        self, desk: Desk, find: Find, passages: str, reported: list[str], again: bool
+        self, desk: EpisodeRecorder, find: Find, passages: str, reported: list[str], again: bool
     ) -> tuple[str, Literal["", "read", "search"]]:
         """The reflector's objection and what to do again, from the report and its own reading.
 
@@ -270,7 +274,7 @@ class Librarians:
             return f"I am not sure about {wanted(*find)}. Search again.", "search"
         return "", ""
 
-    def _misread(self, desk: Desk, find: Find, passages: str) -> list[str]:
+    def _misread(self, desk: EpisodeRecorder, find: Find, passages: str) -> list[str]:
         """Another fact of the same subject, taken by mistake; empty when the reader is careful."""
         if not desk.happens(desk.rates.error / 2):
             return []
@@ -285,14 +289,22 @@ class Librarians:
                 return values
         return []
 
-    def _read_aloud(self, desk: Desk, find: Find, values: list[str], erred: bool = False) -> None:
+    def _read_aloud(
+        self, desk: EpisodeRecorder, find: Find, values: list[str], erred: bool = False
+    ) -> None:
         found = sentence_for(*find, values) if values else ""
         found = found or f"The passages do not give {wanted(*find)}."
         said = found[0].upper() + found[1:]
         desk.say("reader", "reflector", said, erred=erred, part="finding", values=values)
 
     def _object(
-        self, desk: Desk, find: Find, text: str, todo: str, reported: list[str], sound: bool
+        self,
+        desk: EpisodeRecorder,
+        find: Find,
+        text: str,
+        todo: str,
+        reported: list[str],
+        sound: bool,
     ) -> None:
         """Tell whoever has to act on it; `sound`: the report was not a mistake."""
         desk.count("alarms")
@@ -387,7 +399,7 @@ class Outline:
         return ""
 
 
-def planned(desk: Desk, catalogue: Catalogue) -> Outline | None:
+def planned(desk: EpisodeRecorder, catalogue: Catalogue) -> Outline | None:
     """The planner decomposes the question and tells the searcher; None when it cannot."""
     understood = understand(desk.episode.question, catalogue)
     if understood is None:
@@ -431,7 +443,7 @@ PROGRAM = Review(
 )
 
 
-def close(desk: Desk, right: Conclusion, slip: Conclusion | None = None) -> None:
+def close(desk: EpisodeRecorder, right: Conclusion, slip: Conclusion | None = None) -> None:
     """Combine the reports, suggest and check, until an answer stands.
 
     `slip` is what a wrong combination would give; the verifier errs once at most.
@@ -450,7 +462,12 @@ def close(desk: Desk, right: Conclusion, slip: Conclusion | None = None) -> None
 
 
 def stands(
-    desk: Desk, review: Review, answer: str, found: str, objection: str, wary: bool = True
+    desk: EpisodeRecorder,
+    review: Review,
+    answer: str,
+    found: str,
+    objection: str,
+    wary: bool = True,
 ) -> bool:
     """Check a suggestion; the user gets an answer that passes, and the planner is told otherwise.
 

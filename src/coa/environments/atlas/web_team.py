@@ -18,7 +18,7 @@ from coa.environments.atlas.reading import read
 from coa.environments.atlas.team import Outline, alike, careless_queries, close, planned
 from coa.environments.atlas.wording import sentence_for, wanted_of
 from coa.environments.atlas.world import RELATIONS, query_for
-from coa.recording.recorder import MAX_TRIES, Desk, ratings
+from coa.recording.recorder import MAX_TRIES, EpisodeRecorder, ratings
 
 SEARCH, CRAWL = "web_search", "crawl_page"
 PAGES_AT_ONCE = 3
@@ -61,7 +61,7 @@ class _Visit:
 class WebTeam:
     """Answers `atlas-web` questions with `web_search` and `crawl_page`."""
 
-    async def work(self, desk: Desk) -> None:
+    async def work(self, desk: EpisodeRecorder) -> None:
         outline = planned(desk, WEB)
         if outline is None:
             return
@@ -80,7 +80,7 @@ class WebTeam:
             seen = visit.read
         self._close(desk, outline, facts)
 
-    async def _visit(self, desk: Desk, visit: _Visit) -> dict[Fact, list[str]] | None:
+    async def _visit(self, desk: EpisodeRecorder, visit: _Visit) -> dict[Fact, list[str]] | None:
         """Search and open pages until everything is read; None after too many tries."""
         if not visit.unread():
             return self._recall(desk, visit)
@@ -102,7 +102,9 @@ class WebTeam:
 
     # -- searching and opening ---------------------------------------------------------------
 
-    async def _search(self, desk: Desk, visit: _Visit, lost: list[str], attempt: int) -> None:
+    async def _search(
+        self, desk: EpisodeRecorder, visit: _Visit, lost: list[str], attempt: int
+    ) -> None:
         careless = attempt == 0 and desk.happens(desk.rates.error)
         query = self._query(desk, visit, lost, attempt, careless)
         careless = careless and query != self._forms(visit, lost)[0]
@@ -125,7 +127,7 @@ class WebTeam:
         return [fact, *names] if len(visit.look.relations) == 1 else [*names, fact]
 
     def _query(
-        self, desk: Desk, visit: _Visit, lost: list[str], attempt: int, careless: bool
+        self, desk: EpisodeRecorder, visit: _Visit, lost: list[str], attempt: int, careless: bool
     ) -> str:
         """A query that was not made before in this episode."""
         forms = self._forms(visit, lost)
@@ -137,7 +139,9 @@ class WebTeam:
             forms.insert(0, desk.rng.choice(hurried))
         return next((form for form in forms if form not in desk.calls), forms[0])
 
-    async def _open(self, desk: Desk, visit: _Visit, subjects: list[str], attempt: int) -> bool:
+    async def _open(
+        self, desk: EpisodeRecorder, visit: _Visit, subjects: list[str], attempt: int
+    ) -> bool:
         """Open the pages of the subjects; False when they have been opened before."""
         addresses = {subject: visit.address(subject) for subject in subjects}
         others = [url for url in visit.hits.values() if url not in addresses.values()]
@@ -155,7 +159,7 @@ class WebTeam:
         visit.read += f"\n{text}"
         return True
 
-    def _missed(self, desk: Desk, visit: _Visit, subjects: list[str]) -> None:
+    def _missed(self, desk: EpisodeRecorder, visit: _Visit, subjects: list[str]) -> None:
         """The reader has nothing to report; the reflector says so, the planner what changes."""
         need = wanted_of(visit.look.relations, subjects)
         desk.say("reader", "reflector", f"I cannot find {need}.", part="finding", values=[])
@@ -168,14 +172,14 @@ class WebTeam:
 
     # -- reading -----------------------------------------------------------------------------
 
-    def _recall(self, desk: Desk, visit: _Visit) -> dict[Fact, list[str]]:
+    def _recall(self, desk: EpisodeRecorder, visit: _Visit) -> dict[Fact, list[str]]:
         """The reader has seen everything already: there is no call to rate."""
         found = {fact: read(*fact, visit.read) for fact in visit.facts}
         self._read_aloud(desk, found, erred=False)
         self._approve(desk, rated=False)
         return found
 
-    def _report(self, desk: Desk, visit: _Visit) -> dict[Fact, list[str]]:
+    def _report(self, desk: EpisodeRecorder, visit: _Visit) -> dict[Fact, list[str]]:
         """The reader reports, the reflector judges, the reader reads again if it must."""
         right = {fact: read(*fact, visit.read) for fact in visit.facts}
         for careful in (False, True):
@@ -197,7 +201,7 @@ class WebTeam:
             desk.say("reflector", "reader", average, erred=not misread, part="alarm")
         raise AssertionError("the second reading is careful and not doubted")
 
-    def _approve(self, desk: Desk, rated: bool, erred: bool = False) -> None:
+    def _approve(self, desk: EpisodeRecorder, rated: bool, erred: bool = False) -> None:
         """After an objection the reflector does not rate the same step a second time."""
         text = "The report agrees with the text."
         facts = {"part": "approval", "rated": True} if rated else {"part": "approval"}
@@ -205,7 +209,7 @@ class WebTeam:
         desk.say("reflector", "verifier", text, "", erred, **facts)
 
     def _misread(
-        self, desk: Desk, visit: _Visit, right: dict[Fact, list[str]]
+        self, desk: EpisodeRecorder, visit: _Visit, right: dict[Fact, list[str]]
     ) -> dict[Fact, list[str]] | None:
         """One value taken from another page, or from another fact; None for a careful reader."""
         if not desk.happens(desk.rates.error / 2):
@@ -225,14 +229,16 @@ class WebTeam:
                 return {**right, (relation, subject): desk.rng.choice(others)}
         return None
 
-    def _read_aloud(self, desk: Desk, reported: dict[Fact, list[str]], erred: bool) -> None:
+    def _read_aloud(
+        self, desk: EpisodeRecorder, reported: dict[Fact, list[str]], erred: bool
+    ) -> None:
         text = " ".join(sentence_for(*fact, values) for fact, values in reported.items())
         said = [[*fact, *values] for fact, values in reported.items()]
         desk.say("reader", "reflector", text, erred=erred, part="finding", values=said)
 
     # -- the end -----------------------------------------------------------------------------
 
-    def _close(self, desk: Desk, outline: Outline, facts: Facts) -> None:
+    def _close(self, desk: EpisodeRecorder, outline: Outline, facts: Facts) -> None:
         reports = " ".join(sentence_for(*fact, values) for fact, values in facts.items())
         desk.tell("verifier", f"{desk.episode.question}\n{outline.text}\n{reports}")
         right = outline.shape.conclude(outline.slots, facts)

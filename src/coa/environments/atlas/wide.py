@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from coa.environments.atlas.families import Chain, Comparison, Difference, Family, Superlative
+from coa.environments.atlas.families import Comparison, Difference, Family, LookupChain, Superlative
 from coa.environments.atlas.phrasings import filled
 
 _GOALS = {
@@ -212,11 +212,11 @@ def _families() -> dict[str, tuple[Family, tuple[str, ...]]]:
         for goal in goals:
             name = f"{start}_{goal}"
             frames = filled(_FRAMES[start], GOAL=_CALLED[goal], SUBJECT=_NAMED[entity])
-            made[name] = Family(name, Chain(entity, (*way, *_GOALS[goal]))), frames
+            made[name] = Family(name, LookupChain(entity, (*way, *_GOALS[goal]))), frames
     for entity, relation in (("city", "population"), ("element", "number"), ("element", "year")):
         name = f"{entity}_own_{relation}"
         frames = filled(_DIRECT, GOAL=_CALLED[relation], SUBJECT=_NAMED[entity])
-        made[name] = Family(name, Chain(entity, (relation,))), frames
+        made[name] = Family(name, LookupChain(entity, (relation,))), frames
     for name, (shape, most) in _COMPARED.items():
         frames = filled(_PAIR, KINDS=_KINDS[shape.entity], KIND=shape.entity, MOST=most)
         made[name] = Family(name, shape), frames

@@ -13,7 +13,7 @@ from coa.environments.atlas.families import Catalogue
 from coa.environments.atlas.team import Find, Librarians, Plan, conclude, plan_for
 from coa.environments.atlas.wording import wanted
 from coa.recording.episode import USER
-from coa.recording.recorder import Desk
+from coa.recording.recorder import EpisodeRecorder
 
 
 class WikiTeam:
@@ -23,7 +23,7 @@ class WikiTeam:
         self.catalogue = catalogue
         self.librarians = Librarians()
 
-    async def work(self, desk: Desk) -> None:
+    async def work(self, desk: EpisodeRecorder) -> None:
         plan = plan_for(desk.episode.question, self.catalogue)
         if plan is None:
             text = "I do not know how to break this question into look-ups."
@@ -47,7 +47,7 @@ class WikiTeam:
         if desk.episode.error is None:
             self._verify(desk, plan, findings)
 
-    async def _follow(self, desk: Desk, steps: list[Find]) -> list[list[str]] | None:
+    async def _follow(self, desk: EpisodeRecorder, steps: list[Find]) -> list[list[str]] | None:
         """Look-ups one after the other, each about what the one before found."""
         findings: list[list[str]] = []
         for find in steps:
@@ -61,7 +61,7 @@ class WikiTeam:
             findings.append(values)
         return findings
 
-    def _verify(self, desk: Desk, plan: Plan, findings: list[list[str]]) -> None:
+    def _verify(self, desk: EpisodeRecorder, plan: Plan, findings: list[list[str]]) -> None:
         reports = "\n".join(", ".join(values) for values in findings)
         desk.tell("verifier", f"{desk.episode.question}\n{plan.text}\n{reports}")
         verdict = conclude(plan, findings)

@@ -12,7 +12,7 @@ from coa.environments.gym.plans import (
     WEEKDAY,
     WHOLE,
     YES_NO,
-    Plan,
+    ProgramPlan,
     Recognisers,
 )
 
@@ -38,29 +38,29 @@ def _date(year: str, month: str, day: str) -> str:
     "calendar_arithmetic",
     r"(?:Determine if the year|Is|Tell me whether) (\d{1,4}) (?:is )?a leap year[.?] .*",
 )
-def _leap(found: re.Match[str]) -> Plan:
+def _leap(found: re.Match[str]) -> ProgramPlan:
     program = f'import calendar\nprint("Yes" if calendar.isleap({found[1]}) else "No")'
     steps = ("Ask the calendar.", "Print Yes or No.")
-    return Plan(steps, "I use calendar.isleap.", program, YES_NO)
+    return ProgramPlan(steps, "I use calendar.isleap.", program, YES_NO)
 
 
 @DATES.add(
     "calendar_arithmetic",
     rf"(?:What day of the week was|On which weekday did) ({_MONTH}) (\d{{1,2}}), (\d{{4}}).*",
 )
-def _weekday_of(found: re.Match[str]) -> Plan:
+def _weekday_of(found: re.Match[str]) -> ProgramPlan:
     return _weekday(_date(found[3], found[1], found[2]))
 
 
 @DATES.add("calendar_arithmetic", r"Name the day of the week for (\d\d)/(\d\d)/(\d{4})\..*")
-def _weekday_of_numbers(found: re.Match[str]) -> Plan:
+def _weekday_of_numbers(found: re.Match[str]) -> ProgramPlan:
     return _weekday(_date(found[3], found[1], found[2]))
 
 
-def _weekday(day: str) -> Plan:
+def _weekday(day: str) -> ProgramPlan:
     program = f'from datetime import date\nprint({day}.strftime("%A"))'
     steps = ("Make the date.", "Print the name of its weekday.")
-    return Plan(steps, "I use strftime.", program, WEEKDAY)
+    return ProgramPlan(steps, "I use strftime.", program, WEEKDAY)
 
 
 @DATES.add(
@@ -68,7 +68,7 @@ def _weekday(day: str) -> Plan:
     rf"(?:If today is|Starting from|Count (?:forward|backward)).*? (?P<month>{_MONTH}) "
     r"(?P<day>\d{1,2}), (?P<year>\d{4}).*",
 )
-def _weekday_after(found: re.Match[str]) -> Plan | None:
+def _weekday_after(found: re.Match[str]) -> ProgramPlan | None:
     count = re.search(r"\b(\d{1,6})[- ]day", found[0])
     if count is None:
         return None
@@ -81,7 +81,7 @@ def _weekday_after(found: re.Match[str]) -> Plan | None:
     )
     way = "back" if back else "forward"
     steps = (f"Go {offset} days {way} from the date.", "Print the name of the weekday.")
-    return Plan(steps, "I use timedelta.", program, WEEKDAY)
+    return ProgramPlan(steps, "I use timedelta.", program, WEEKDAY)
 
 
 @DATES.add(
@@ -89,7 +89,7 @@ def _weekday_after(found: re.Match[str]) -> Plan | None:
     rf".*\b(?P<place>first|second|third|fourth|last) (?P<name>{_WEEKDAY})\b.*"
     r"Answer with -1 if the ordinal does not exist in the month\.",
 )
-def _recurring(found: re.Match[str]) -> Plan | None:
+def _recurring(found: re.Match[str]) -> ProgramPlan | None:
     when = re.search(rf"({_MONTH}) (\d{{4}})", found[0])
     if when is None:
         return None
@@ -102,7 +102,7 @@ def _recurring(found: re.Match[str]) -> Plan | None:
     )
     steps = (f"List the {found['name']}s of the month.", f"Print the {found['place']}.")
     idea = f"{found['name']} is column {column} of the calendar."
-    return Plan(steps, idea, program, WHOLE)
+    return ProgramPlan(steps, idea, program, WHOLE)
 
 
 @DATES.add(
@@ -111,7 +111,7 @@ def _recurring(found: re.Match[str]) -> Plan | None:
     rf"(?P<month>{_MONTH}) (?P<day>\d{{1,2}}).*? (?P<last_month>{_MONTH}) (?P<last_day>\d{{1,2}}), "
     r"(?P<year>\d{4}).*",
 )
-def _count_weekdays(found: re.Match[str]) -> Plan | None:
+def _count_weekdays(found: re.Match[str]) -> ProgramPlan | None:
     named = re.search(rf"(?:many|of|does) ({_WEEKDAY})", found[0])
     if named is None:
         return None
@@ -125,7 +125,7 @@ def _count_weekdays(found: re.Match[str]) -> Plan | None:
         f'print(days.count("{name}"))'
     )
     steps = ("List the weekdays from the first to the last date.", f"Count {name}.")
-    return Plan(steps, "I number the days.", program, WHOLE)
+    return ProgramPlan(steps, "I number the days.", program, WHOLE)
 
 
 _WRITTEN = (
@@ -142,13 +142,13 @@ _ORDERS = (
 
 
 @DATES.add("time_intervals", rf".*?\b{_WRITTEN} (?:and|to) .*?{_WRITTEN}[?.] .*in D days\.")
-def _days_between(found: re.Match[str]) -> Plan | None:
+def _days_between(found: re.Match[str]) -> ProgramPlan | None:
     first, last = (_read(text) for text in found.groups())
     if not (first and last):
         return None
     program = f'from datetime import date\nprint(({last} - {first}).days, "days")'
     steps = ("Make both dates.", "Print the number of days between them.")
-    return Plan(steps, "I subtract the dates.", program, DAYS)
+    return ProgramPlan(steps, "I subtract the dates.", program, DAYS)
 
 
 def _read(text: str) -> str:
@@ -171,11 +171,11 @@ GEOMETRY = Recognisers()
 @GEOMETRY.add(
     "simple_geometry", r".*?\b(\d+)(?:-gon| sides).*interior angles are: ([\d., \u00b0]+)\. .*"
 )
-def _angle(found: re.Match[str]) -> Plan:
+def _angle(found: re.Match[str]) -> ProgramPlan:
     angles = ", ".join(re.findall(r"(\d+)\.0", found[2]))
     program = f"angles = [{angles}]\nprint(180 * ({found[1]} - 2) - sum(angles))"
     steps = ("The angles of an n-gon add up to 180 * (n - 2).", "Subtract the known ones.")
-    return Plan(steps, f"There are {found[1]} sides.", program, WHOLE)
+    return ProgramPlan(steps, f"There are {found[1]} sides.", program, WHOLE)
 
 
 _CORNERS = r".*A=\((-?\d+, -?\d+)\), B=\((-?\d+, -?\d+)\), and C=\((-?\d+, -?\d+)\)"
@@ -187,7 +187,7 @@ def _points(found: re.Match[str]) -> str:
 
 
 @GEOMETRY.add("advanced_geometry", rf"(?=.*\b(?:angle ABC|angle at B)){_CORNERS}.*")
-def _angle_at(found: re.Match[str]) -> Plan:
+def _angle_at(found: re.Match[str]) -> ProgramPlan:
     program = (
         "import cmath, math\n"
         f"{_points(found)}"
@@ -195,11 +195,11 @@ def _angle_at(found: re.Match[str]) -> Plan:
         'print(f"{angle:.2f}\u00b0")'
     )
     steps = ("Divide the sides from B as complex numbers.", "Print the angle in degrees.")
-    return Plan(steps, "The phase of the quotient is the angle.", program, ANGLE)
+    return ProgramPlan(steps, "The phase of the quotient is the angle.", program, ANGLE)
 
 
 @GEOMETRY.add("advanced_geometry", rf"(?=.*incircle){_CORNERS}.*")
-def _incircle(found: re.Match[str]) -> Plan:
+def _incircle(found: re.Match[str]) -> ProgramPlan:
     program = (
         f"{_points(found)}"
         "area = abs(((b - a) * (c - a).conjugate()).imag) / 2\n"
@@ -207,11 +207,11 @@ def _incircle(found: re.Match[str]) -> Plan:
         'print(f"{2 * area / around:.3f}")'
     )
     steps = ("Take the area and the length around.", "Print 2 * area / length.")
-    return Plan(steps, "The radius is the area over half the length.", program, NUMBER)
+    return ProgramPlan(steps, "The radius is the area over half the length.", program, NUMBER)
 
 
 @GEOMETRY.add("advanced_geometry", rf"(?=.*orthocenter){_CORNERS}.*")
-def _orthocenter(found: re.Match[str]) -> Plan:
+def _orthocenter(found: re.Match[str]) -> ProgramPlan:
     program = (
         f"{_points(found)}"
         "turns = [(a, b, c), (b, c, a), (c, a, b)]\n"
@@ -221,4 +221,4 @@ def _orthocenter(found: re.Match[str]) -> Plan:
         'print(f"({h.real:.3f}, {h.imag:.3f})")'
     )
     steps = ("Take the centre of the circle around it, up / down.", "Print a + b + c - 2 * that.")
-    return Plan(steps, "The sum of the corners has two centres in it.", program, POINT)
+    return ProgramPlan(steps, "The sum of the corners has two centres in it.", program, POINT)

@@ -10,7 +10,7 @@ from coa.environments.gym.plans import (
     SENTENCE,
     TRUE_FALSE,
     WHOLE,
-    Plan,
+    ProgramPlan,
     Recognisers,
 )
 
@@ -34,7 +34,7 @@ def _strings(text: str) -> list[str]:
 
 
 @GRIDS.add("rotate_matrix", rf".*Rotate the matrix below by (\d+) degrees clockwise:\n{_GRID}")
-def _rotate(found: re.Match[str]) -> Plan:
+def _rotate(found: re.Match[str]) -> ProgramPlan:
     program = (
         f"m = {_matrix(found[2])}\n"
         f"for turn in range({found[1]} // 90):\n"
@@ -43,11 +43,11 @@ def _rotate(found: re.Match[str]) -> Plan:
         "    print(*row)"
     )
     steps = (f"Turn the matrix by 90 degrees, {found[1]} // 90 times.", "Print the rows.")
-    return Plan(steps, "zip turns a reversed matrix.", program, ROWS)
+    return ProgramPlan(steps, "zip turns a reversed matrix.", program, ROWS)
 
 
 @GRIDS.add("spiral_matrix", rf".*list of elements in spiral order\?\n{_GRID}")
-def _spiral(found: re.Match[str]) -> Plan:
+def _spiral(found: re.Match[str]) -> ProgramPlan:
     program = (
         f"m = {_matrix(found[1])}\n"
         "out = []\n"
@@ -57,11 +57,11 @@ def _spiral(found: re.Match[str]) -> Plan:
         "print(*out)"
     )
     steps = ("Take the top row.", "Turn the rest to the left and repeat.")
-    return Plan(steps, "I peel off the top row.", program, ROWS)
+    return ProgramPlan(steps, "I peel off the top row.", program, ROWS)
 
 
 @GRIDS.add("binary_matrix", rf".*nearest 0 for each cell in the matrix below:\n{_GRID}")
-def _distances(found: re.Match[str]) -> Plan:
+def _distances(found: re.Match[str]) -> ProgramPlan:
     program = (
         f"m = {_matrix(found[1])}\n"
         "n = len(m)\n"
@@ -70,11 +70,11 @@ def _distances(found: re.Match[str]) -> Plan:
         "    print(*[min(abs(r - a) + abs(c - b) for a, b in zeros) for c in range(n)])"
     )
     steps = ("List the cells that are 0.", "For each cell print the smallest distance to one.")
-    return Plan(steps, "I compare with all zeros.", program, ROWS)
+    return ProgramPlan(steps, "I compare with all zeros.", program, ROWS)
 
 
 @GRIDS.add("pool_matrix", rf".*Perform (max|average) pooling .* kernel size of (\d+):\n{_GRID}")
-def _pool(found: re.Match[str]) -> Plan:
+def _pool(found: re.Match[str]) -> ProgramPlan:
     value = "max(cells)" if found[1] == "max" else "round(sum(cells) / len(cells), 2)"
     program = (
         f"m = {_matrix(found[3])}\n"
@@ -87,7 +87,7 @@ def _pool(found: re.Match[str]) -> Plan:
         "    print(*out)"
     )
     steps = (f"Cut the matrix into blocks of {found[2]}.", f"Print the {found[1]} of each block.")
-    return Plan(steps, "I go in steps of k.", program, ROWS)
+    return ProgramPlan(steps, "I go in steps of k.", program, ROWS)
 
 
 _TURNS = {
@@ -143,7 +143,7 @@ def _change(operation: str) -> str | None:
     rf"For the following matrix:\n{_GRID}\n\nPerform the following series of operations in order:"
     r"\n- Identity transformation, i\.e\. no change((?:\n- [^\n]+)+)",
 )
-def _manipulate(found: re.Match[str]) -> Plan | None:
+def _manipulate(found: re.Match[str]) -> ProgramPlan | None:
     lines = [f"m = {_matrix(found[1])}"]
     for operation in found[2].split("\n- ")[1:]:
         change = _change(operation)
@@ -152,11 +152,11 @@ def _manipulate(found: re.Match[str]) -> Plan | None:
         lines.append(change)
     lines += ["for row in m:", "    print(*row)"]
     steps = ("Write one line for each operation.", "Print the rows.")
-    return Plan(steps, "I go in order.", "\n".join(lines), ROWS)
+    return ProgramPlan(steps, "I go in order.", "\n".join(lines), ROWS)
 
 
 @GRIDS.add("rotten_oranges", rf".*no cell in the grid below has a fresh orange:\n{_GRID}")
-def _oranges(found: re.Match[str]) -> Plan:
+def _oranges(found: re.Match[str]) -> ProgramPlan:
     program = (
         f"g = {_strings(found[1])}\n"
         f"{_CELLS}"
@@ -170,13 +170,13 @@ def _oranges(found: re.Match[str]) -> Plan:
         "print(-1 if fresh else minute)"
     )
     steps = ("Let the rotten ones spread each minute.", "Stop when nothing changes.")
-    return Plan(steps, "I use sets of cells.", program, WHOLE)
+    return ProgramPlan(steps, "I use sets of cells.", program, WHOLE)
 
 
 @GRIDS.add(
     "largest_island", rf"You are given the following .* grid:\n{_GRID}\n.*area of an island.*"
 )
-def _island(found: re.Match[str]) -> Plan:
+def _island(found: re.Match[str]) -> ProgramPlan:
     program = (
         f"g = {_strings(found[1])}\n"
         f"{_CELLS}"
@@ -193,11 +193,11 @@ def _island(found: re.Match[str]) -> Plan:
         "print(best)"
     )
     steps = ("Collect the land.", "Take one island after the other from it.", "Keep the largest.")
-    return Plan(steps, "I flood each island.", program, WHOLE)
+    return ProgramPlan(steps, "I flood each island.", program, WHOLE)
 
 
 @GRIDS.add("shortest_path", r".*path from \* to # in the following grid:\n([*#OX \n]+)")
-def _path(found: re.Match[str]) -> Plan:
+def _path(found: re.Match[str]) -> ProgramPlan:
     program = (
         f"g = {_strings(found[1])}\n"
         f"{_CELLS}"
@@ -216,7 +216,7 @@ def _path(found: re.Match[str]) -> Plan:
         "print(*path)"
     )
     steps = ("Search from * in all directions, nearest cells first.", "Stop at #.")
-    return Plan(steps, "I use a breadth-first search.", program, SENTENCE)
+    return ProgramPlan(steps, "I use a breadth-first search.", program, SENTENCE)
 
 
 @GRIDS.add(
@@ -225,7 +225,7 @@ def _path(found: re.Match[str]) -> Plan:
     r"```\n(?P<grid>[!-~\n]+)\n```\nLegend: '(?P<wall>.)' = Wall, '.' = Passage\n"
     r".*minimum number of steps.*",
 )
-def _maze(found: re.Match[str]) -> Plan:
+def _maze(found: re.Match[str]) -> ProgramPlan:
     program = (
         f"g = {found['grid'].split()}\n"
         f"{_CELLS}"
@@ -241,7 +241,7 @@ def _maze(found: re.Match[str]) -> Plan:
         "print(steps)"
     )
     steps = ("Search from the start, nearest cells first.", "Print the steps to the goal.")
-    return Plan(steps, "I use a breadth-first search.", program, WHOLE)
+    return ProgramPlan(steps, "I use a breadth-first search.", program, WHOLE)
 
 
 @GRIDS.add(
@@ -249,7 +249,7 @@ def _maze(found: re.Match[str]) -> Plan:
     r"There are a total of (\d+) courses .*:\n(\[\(\d+, \d+\)(?:, \(\d+, \d+\))*\])"
     r"\n.*finish all.*",
 )
-def _courses(found: re.Match[str]) -> Plan:
+def _courses(found: re.Match[str]) -> ProgramPlan:
     program = (
         f"needs = {found[2]}\n"
         f"left = set(range({found[1]}))\n"
@@ -258,14 +258,14 @@ def _courses(found: re.Match[str]) -> Plan:
         "print(not left)"
     )
     steps = ("Each term take the courses that need none of those left.", "See whether any is left.")
-    return Plan(steps, "I shrink the set of courses.", program, TRUE_FALSE)
+    return ProgramPlan(steps, "I shrink the set of courses.", program, TRUE_FALSE)
 
 
 @GRIDS.add(
     "game_of_life",
     r"What will this Game of Life board look like after 1 steps.*\n\n(\[\[[][01, \n]+\]\])\.",
 )
-def _life(found: re.Match[str]) -> Plan:
+def _life(found: re.Match[str]) -> ProgramPlan:
     board = " ".join(found[1].split())
     program = (
         "import json\n"
@@ -279,4 +279,4 @@ def _life(found: re.Match[str]) -> Plan:
         "print(json.dumps(new))"
     )
     steps = ("Sum the nine cells around each cell, wrapping.", "3 gives life, 4 keeps it.")
-    return Plan(steps, "The sum includes the cell itself.", program, LIST)
+    return ProgramPlan(steps, "The sum includes the cell itself.", program, LIST)

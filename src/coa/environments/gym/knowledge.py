@@ -7,7 +7,7 @@ from dataclasses import replace
 from coa.environments.gym.dates import DATES, GEOMETRY
 from coa.environments.gym.grids import GRIDS
 from coa.environments.gym.numbers import NUMBERS
-from coa.environments.gym.plans import Plan, Recogniser
+from coa.environments.gym.plans import ProgramPlan, Recogniser
 from coa.environments.gym.puzzles import PUZZLES
 from coa.environments.gym.texts import TEXTS
 
@@ -18,7 +18,7 @@ KINDS: tuple[str, ...] = tuple(dict.fromkeys(each.kind for each in RECOGNISERS))
 """Generators whose problems the team solves."""
 
 
-def plan_for(question: str) -> Plan | None:
+def plan_for(question: str) -> ProgramPlan | None:
     """The planner's plan and the coder's program for a question; None when it is of no known
     kind."""
     text = question.strip()

@@ -50,7 +50,7 @@ ROWS = _form("rows of numbers", r"[-\d. ]+(?:\n[-\d. ]+)*")
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ProgramPlan:
     """How a problem is solved, in words and as a program."""
 
     steps: tuple[str, ...]
@@ -67,7 +67,7 @@ class Plan:
         return "\n".join(f"{number}. {step}" for number, step in enumerate(self.steps, start=1))
 
 
-Build = Callable[[re.Match[str]], Plan | None]
+Build = Callable[[re.Match[str]], ProgramPlan | None]
 """None: it looked like the kind and is not."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from coa.environments.gym.plans import BOARD, BUTTONS, LIST, ROWS, WHOLE, Plan, Recognisers
+from coa.environments.gym.plans import BOARD, BUTTONS, LIST, ROWS, WHOLE, ProgramPlan, Recognisers
 
 PUZZLES = Recognisers()
 
@@ -12,7 +12,7 @@ PUZZLES = Recognisers()
 @PUZZLES.add(
     "mini_sudoku", r".*Solve this 4x4 Mini Sudoku puzzle:\n((?:[_1-4](?: [_1-4]){3}\n){4}).*"
 )
-def _sudoku(found: re.Match[str]) -> Plan:
+def _sudoku(found: re.Match[str]) -> ProgramPlan:
     rows = [row.replace(" ", "") for row in found[1].split("\n")[:4]]
     program = (
         "from itertools import permutations, product\n"
@@ -28,14 +28,14 @@ def _sudoku(found: re.Match[str]) -> Plan:
         "    print(*row)"
     )
     steps = ("List what each row can be.", "Try all on columns and boxes.")
-    return Plan(steps, "I try permutations for each row.", program, ROWS)
+    return ProgramPlan(steps, "I try permutations for each row.", program, ROWS)
 
 
 @PUZZLES.add(
     "n_queens",
     r".*such that no two queens attack each other\.\n((?:[Q_](?: [Q_])*\n)+[Q_](?: [Q_])*)",
 )
-def _queens(found: re.Match[str]) -> Plan:
+def _queens(found: re.Match[str]) -> ProgramPlan:
     rows = [row.replace(" ", "") for row in found[1].split("\n")]
     program = (
         "from itertools import permutations\n"
@@ -51,7 +51,7 @@ def _queens(found: re.Match[str]) -> Plan:
         '    print(*["Q" if i == c else "_" for i in range(n)])'
     )
     steps = ("Try all ways to put one queen in each row and column.", "Check the diagonals.")
-    return Plan(steps, "Each queen has a column of its own.", program, BOARD)
+    return ProgramPlan(steps, "Each queen has a column of its own.", program, BOARD)
 
 
 _EFFECTS = {"Add": "1, {}", "Subtract": "1, -{}", "Multiply": "{}, 0"}
@@ -62,7 +62,7 @@ _EFFECTS = {"Add": "1, {}", "Subtract": "1, -{}", "Multiply": "{}, 0"}
     r".*\nStart: (\d+) \((red|green)\)\nTarget: (\d+)\nButtons:"
     r"((?:\n[A-Z]: (?:Add|Subtract|Multiply) \d+ \(when (?:any|red|green)\))+)",
 )
-def _lock(found: re.Match[str]) -> Plan:
+def _lock(found: re.Match[str]) -> ProgramPlan:
     start, light, target, listed = found.groups()
     buttons = ", ".join(
         f'"{name}": ({_EFFECTS[verb].format(value)}, "{when}")'
@@ -83,13 +83,13 @@ def _lock(found: re.Match[str]) -> Plan:
         'print(" \u2192 ".join(path))'
     )
     steps = ("Write each button as times and plus.", "Search the shortest sequence to the target.")
-    return Plan(steps, "I use a breadth-first search.", program, BUTTONS)
+    return ProgramPlan(steps, "I use a breadth-first search.", program, BUTTONS)
 
 
 @PUZZLES.add(
     "jugs", r".*hold this many litres of water: (A:\d+(?:, [B-Z]:\d+)*)\n.*target is: (\d+) .*"
 )
-def _jugs(found: re.Match[str]) -> Plan:
+def _jugs(found: re.Match[str]) -> ProgramPlan:
     sizes = re.sub(r"(\w):", r'"\1": ', found[1])
     program = (
         "import json\n"
@@ -110,7 +110,7 @@ def _jugs(found: re.Match[str]) -> Plan:
         "print(json.dumps(path))"
     )
     steps = ("Try all moves, shortest ways first.", "Stop when a jug holds the target.")
-    return Plan(steps, "I use a breadth-first search.", program, LIST)
+    return ProgramPlan(steps, "I use a breadth-first search.", program, LIST)
 
 
 _CLAIMS = (
@@ -129,7 +129,7 @@ _CLAIMS = (
     r"Given the truthfulness of these statements.*number of possible solutions: ?"
     + "".join(rf"\n - Statement {i}: '{said}'" for i, (said, _) in enumerate(_CLAIMS, start=1)),
 )
-def _statements(found: re.Match[str]) -> Plan:
+def _statements(found: re.Match[str]) -> ProgramPlan:
     numbers = iter(found.groups())
     claims = (form.format(next(numbers)) if "{}" in form else form for _, form in _CLAIMS)
     program = (
@@ -142,4 +142,4 @@ def _statements(found: re.Match[str]) -> Plan:
         "print(count)"
     )
     steps = ("Try true and false for all seven.", "Count where each is what it says.")
-    return Plan(steps, "There are 128 cases.", program, WHOLE)
+    return ProgramPlan(steps, "There are 128 cases.", program, WHOLE)

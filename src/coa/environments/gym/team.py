@@ -17,9 +17,9 @@ import re
 from itertools import zip_longest
 
 from coa.environments.gym.knowledge import plan_for
-from coa.environments.gym.plans import Plan
+from coa.environments.gym.plans import ProgramPlan
 from coa.recording.episode import USER
-from coa.recording.recorder import MAX_TRIES, Desk
+from coa.recording.recorder import MAX_TRIES, EpisodeRecorder
 from coa.tools.code import NOTHING
 
 _NUMBER = re.compile(r"(?<![\w.])\d+(?![\w.]*[A-Za-z_])")
@@ -141,7 +141,7 @@ _CHECKED = "# checked\n"
 class CodingTeam:
     """Solves the tasks of `gym-code`; see the module's docstring."""
 
-    async def work(self, desk: Desk) -> None:
+    async def work(self, desk: EpisodeRecorder) -> None:
         question = desk.episode.question
         plan = plan_for(question)
         if plan is None:
@@ -160,7 +160,7 @@ class CodingTeam:
         desk.say("verifier", USER, output, thought, part="verdict", score=4)
         desk.episode.answer = output
 
-    async def _solve(self, desk: Desk, plan: Plan) -> str | None:
+    async def _solve(self, desk: EpisodeRecorder, plan: ProgramPlan) -> str | None:
         """Write, run and criticise until an output stands; None after too many tries."""
         thought = plan.idea
         for attempt in range(MAX_TRIES):
@@ -186,7 +186,9 @@ class CodingTeam:
             desk.say("critic", "coder", objection, erred=false_alarm, part="alarm")
         return None
 
-    def _judge(self, desk: Desk, program: str, output: str, attempt: int) -> tuple[str, str]:
+    def _judge(
+        self, desk: EpisodeRecorder, program: str, output: str, attempt: int
+    ) -> tuple[str, str]:
         """The critic's objection and what the coder thinks of it; both empty if there is none.
 
         The critic reads the task itself. It does not know whether the coder erred, and doubts only

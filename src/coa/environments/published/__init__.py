@@ -5,10 +5,17 @@ from __future__ import annotations
 from coa.environments.published.catalogue import (
     BENCHMARKS,
     Benchmark,
+    BenchmarkWheel,
     Loaded,
-    Wheel,
     find_benchmark,
     load_benchmark,
 )
 
-__all__ = ["BENCHMARKS", "Benchmark", "Loaded", "Wheel", "find_benchmark", "load_benchmark"]
+__all__ = [
+    "BENCHMARKS",
+    "Benchmark",
+    "BenchmarkWheel",
+    "Loaded",
+    "find_benchmark",
+    "load_benchmark",
+]

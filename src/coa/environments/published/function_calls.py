@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from coa.environments.published.questions import Row, read_rows, task_of
+from coa.environments.published.questions import PublishedRow, read_rows, task_of
 from coa.errors import RecordError, UsageError
 from coa.grammar import PRESETS, load_grammar
 from coa.grammar.load import block_names
@@ -36,7 +36,7 @@ _TYPES = {
 }
 
 
-def function_call_rows(path: Path) -> Iterator[Row]:
+def function_call_rows(path: Path) -> Iterator[PublishedRow]:
     """The rows of a folder of BFCL files or of one file, each with its category and its gold."""
     if path.is_file():
         files = [path]
@@ -57,10 +57,10 @@ def function_call_rows(path: Path) -> Iterator[Row]:
             columns["ground_truth"] = {"calls": truth}
             if not truth and "irrelevance" not in category:
                 raise row.error(f"{row.text('id')!r} is not in possible_answer/{file.name}")
-            yield Row(columns, row.where)
+            yield PublishedRow(columns, row.where)
 
 
-def function_call(row: Row) -> Task:
+def function_call(row: PublishedRow) -> Task:
     """A question with its tools; names become what a block can be called."""
     functions = row.listed("function")
     try:
@@ -86,7 +86,7 @@ def _truths(file: Path) -> dict[str, Any]:
     return {row.text("id"): row.need("ground_truth") for row in read_rows(beside)}
 
 
-def _conversation(row: Row) -> str:
+def _conversation(row: PublishedRow) -> str:
     """The words of the user; where others speak too, who said what."""
     try:
         (turn,) = row.need("question")
@@ -130,7 +130,7 @@ def _schema(part: Json) -> Json:
     return schema
 
 
-def _wanted(row: Row, call: Any, names: Mapping[str, str]) -> Json:
+def _wanted(row: PublishedRow, call: Any, names: Mapping[str, str]) -> Json:
     try:
         ((name, arguments),) = call.items()
         return {"name": names[name], "arguments": dict(arguments)}

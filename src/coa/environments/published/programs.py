@@ -15,7 +15,7 @@ import pickle
 import zlib
 from typing import Any
 
-from coa.environments.published.questions import Row, task_of
+from coa.environments.published.questions import PublishedRow, task_of
 from coa.io.runs import Json
 from coa.tasks import Task
 
@@ -39,7 +39,7 @@ _SITES = ("unknown", "codechef", "codeforces", "hackerearth", "codejam", "atcode
 """CodeContests numbers the sites."""
 
 
-def livecodebench(row: Row) -> Task:
+def livecodebench(row: PublishedRow) -> Task:
     """LiveCodeBench, as its authors publish it, or AFM's rows with the public tests."""
     meta = {name: row.get(name) for name in ("platform", "contest_date", "question_title")}
     meta |= {"family": row.get("platform"), "level": row.get("difficulty")}
@@ -57,7 +57,7 @@ def livecodebench(row: Row) -> Task:
     return task_of(row, question, (), meta, {"tests": tests}, named)
 
 
-def codecontests(row: Row) -> Task:
+def codecontests(row: PublishedRow) -> Task:
     """CodeContests: its public, hidden and generated tests together."""
     site = row.get("source")
     rating = row.get("cf_rating") or None  # 0 stands for none
@@ -80,7 +80,7 @@ def codecontests(row: Row) -> Task:
     return task_of(row, question, (), meta, {"tests": suite}, row.get("name"))
 
 
-def humaneval(row: Row) -> Task:
+def humaneval(row: PublishedRow) -> Task:
     """HumanEval: a function to complete; `check` of its tests must run through."""
     prompt, entry = str(row.need("prompt")), row.text("entry_point")
     check = f"{_others(row, prompt, entry)}\n{row.need('test')}\ncheck({entry})\n"
@@ -94,7 +94,7 @@ def humaneval(row: Row) -> Task:
     return task_of(row, question, (), {"entry_point": entry}, gold)
 
 
-def _others(row: Row, prompt: str, entry: str) -> str:
+def _others(row: PublishedRow, prompt: str, entry: str) -> str:
     """What a prompt defines beside the function to complete: the tests may call it, too."""
     try:
         defined = ast.parse(prompt).body
@@ -107,7 +107,7 @@ def _others(row: Row, prompt: str, entry: str) -> str:
 # -- tests -----------------------------------------------------------------------------------
 
 
-def _suite_in(row: Row, how: Json) -> Json:
+def _suite_in(row: PublishedRow, how: Json) -> Json:
     """The tests of a row, compared as the row says, or else as the benchmark does."""
     truth = row.get("ground_truth")
     held = row.parsed("ground_truth", truth) if isinstance(truth, str) else truth
@@ -119,7 +119,7 @@ def _suite_in(row: Row, how: Json) -> Json:
     return tests | how | {key: held[key] for key in SUITE_CHOICES if key in held}
 
 
-def _pairs(row: Row, name: str) -> list[tuple[str, str]]:
+def _pairs(row: PublishedRow, name: str) -> list[tuple[str, str]]:
     """Inputs with their outputs, from two lists."""
     tests = row.nested(name)
     given, said = tests.get("input") or [], tests.get("output") or []
@@ -128,7 +128,7 @@ def _pairs(row: Row, name: str) -> list[tuple[str, str]]:
     return [(str(one), str(other)) for one, other in zip(given, said, strict=True)]
 
 
-def _livecode_tests(row: Row) -> tuple[Json, int]:
+def _livecode_tests(row: PublishedRow) -> tuple[Json, int]:
     """The suite of a problem's public and hidden tests, and how many cases were too long."""
     public, hidden = row.need("public_test_cases"), row.get("private_test_cases")
     listed = _case_list(row, "public_test_cases", public)
@@ -151,7 +151,7 @@ def _livecode_tests(row: Row) -> tuple[Json, int]:
     return {"function": called, "calls": calls}, left
 
 
-def _case_list(row: Row, name: str, held: Any) -> list[Json]:
+def _case_list(row: PublishedRow, name: str, held: Any) -> list[Json]:
     if isinstance(held, str) and not held.lstrip().startswith("["):
         held = _unpacked(row, name, held)
     if isinstance(held, str):
@@ -164,7 +164,7 @@ def _case_list(row: Row, name: str, held: Any) -> list[Json]:
     return list(held)
 
 
-def _unpacked(row: Row, name: str, packed: str) -> Any:
+def _unpacked(row: PublishedRow, name: str, packed: str) -> Any:
     """What stands in base64 over zlib over a pickle: JSON text, in the real files."""
     try:
         compressed = base64.b64decode(packed, validate=True)

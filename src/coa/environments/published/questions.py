@@ -22,11 +22,11 @@ from coa.io.tables import asked_in, read_columns
 from coa.tasks import Task
 
 
-class LeftOut(Exception):
+class LeftOutRow(Exception):
     """A row that does not belong to what is measured, with the reason; it is counted, not lost."""
 
 
-class Row:
+class PublishedRow:
     """One row: its columns by any of their names, and what is missing as an error."""
 
     def __init__(self, columns: Json, where: str) -> None:
@@ -73,12 +73,12 @@ class Row:
             raise self.error(f"{names[0]!r} holds no answer")
         return found
 
-    def nested(self, name: str) -> Row:
+    def nested(self, name: str) -> PublishedRow:
         """An object under a column, also as JSON text; an empty row where there is none."""
         held = self.get(name)
         if isinstance(held, str):
             held = self.parsed(name, held)
-        return Row(held if isinstance(held, dict) else {}, self.where)
+        return PublishedRow(held if isinstance(held, dict) else {}, self.where)
 
     def parsed(self, name: str, text: str) -> Any:
         try:
@@ -90,10 +90,10 @@ class Row:
         return RecordError(f"{self.where}: {message}.")
 
 
-def read_rows(path: Path) -> Iterator[Row]:
+def read_rows(path: Path) -> Iterator[PublishedRow]:
     """The rows of a file of any format that benchmarks are published in."""
     for number, columns in read_columns(path):
-        yield Row(columns, f"{path}: row {number}")
+        yield PublishedRow(columns, f"{path}: row {number}")
 
 
 # -- columns ---------------------------------------------------------------------------------
@@ -143,7 +143,7 @@ def _answers(value: Any) -> Iterator[str]:
         yield str(value).strip()
 
 
-Reader = Callable[[Row], Task]
+Reader = Callable[[PublishedRow], Task]
 
 QUESTION = ("question", "problem", "query", "input")
 ANSWER = ("ground_truth", "golden_answers", "answers", "answer", "possible_answers")
@@ -160,7 +160,7 @@ def plain(
 ) -> Reader:
     """A reader of rows with a question, its answers, and fields that a report groups by."""
 
-    def read(row: Row) -> Task:
+    def read(row: PublishedRow) -> Task:
         meta = {name: row.get(name) for name in shown}
         meta |= {"family": row.get(*family), "level": row.get(*level)}
         return task_of(row, row.text(*question), row.answers(*answer), meta)
@@ -169,7 +169,7 @@ def plain(
 
 
 def task_of(
-    row: Row,
+    row: PublishedRow,
     question: str,
     answers: tuple[str, ...] = (),
     meta: Json | None = None,
@@ -185,17 +185,17 @@ def task_of(
 # -- questions over an encyclopedia ----------------------------------------------------------
 
 
-def trivia(row: Row) -> Task:
+def trivia(row: PublishedRow) -> Task:
     """TriviaQA: the answer is an object with a value and its aliases."""
     return task_of(
         row, row.text("question"), row.answers("golden_answers", "answer", "ground_truth")
     )
 
 
-def musique(row: Row) -> Task:
+def musique(row: PublishedRow) -> Task:
     """MuSiQue: aliases stand beside the answer, and the id says how many hops there are."""
     if str(row.get("answerable")).lower() == "false":
-        raise LeftOut("made to be unanswerable")
+        raise LeftOutRow("made to be unanswerable")
     aliases = row.get("answer_aliases")
     answers = row.answers("golden_answers", "answer", "ground_truth")
     if aliases is not None:
@@ -207,17 +207,17 @@ def musique(row: Row) -> Task:
 # -- the web ---------------------------------------------------------------------------------
 
 
-def gaia(row: Row) -> Task:
+def gaia(row: PublishedRow) -> Task:
     """GAIA: tasks with a file beside them are left out, since the chain is text."""
     answer = row.text("final_answer", "answer")
     if answer == "?":
         raise row.error("'final_answer' is '?': the test split has no answers. Use validation")
     if row.get("file_name"):
-        raise LeftOut("comes with a file")
+        raise LeftOutRow("comes with a file")
     return task_of(row, row.text("question"), (answer,), {"level": row.get("level")})
 
 
-def webwalker(row: Row) -> Task:
+def webwalker(row: PublishedRow) -> Task:
     """WebWalkerQA: the pages with the answer and the way to them are gold."""
     told = row.nested("info")
     meta = {"family": told.get("type"), "level": told.get("level"), "lang": told.get("lang")}
@@ -227,7 +227,7 @@ def webwalker(row: Row) -> Task:
     return task_of(row, row.text("question"), row.answers("answer"), meta, gold)
 
 
-def browsecomp(row: Row) -> Task:
+def browsecomp(row: PublishedRow) -> Task:
     """BrowseComp: published encrypted, each row with the text (canary) that its key comes from."""
     question, answer = row.text("problem", "question"), row.text("answer")
     topic = row.get("problem_topic", "topic")
@@ -252,10 +252,10 @@ def unsealed(sealed: str, canary: str) -> str:
     return bytes(a ^ b for a, b in zip(hidden, key, strict=False)).decode()
 
 
-def hle(row: Row) -> Task:
+def hle(row: PublishedRow) -> Task:
     """Humanity's Last Exam: questions with a picture are left out, since the chain is text."""
     if row.get("image") is not None:
-        raise LeftOut("comes with a picture")
+        raise LeftOutRow("comes with a picture")
     meta = {"family": row.get("category"), "answer_type": row.get("answer_type")}
     return task_of(row, row.text("question"), (row.text("answer"),), meta)
 
@@ -263,13 +263,13 @@ def hle(row: Row) -> Task:
 # -- mathematics -----------------------------------------------------------------------------
 
 
-def olympiad(row: Row) -> Task:
+def olympiad(row: PublishedRow) -> Task:
     """OlympiadBench: several final answers are all asked for, in one text."""
     if row.get("ground_truth") is not None:
         answers = row.answers("ground_truth")
     else:
         answers = (", ".join(row.answers("final_answer", "answer")),)
     if row.get("image_1") is not None:
-        raise LeftOut("comes with a picture")
+        raise LeftOutRow("comes with a picture")
     meta = {"family": row.get("subfield"), "answer_type": row.get("answer_type")}
     return task_of(row, row.text("question", "problem"), answers, meta)
