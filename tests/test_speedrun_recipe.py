@@ -14,7 +14,7 @@ from coa.errors import CoaError, ConfigError, UsageError
 from coa.io.runs import Json
 from coa.io.settings import to_json, without_speed
 from coa.lab.speedrun import TASKS, _make_tasks, run_speedrun
-from coa.lab.speedrun_recipe import MeasurePart, TaskPart, read_speedrun_recipe
+from coa.lab.speedrun_recipe import MeasuredPart, TaskPart, read_speedrun_recipe
 from coa.tasks import Task
 from coa.train.rl_settings import PRESETS
 from coa.train.rl_stage import among
@@ -208,7 +208,7 @@ def test_tasks_are_spread_evenly_over_worlds_and_all_are_there(
 @given(st.text())
 def test_a_measurement_of_any_name_has_a_safe_file_name_or_is_refused(name: str) -> None:
     try:
-        slug = MeasurePart(name=name).slug
+        slug = MeasuredPart(name=name).slug
     except ConfigError as wrong:
         assert str(wrong).startswith(f"name is {name!r}, expected ")
     else:

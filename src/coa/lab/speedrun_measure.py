@@ -19,7 +19,7 @@ from coa.environment import open_environments
 from coa.evaluation.run import SUMMARY, EvalPart, compare, run_eval
 from coa.io.progress import duration
 from coa.io.runs import Json, Run, read_records, write_atomic
-from coa.lab.speedrun_recipe import MeasurePart, SpeedrunRecipe, Who
+from coa.lab.speedrun_recipe import MeasuredPart, SpeedrunRecipe, Who
 from coa.models.codec import Codec
 from coa.models.references import model_folder, resolve
 from coa.recording.episode import Episode, Use
@@ -54,33 +54,33 @@ def measure_all(recipe: SpeedrunRecipe, models: Mapping[Who, str], stages: Stage
     return {"rows": rows, "gains": list(_gains(recipe, root))}
 
 
-def _row(root: Path, who: Who, part: MeasurePart) -> Json:
+def _row(root: Path, who: Who, part: MeasuredPart) -> Json:
     path = summary_file(root, who, part)
     summary: Json = json.loads(path.read_text(encoding="utf-8"))
     row = {"name": f"{who}, {part.name}", "who": who, "on": part.name, "run": str(path.parent)}
     return row | summary
 
 
-def task_file(root: Path, part: MeasurePart) -> Path:
+def task_file(root: Path, part: MeasuredPart) -> Path:
     return root / f"tasks-{part.slug}.jsonl"
 
 
-def eval_folder(root: Path, who: Who, part: MeasurePart) -> Path:
+def eval_folder(root: Path, who: Who, part: MeasuredPart) -> Path:
     return root / f"eval-{who}-{part.slug}"
 
 
-def summary_file(root: Path, who: Who, part: MeasurePart) -> Path:
+def summary_file(root: Path, who: Who, part: MeasuredPart) -> Path:
     return eval_folder(root, who, part) / (TEAM if who == "team" else SUMMARY)
 
 
 def _measure_model(
-    how: EvalPart, model: str, part: MeasurePart, who: Who, root: Path, engine: Engine
+    how: EvalPart, model: str, part: MeasuredPart, who: Who, root: Path, engine: Engine
 ) -> None:
     settings = how.settings(model, task_file(root, part), observations=part.observations)
     run_eval(settings, eval_folder(root, who, part), engine=engine)
 
 
-def _measure_team(recipe: SpeedrunRecipe, part: MeasurePart, root: Path, base: str) -> None:
+def _measure_team(recipe: SpeedrunRecipe, part: MeasuredPart, root: Path, base: str) -> None:
     """The teacher on the same tasks, its tokens counted with the student's tokenizer."""
     path, out = task_file(root, part), summary_file(root, "team", part)
     recorded = out.with_name("episodes.jsonl")

@@ -109,7 +109,7 @@ class TaskPart:
 
 
 @dataclass(frozen=True)
-class MeasurePart(TaskPart):
+class MeasuredPart(TaskPart):
     """Tasks that are never trained on, and who is measured on them."""
 
     split: str = "heldout_entity"
@@ -150,7 +150,7 @@ class SpeedrunRecipe:
     rl_tasks: tuple[TaskPart, ...] = ()
     check_tasks: tuple[TaskPart, ...] = ()
     """To choose RL's weights by, see `check`; those that RL trains on are taken out."""
-    measure: tuple[MeasurePart, ...] = ()
+    measure: tuple[MeasuredPart, ...] = ()
     teacher: TeacherPart = field(default_factory=TeacherPart)
     filter: FilterSettings = field(default_factory=FilterSettings)
     sft: SftSettings = field(default_factory=SftSettings)
@@ -183,7 +183,7 @@ class SpeedrunRecipe:
         made: list[Who] = ["sft"] if self.tasks else []
         return (*made, "rl") if self.rl_tasks else tuple(made)
 
-    def measured(self, part: MeasurePart) -> tuple[Who, ...]:
+    def measured(self, part: MeasuredPart) -> tuple[Who, ...]:
         """Who is measured: without those that are not made."""
         made = ("team", "base", *self.trained)
         return tuple(who for who in part.models or self.trained[-1:] if who in made)
