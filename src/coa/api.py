@@ -139,9 +139,12 @@ def rl(
 ) -> Trained:
     """Improve a model by what its own rollouts earn. `settings` are those of the table `[rl]`:
     model, updates, group_size; with two underscores of another: `check__split="test"`."""
-    from coa.train.rl_stage import read_rl_recipe, run_rl
+    from coa.train.rl_stage import read_rl_recipe, run_rl, with_own_tasks
 
-    read = read_rl_recipe(_recipe(recipe), [f"out={out}", *_overrides("rl", settings)])
+    overrides = [f"out={out}", *_overrides("rl", settings)]
+    read = read_rl_recipe(_recipe(recipe), overrides)
+    if env:
+        read = with_own_tasks(read, {each.partition("=")[0] for each in overrides})
     result = run_rl(read, env=env, note=note)
     return _trained(result.adapter, out)
 

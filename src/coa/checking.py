@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -98,8 +98,13 @@ def check_environment(env: Environment) -> Checked:
 async def _check(env: Environment) -> Checked:
     tasks: dict[str, TaskSet] = {}
     if env.tasks is not None:
-        tasks = {split: env.load_tasks(split) for split in SPLITS}
-    chosen = [*tasks.get("train", ())][:1] or [Task("What would you like to know?")]
+        named = [
+            split for split in SPLITS if not isinstance(env.tasks, Mapping) or split in env.tasks
+        ]
+        tasks = {split: env.load_tasks(split) for split in named}
+    chosen = [task for own in tasks.values() for task in own][:1] or [
+        Task("What would you like to know?")
+    ]
     some = [task for own in tasks.values() for task in own[:20]] or chosen
     async with open_environments((env,), some) as opened:
         await opened.open_rewards(

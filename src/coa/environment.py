@@ -22,7 +22,7 @@ import re
 import sys
 import traceback
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from importlib import import_module
@@ -202,8 +202,8 @@ class Environment:
         its tools may follow the grammar."""
         if isinstance(grammar, str) and self.reference and "grammar" in self.settings:
             made = load_environment(self.reference, **{**self.settings, "grammar": grammar})
-            return replace(made, name=self.name)
-        return replace(self, grammar=grammar)
+            return made.called(self.name)
+        return self._changed(grammar=grammar)
 
     def tools_of(self, task: Task) -> list[Tool | ToolSource]:
         """The tools of a public task, those that have to be opened as what opens them."""
@@ -279,17 +279,37 @@ class Environment:
             found |= {"settings": dict(self.settings)} if self.settings else {}
         return found
 
+    def _as_loaded(self, settings: Mapping[str, Any]) -> Environment:
+        """Note that the reference gives this value with these settings. `dataclasses.replace` does
+        not keep the note, so a value that somebody changed is not taken for its reference."""
+        object.__setattr__(self, "_asked", dict(settings))
+        return self
+
+    def _changed(self, **changes: Any) -> Environment:
+        """A change that `passed_on` tells."""
+        made = replace(self, **changes)
+        return made._as_loaded(self._asked) if self.is_loadable else made  # type: ignore[attr-defined]
+
+    @property
+    def is_loadable(self) -> bool:
+        """Whether another process can load the same environment by its reference."""
+        return bool(self.reference) and hasattr(self, "_asked")
+
+    def called(self, name: str) -> Environment:
+        """The same environment under another name."""
+        return self._changed(name=name)
+
     def passed_on(self) -> Json:
         """What another process needs to load the same environment, which is never pickled; one
-        without a reference is found in this process only."""
-        if not self.reference:
+        that cannot be loaded is found in this process only."""
+        if not self.is_loadable:
             _HELD[id(self)] = self
             return {"held": id(self)}
         given = self.grammar
         value = GrammarBook([given]).to_json() if isinstance(given, Grammar) else str(given)
         return {
             "reference": self.reference,
-            "settings": dict(self.settings),
+            "settings": self._asked,  # type: ignore[attr-defined]
             "name": self.name,
             "code": self.code(),
             "grammar": value,
@@ -308,7 +328,7 @@ class Environment:
             )
         given = passed["grammar"]
         grammar = given if isinstance(given, str) else next(iter(GrammarBook.from_json(given)))
-        return replace(env, name=passed["name"], grammar=grammar)
+        return env._changed(name=passed["name"], grammar=grammar)
 
     # -- opening ----------------------------------------------------------------------------
 
@@ -392,7 +412,8 @@ class OpenEnvironment:
     ) -> None:
         assert environments, "no environment"
         self.environments, self.settings = tuple(environments), settings
-        self.grammars = GrammarBook([each.value() for each in environments])
+        self._grammar = {each.name: each.value() for each in environments}  # a file may change
+        self.grammars = GrammarBook(self._grammar.values())
         self._stack = stack
         self._opening = Opening(
             rollouts=max(1, rollouts),
@@ -402,7 +423,9 @@ class OpenEnvironment:
             unsafe_code=settings.unsafe_code,
         )
         self._sources: dict[Any, ToolsOf] = {}
-        self._first: Toolbox | None = None
+        self._dry = dry
+        self._one_at_a_time = asyncio.Lock()
+        self._first: dict[str, Toolbox] = {}
         self._given: Toolbox | None = None
         self._rewards: dict[str, Reward] = {}
         self._told: set[tuple[str, ...]] = set()
@@ -436,9 +459,9 @@ class OpenEnvironment:
             public, env = task.public(), self.of(task)
             if callable(env.tools) or env.name not in tried:
                 self._bound(env, await self.toolbox(public))
-                if env.name not in tried:
-                    tried.add(env.name)
+                if env.name not in tried and not self._dry:
                     await self._close(await self._state(env, public, ConfigError))
+                tried.add(env.name)
 
     def with_tools(self, box: Toolbox) -> OpenEnvironment:
         """The same environments with these tools for every task, a record's for instance."""
@@ -453,12 +476,14 @@ class OpenEnvironment:
         return closed
 
     async def toolbox(self, task: Task) -> Toolbox:
-        """The tools of a public task, before any session."""
+        """The tools of a task, which they see without gold, before any session."""
+        task = task.public()
         env = self.of(task)
+        first = self._first.get(env.name)
         if self._given is not None:
             return self._given
         if self.settings.observations == "closed_book":
-            return Toolbox(beside=self._first)
+            return Toolbox(beside=first)
         made: list[Tool] = []
         for each in env.tools_of(task):
             if isinstance(each, Tool):
@@ -466,18 +491,20 @@ class OpenEnvironment:
             else:
                 made += (await self._opened(each))(task)
         _check_names(env, made)
-        box = Toolbox(_with_blocks(env.value(), made), beside=self._first)
-        self._first = self._first or box
+        box = Toolbox(_with_blocks(self._grammar[env.name], made), beside=first)
+        self._first.setdefault(env.name, box)
         if self._cache is None:
             return box
         return cached(box, self._cache, check_mode(self.settings.mode))
 
     async def _opened(self, source: ToolSource) -> ToolsOf:
         """A source of tools, opened once for the process."""
-        if source not in self._sources:
-            context = source.open(self._opening)
-            self._sources[source] = await self._stack.enter_async_context(context)
-        return self._sources[source]
+        async with self._one_at_a_time:
+            if source not in self._sources:
+                with boundary(ToolError, f"opening {type(source).__name__}"):
+                    context = source.open(self._opening)
+                    self._sources[source] = await self._stack.enter_async_context(context)
+            return self._sources[source]
 
     async def _state(self, env: Environment, task: Task, fault: type[CoaError]) -> Any:
         if env.setup is None:
@@ -487,15 +514,19 @@ class OpenEnvironment:
             return await made if inspect.isawaitable(made) else made
 
     async def _close(self, state: Any) -> None:
-        """Let a state that holds something give it back."""
-        if hasattr(state, "close"):
+        """Let a state that holds something give it back; what fails then costs no result."""
+        if not hasattr(state, "close"):
+            return
+        try:
             closed = state.close()
             if inspect.isawaitable(closed):
                 await closed
+        except Exception as exc:
+            print(f"coa: closing a state failed: {type(exc).__name__}: {exc}", file=sys.stderr)
 
     def _bound(self, env: Environment, box: Toolbox) -> Grammar:
         """The grammar of an environment with these tools, which are all that it names."""
-        grammar = env.value()
+        grammar = self._grammar[env.name]
         replaced = self._given is not None or self.settings.observations == "closed_book"
         if not replaced and not env.is_template:
             for name in grammar.tool_roles:
@@ -529,13 +560,16 @@ class OpenEnvironment:
 
     @asynccontextmanager
     async def session(self, task: Task) -> AsyncIterator[Session]:
-        """What one rollout of a public task works with; a `setup` that fails is a `ToolError`."""
+        """What one rollout of a task works with, which is seen without gold; a `setup` that fails
+        is a `ToolError`."""
+        task = task.public()
         env = self.of(task)
         box = await self.toolbox(task)
         grammar = self._bound(env, box)
         state = await self._state(env, task, ToolError)
         try:
-            yield Session(box.with_state(state), grammar, state)
+            async with box.with_state(state).opened() as tools:
+                yield Session(tools, grammar, state)
         finally:
             await self._close(state)
 
@@ -548,9 +582,8 @@ class OpenEnvironment:
             try:
                 session = await stack.enter_async_context(self.session(public))
             except ToolError as error:
-                box = await self.toolbox(public)
-                grammar = self._bound(self.of(task), box)
-                lost = Rollout(public, engine, grammar, box, book=self.grammars, **how)
+                grammar = self._grammar[self.of(task).name]
+                lost = Rollout(public, engine, grammar, Toolbox(), book=self.grammars, **how)
                 lost.fail(error)
                 yield lost
                 return
@@ -559,7 +592,8 @@ class OpenEnvironment:
             )
             yield playing
             made = playing.trajectory
-            if self.takes_state(task) and not made.failed_outside:
+            judged = self._given is None and (task.answers or task.gold)
+            if judged and self.takes_state(task) and not made.failed_outside:
                 scored = await self.reward_of(task).score(task, made, session.state)
                 made.scored = scored.to_json()
 
@@ -587,7 +621,8 @@ class OpenEnvironment:
     async def _try(self, reward: Reward, env: Environment, task: Task) -> None:
         """Ask a reward of one's own about a trajectory without an answer, of which there will be
         some: what is wrong with it is found before any rollout."""
-        nothing = Trajectory(task.id, task.question, env.value().name, stop=StopReason.TURNS)
+        name = self._grammar[env.name].name
+        nothing = Trajectory(task.id, task.question, name, stop=StopReason.TURNS)
         nothing.book = self.grammars
         state = await self._state(env, task.public(), ConfigError)
         try:
@@ -612,8 +647,10 @@ class OpenEnvironment:
     async def score(self, task: Task, trajectory: Trajectory) -> Scored:
         """What a trajectory is worth; one that was judged with its state says so itself."""
         reward = self.reward_of(task)
-        if not reward.takes_state or trajectory.failed_outside:
+        if not reward.takes_state:
             return await reward.score(task, trajectory)
+        if trajectory.failed_outside:  # its state was not judged, and nobody counts it as a failure
+            return Scored(0.0)
         if trajectory.scored is None:
             raise UsageError(
                 f"task {task.id}: the reward {reward.name!r} judges with the state of the rollout, "
@@ -778,6 +815,9 @@ def load_environment(reference: str | Path | Environment, **settings: Any) -> En
             )
         return reference
     given, path = str(reference), Path(reference)
+    shipped: Any = import_module(f"{__package__}.environments")
+    if given in shipped.NAMES:  # a folder of that name is ./NAME
+        return _loaded(_made(shipped.maker(given), given, settings), given, settings, ())
     if path.is_dir():
         for name in (FILE, "environment.py"):
             if (path / name).is_file():
@@ -802,15 +842,11 @@ def load_environment(reference: str | Path | Environment, **settings: Any) -> En
         source = inspect.getsourcefile(sys.modules[given.partition(":")[0]])
         files = (Path(source),) if source else ()
         return _loaded(_made(found, given, settings), given, settings, files)
-    shipped = import_module(f"{__package__}.environments")
-    if given not in shipped.NAMES:
-        hint = did_you_mean(given, shipped.NAMES)
-        raise UsageError(
-            f"environment {given!r}: no such folder or file, and none of that name is shipped."
-            f"{hint} Own ones: a folder with {FILE}, a file, or module:attribute."
-        )
-    make = shipped.maker(given)
-    return _loaded(_made(make, given, settings), given, settings, ())
+    hint = did_you_mean(given, shipped.NAMES)
+    raise UsageError(
+        f"environment {given!r}: no such folder or file, and none of that name is shipped."
+        f"{hint} Own ones: a folder with {FILE}, a file, or module:attribute."
+    )
 
 
 def _made(found: Any, reference: str, settings: Mapping[str, Any]) -> Environment:
@@ -836,7 +872,8 @@ def _loaded(
     env: Environment, reference: str, settings: Mapping[str, Any], files: Sequence[Path]
 ) -> Environment:
     held = {**env.settings, **settings}
-    return replace(env, reference=reference, settings=held, files=(*env.files, *files))
+    made = replace(env, reference=reference, settings=held, files=(*env.files, *files))
+    return made._as_loaded(settings)
 
 
 def _check_settings(
@@ -855,9 +892,11 @@ def _check_settings(
             raise ConfigError(f"environment {reference!r} has no setting {name!r}.{hint}")
 
 
-def _own_files(folder: Path) -> tuple[Path, ...]:
-    """The files of an environment: its modules and its .toml files."""
-    return tuple(sorted(p for p in folder.iterdir() if p.suffix in (".py", ".toml")))
+def _own_files(folder: Path, grammar: str = "") -> tuple[Path, ...]:
+    """The files of an environment: its modules, its .toml and its grammar. A recipe beside them is
+    none of these."""
+    named = [folder / FILE, *([Path(grammar)] if grammar.endswith(".toml") else [])]
+    return tuple(sorted([*folder.glob("*.py"), *(path for path in named if path.is_file())]))
 
 
 def _from_toml(path: Path, settings: Mapping[str, Any]) -> Environment:
@@ -896,9 +935,12 @@ def _from_toml(path: Path, settings: Mapping[str, Any]) -> Environment:
         }
     setup = with_settings(beside(read.setup), "task") if read.setup else None
     reward = beside(read.reward) if _is_reference(read.reward) else read.reward
-    if unused := [name for name in settings if name not in used]:
-        hint = did_you_mean(unused[0], [*used, *read.settings])
-        raise ConfigError(f"environment {path} has no setting {unused[0]!r}.{hint}")
+    if unused := [name for name in held if name not in used]:
+        hint = did_you_mean(unused[0], used)
+        raise ConfigError(
+            f"environment {path} has no setting {unused[0]!r}: neither its setup nor its tasks "
+            f"function takes it.{hint}"
+        )
     grammar = read.grammar
     if grammar.endswith(".toml"):
         grammar = str(_path_beside(folder, grammar))
@@ -912,7 +954,8 @@ def _from_toml(path: Path, settings: Mapping[str, Any]) -> Environment:
         setup=setup,
         groups=tuple(read.groups),
     )
-    return _loaded(made, str(path.resolve()), held, _own_files(folder))
+    made = replace(made, settings=held)
+    return _loaded(made, str(path.resolve()), settings, _own_files(folder, grammar))
 
 
 def _is_reference(name: str) -> bool:
@@ -969,7 +1012,8 @@ def load_module(path: Path) -> Any:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
-        spec.loader.exec_module(module)
+        with _beside(path.parent):
+            spec.loader.exec_module(module)
     except BaseException as exc:
         del sys.modules[name]
         if not isinstance(exc, Exception):
@@ -980,6 +1024,29 @@ def load_module(path: Path) -> Any:
             f"{path.name}{at}: importing it failed: {type(exc).__name__}: {exc}"
         ) from exc
     return module
+
+
+@contextmanager
+def _beside(folder: Path) -> Iterator[None]:
+    """Let modules of one folder import each other although another folder has modules of the same
+    names: these are out of the way meanwhile, and the folder is searched first."""
+    siblings = {path.stem: path for path in folder.glob("*.py")}
+    held = {name: sys.modules[name] for name in siblings if name in sys.modules}
+    others = {name: each for name, each in held.items() if _file_of(each) != siblings[name]}
+    elsewhere = (Path(place) for place in sys.path if place and Path(place) != folder)
+    taken = any((place / f"{name}.py").is_file() for place in elsewhere for name in siblings)
+    if not others and not taken:
+        yield
+        return
+    for name in others:
+        del sys.modules[name]
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
+        sys.path.append(str(folder))
+        sys.modules.update(others)
 
 
 def _file_of(module: Any) -> Path | None:

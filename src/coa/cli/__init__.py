@@ -67,7 +67,7 @@ def main() -> None:
     try:
         app()
     except CoaError as error:
-        print(f"coa: {error}", file=sys.stderr)
+        print(f"coa: {' '.join(str(error).splitlines())}", file=sys.stderr)
         raise SystemExit(2) from None
     except SystemExit as ended:
         if ended.code == 130:  # what typer makes of Ctrl-C

@@ -144,7 +144,9 @@ async def convert_one(
     judging = replace(task, question=public.question) if task is not None else None
 
     async def judged(trajectory: Trajectory) -> float | None:
-        return None if task is None else (await opened.score(task, trajectory)).score
+        if task is None or (opened.takes_state(public) and trajectory.scored is None):
+            return None  # a record has no state that could be judged
+        return (await opened.score(task, trajectory)).score
 
     try:
         with _odd("its tools do not fit into the grammar"):
@@ -480,7 +482,7 @@ def _with_tasks(
 
 
 def _workers(asked: int | None, episodes: int, environments: Sequence[Environment]) -> int:
-    if all(env.reference for env in environments):
+    if all(env.is_loadable for env in environments):
         return crew_size(episodes) if asked is None else asked
     if asked not in (None, 1):
         _say(

@@ -109,7 +109,7 @@ def at_home(tasks: TaskSet, **settings: Any) -> tuple[tuple[Environment, ...], T
         if key not in made:
             given = {k: v for k, v in settings.items() if alone or takes(name, k)}
             env = load_environment(name, **{**own, **given})
-            made[key] = replace(env, name=key.replace(" ", ":"))
+            made[key] = env.called(key.replace(" ", ":"))
         env = made[key]
         known = environment_name(task) == env.name
         named.append(task if known else replace(task, meta={**task.meta, "environment": env.name}))

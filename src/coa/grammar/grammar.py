@@ -379,7 +379,8 @@ class Grammar:
             is no tool at all."""
             told = tuple(dict.fromkeys(ANY_TOOL if name in gone else name for name in names))
             told = told if bound else tuple(name for name in told if name != ANY_TOOL)
-            return (told or self.of_kind("answer")) if gone & {*names} else names
+            lost = gone & {*names} or (ANY_TOOL in names and not bound)
+            return (told or self.of_kind("answer")) if lost else names
 
         roles = tuple(replace(role, next=left(role.next)) for role in (*before, *bound, *after))
         start = left(self.start)

@@ -203,7 +203,7 @@ def _workers(
     why = ""
     if any(hasattr(each, "opened") for each in teachers):  # it keeps something beside the file
         why = f"the teacher {_name(teachers[0])} works in one process"
-    elif not all(env.reference for env in environments):
+    elif not all(env.is_loadable for env in environments):
         why = "an environment that is made in Python works in its own process"
     if why:
         if workers not in (None, 1):
@@ -226,7 +226,8 @@ def _identity(teacher: Teacher, options: Json) -> Json:
 
 def _at_home(task: Task, environments: Sequence[Environment]) -> Task:
     """The task, which names its environment, so that what is made of it does, too."""
-    name = task.meta.get("environment", environments[0].name)
+    known = {env.name for env in environments}
+    name = environment_name(task) if environment_name(task) in known else environments[0].name
     return replace(task, meta={**task.meta, "environment": name})
 
 

@@ -38,6 +38,7 @@ from coa.rewards.mathematics import MathSettings, open_math
 from coa.rewards.programs import ProgramSettings, open_tests, suite_of
 from coa.rewards.scored import Checker, Part, Scored, Scorer, part_of
 from coa.tasks import Task
+from coa.tools.functions import is_state
 from coa.trajectory import Trajectory
 
 _TOKEN = re.compile(r"\s*(?:(\d+\.?\d*|\.\d+)|([A-Za-z_][\w.]*(?::[\w.]*)?)|([-+*/()]))")
@@ -425,29 +426,32 @@ def own_name(own: Own) -> str:
 
 def function(scorer: Own, name: str) -> Checker:
     """A function as a part: ours or one's own, synchronous or not, with the state or without."""
-    with_state = takes_state(scorer)
+    asked = state_parameter(scorer)
 
     async def judge(task: Task, trajectory: Trajectory, state: Any = None) -> Part:
         with boundary(ConfigError, f"reward {name!r}, on task {task.id},", located=True):
-            given = (task, trajectory, state) if with_state else (task, trajectory)
-            found = scorer(*given)
+            found = scorer(task, trajectory, **({asked: state} if asked else {}))
             if inspect.isawaitable(found):
                 found = await found
         return part_of(found, name, task)
 
-    judge.takes_state = with_state  # type: ignore[attr-defined]
+    judge.takes_state = bool(asked)  # type: ignore[attr-defined]
     return judge
 
 
-def takes_state(scorer: Own) -> bool:
-    """Whether a reward is a function of three: the task, the trajectory and the state."""
+def state_parameter(scorer: Own) -> str:
+    """The parameter of a reward that is given the state: one annotated `State` or named `state`,
+    else a third one that has no default; empty where there is none."""
     try:
-        parameters = inspect.signature(scorer).parameters.values()
+        parameters = list(inspect.signature(scorer).parameters.values())
     except (TypeError, ValueError):  # of something built in
-        return False
-    placed = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    needed = [p for p in parameters if p.kind in placed and p.default is p.empty]
-    return len(needed) > 2
+        return ""
+    for each in parameters[2:]:
+        if each.name == "state" or is_state(each.annotation):
+            return each.name
+    third = parameters[2] if len(parameters) > 2 else None
+    plain = third is not None and third.kind is third.POSITIONAL_OR_KEYWORD
+    return third.name if third is not None and plain and third.default is third.empty else ""
 
 
 async def together(judging: Iterable[Coroutine[Any, Any, Scored]]) -> list[Scored]:

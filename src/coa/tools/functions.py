@@ -63,7 +63,7 @@ def tool(
 
 def _tool(function: Callable[..., Any], name: str, errors: Blames, limits: dict[str, Any]) -> Tool:
     hints = _hints(function, name)
-    states = [each for each, hint in hints.items() if _is_state(hint)]
+    states = [each for each, hint in hints.items() if is_state(hint)]
     parameters = [
         each for each in inspect.signature(function).parameters.values() if each.name not in states
     ]
@@ -150,8 +150,13 @@ def _hints(function: Callable[..., Any], name: str) -> dict[str, Any]:
         ) from exc
 
 
-def _is_state(hint: Any) -> bool:
-    return hint is State or (get_origin(hint) is Annotated and State in get_args(hint)[1:])
+def is_state(hint: Any) -> bool:
+    """Whether an annotation asks for the state of a rollout, perhaps optionally."""
+    if isinstance(hint, str):
+        return hint.split("|")[0].strip() in ("State", "coa.State")
+    if get_origin(hint) is Annotated:
+        return State in get_args(hint)[1:]
+    return hint is State or State in get_args(hint)
 
 
 def _takes_text(parameters: list[inspect.Parameter], hints: dict[str, Any]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import replace
 from itertools import chain
@@ -43,7 +43,20 @@ TOLERATED = 0.1
 def read_rl_recipe(path: Path | None, overrides: Sequence[str]) -> RlRecipe:
     """The recipe, with what its loss preset says where the recipe says nothing."""
     recipe = load_recipe(path, overrides, RlRecipe, preset_defaults(path, overrides))
+    given = {override.partition("=")[0].strip() for override in overrides}
+    if "env" in given:  # the tasks of a recipe are for the environment that it was written for
+        recipe = with_own_tasks(recipe, given)
     return dataclasses.replace(recipe, rl=with_length(recipe.rl, recipe.rollout))
+
+
+def with_own_tasks(recipe: RlRecipe, given: Collection[str]) -> RlRecipe:
+    """The recipe with the tasks of its environments instead of those that it names itself, unless
+    they were `given` with it."""
+    check = recipe.check
+    if check.tasks and "check.tasks" not in given:
+        check = dataclasses.replace(check, tasks="", split=check.split or "test")
+    tasks = recipe.tasks if "tasks" in given else ""
+    return dataclasses.replace(recipe, tasks=tasks, check=check)
 
 
 def rl_from_recipe(path: Path, overrides: Sequence[str], note: Note) -> Path:
