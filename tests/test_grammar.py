@@ -228,10 +228,11 @@ def test_a_grammar_without_roles_is_refused(text: str, message: str) -> None:
         grammar_from_toml(text, where="mine.toml")
 
 
-def test_a_tool_successor_without_any_tool_is_a_dead_end() -> None:
-    dead = TINY.replace('next = ["tool", "answer"]', 'next = ["tool"]')
-    with pytest.raises(GrammarError, match="'plan' has no successor"):
-        grammar_from_toml(dead).with_tools([])
+def test_where_only_a_tool_could_follow_and_none_is_left_an_answer_may() -> None:
+    """As in a control that takes the tools away from a grammar of one's own."""
+    only = TINY.replace('next = ["tool", "answer"]', 'next = ["tool"]')
+    without = grammar_from_toml(only).with_tools([])
+    assert without.by_name["plan"].next == without.of_kind("answer")
 
 
 # -- succession ------------------------------------------------------------------------------
