@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from coa.engines import Engine, load_engine
 from coa.environment import OpenEnvironment, ToolSettings, open_environments
+from coa.io.progress import say
 from coa.io.runs import Appender, Json
 from coa.loop import Budget, Decoding
 from coa.models.references import pull_missing, resolve_default
@@ -48,11 +48,11 @@ async def ask_once(question: str, how: Asking, out_path: Path | None, quiet: boo
         settings=how.settings,
         grammar=how.grammar,
         model=model,
-        note=_say,
+        note=say,
     )
     if out_path is not None:
         Appender(out_path).close()  # what cannot be written is found out before the work
-    pull_missing(model, _say)
+    pull_missing(model, say)
     decoding = Decoding(
         temperature=how.temperature,
         seed=how.seed,
@@ -68,10 +68,6 @@ async def ask_once(question: str, how: Asking, out_path: Path | None, quiet: boo
             return await answer(task, engine, opened, decoding, Budget(), out, out_path)
         finally:
             await engine.close()
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr)
 
 
 async def answer(

@@ -1063,8 +1063,9 @@ def _is_elsewhere(name: str, path: Path) -> bool:
     return spec is not None and (spec.origin is None or Path(spec.origin).resolve() != path)
 
 
-def shipped_home(meta: Mapping[str, Any]) -> Environment | None:
-    """The shipped environment that the task of a record belongs to; None: it is of another."""
+def shipped_home(meta: Mapping[str, Any]) -> Environment:
+    """The shipped environment that the task of a record belongs to; the one for any question where
+    it is of another."""
     shipped: Any = import_module(f"{__package__}.environments")
     named = str(meta.get("environment") or "").partition(":")[0]
     name, _ = shipped.home_of(Task("?", meta={**meta, "set": named} if named else meta))

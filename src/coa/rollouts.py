@@ -126,9 +126,7 @@ def choose_environments(
     environment is of the shipped ones that its tasks belong to. `grammar` stands in for that of
     the environments; without an environment `auto` is the one that the model was trained on.
     """
-    given = [references] if isinstance(references, str | Path | Environment) else [*references]
-    given = [each for each in given if each]
-    chosen = {**(settings or {}), **(tools or ToolSettings()).settings()}
+    given, chosen = _asked(references, settings, tools)
     loaded = TaskSet.load(Path(tasks)) if isinstance(tasks, str | Path) and str(tasks) else tasks
     if given:
         environments = environments_for(given, **chosen)
@@ -153,9 +151,7 @@ def default_environments(
 ) -> tuple[Environment, ...]:
     """The environments for questions that belong to no tasks: those that are named, or the shipped
     one that a model of this package is at home in."""
-    given = [references] if isinstance(references, str | Path | Environment) else [*references]
-    given = [each for each in given if each]
-    chosen = {**(settings or {}), **(tools or ToolSettings()).settings()}
+    given, chosen = _asked(references, settings, tools)
     if given:
         return _in_grammar(environments_for(given, **chosen), grammar, model, note)
     check_home(model)
@@ -166,6 +162,15 @@ def default_environments(
         choices = ", ".join(known)
         raise ConfigError(f"{model} was trained on several: {choices}. Choose one with --grammar.")
     return _as_trained((env,), grammar, model)
+
+
+def _asked(
+    references: References, settings: Json | None, tools: ToolSettings | None
+) -> tuple[list[str | Path | Environment], Json]:
+    """The references that were given, one or several, and all settings for what they name."""
+    given = [references] if isinstance(references, str | Path | Environment) else [*references]
+    chosen = {**(settings or {}), **(tools or ToolSettings()).settings()}
+    return [each for each in given if each], chosen
 
 
 def check_home(model: str) -> None:

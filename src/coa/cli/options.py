@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from coa.errors import UsageError
+from coa.io.progress import say
 
 if TYPE_CHECKING:
     from coa.environment import ToolSettings
@@ -80,6 +80,5 @@ def emit(record: Any) -> None:
     print(json.dumps(record, ensure_ascii=False))
 
 
-def note(line: str) -> None:
-    """Say something that is not a result."""
-    print(line, file=sys.stderr)
+note = say
+"""Says something that is not a result."""

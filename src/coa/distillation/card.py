@@ -45,13 +45,13 @@ _BY_WORDS = """\
 def set_of(trajectory: Trajectory) -> str:
     """The shipped environment that a chain's question is of, where it says its terms."""
     home = shipped_home(trajectory.meta)
-    return home.name if home and home.terms else OTHER_TASKS
+    return home.name if home.terms else OTHER_TASKS
 
 
 def _terms(distinct: Sequence[Trajectory]) -> list[Terms]:
     """The terms of all environments that chains are of, each once."""
     homes = (shipped_home(each.meta) for each in distinct)
-    return list(dict.fromkeys(home.terms for home in homes if home and home.terms))
+    return list(dict.fromkeys(home.terms for home in homes if home.terms))
 
 
 def licence_names(distinct: Sequence[Trajectory]) -> list[str]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
@@ -46,7 +45,7 @@ from coa.grammar.grammar import Grammar, is_block_name
 from coa.grammar.load import GrammarBook, block_names
 from coa.grammar.prompt import PromptKind
 from coa.io.collect import Line, Rehearsal, collect, spread_out
-from coa.io.progress import counted
+from coa.io.progress import counted, say
 from coa.io.runs import (
     Json,
     Run,
@@ -456,7 +455,7 @@ def _places(
     fit, public, unfit = _with_tasks(episodes, not env and settings.grammar == "auto")
     environments, found = choose_environments(env, TaskSet(tuple(public)), **how)
     if env and gold is None and any(each.tasks is not None for each in environments):
-        gold = {task.id: task for task in tasks_of(environments, settings.split, _say)}
+        gold = {task.id: task for task in tasks_of(environments, settings.split, say)}
     for each, task in zip(fit, found, strict=True):
         each.meta = dict(task.meta)
     return environments, fit, gold, unfit
@@ -485,7 +484,7 @@ def _workers(asked: int | None, episodes: int, environments: Sequence[Environmen
     if all(env.is_loadable for env in environments):
         return crew_size(episodes) if asked is None else asked
     if asked not in (None, 1):
-        _say(
+        say(
             f"coa: workers {asked} is ignored: an environment that is made in Python works in its "
             "own process"
         )
@@ -514,10 +513,6 @@ def _opened_with(
     return asyncio.run(tried())
 
 
-def _say(line: str) -> None:
-    print(line, file=sys.stderr)
-
-
 def _compare_tools(episodes: Path, now: Mapping[str, str]) -> None:
     """Say that the calls were made elsewhere than they will be replayed: each would be answered in
     another way, and its episode dropped."""
@@ -526,7 +521,7 @@ def _compare_tools(episodes: Path, now: Mapping[str, str]) -> None:
         return
     held = read_object(manifest)
     if "answers" in held and held["answers"] != now.get("answers"):
-        _say(
+        say(
             f"{episodes}: was recorded with another corpus than is given here; where its calls are "
             "answered differently it does not replay"
         )
@@ -650,7 +645,7 @@ def _shared(
     environments: Sequence[Environment],
 ) -> Json:
     """What every process needs to know."""
-    asked = one_of_each((Task("?", meta=each.meta) for each in episodes), environments)
+    asked = one_of_each(Task("?", meta=each.meta) for each in episodes)
     return {
         "environments": [env.passed_on() for env in environments],
         "prompt": settings.prompt,

@@ -15,7 +15,6 @@ import asyncio
 import concurrent.futures
 import contextlib
 import json
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -33,6 +32,7 @@ from coa.engines.sampling import Matchers
 from coa.errors import CoaError, ConfigError, EngineError, MissingExtra, ModelError
 from coa.io.machine import fair_cores, keep_freed_memory, native_bfloat16, processes_here
 from coa.io.machine import memory_gb as memory_gb_of_machine
+from coa.io.progress import say
 from coa.models.adapters import Adapter, adapter_hash, read_adapter
 from coa.models.codec import Codec
 from coa.models.references import base_hash, model_folder, resolve
@@ -177,7 +177,7 @@ class LocalEngine(CodecEngine):
         if source.adapter is not None:
             adapter = read_adapter(source.adapter, self.base_sha256)
             self._weights += f"+{adapter_hash(source.adapter)[:8]}"
-        self._forward = self._make_forward(slots, memory_gb, adapter, deterministic, note or _say)
+        self._forward = self._make_forward(slots, memory_gb, adapter, deterministic, note or say)
         self._eos = _eos_ids(self._folder, config, self.codec)
         guess = guess and self._forward.can_rewind and not deterministic  # a wrong one is undone
         guesses = Guesses() if guess else None
@@ -382,10 +382,6 @@ def _answer(ticket: _Ticket, request: BatchRequest) -> None:
         return
     masses = request.masses if request.matcher is not None else None
     ticket.resolve(Completion(request.ids, request.logprobs, request.finish, masses))
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr)
 
 
 def _post(loop: asyncio.AbstractEventLoop, on_text: OnText, text: str) -> None:

@@ -15,7 +15,6 @@ import asyncio
 import json
 import os
 import secrets
-import sys
 import tempfile
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -35,6 +34,7 @@ from coa.engines.server_apis import (
 )
 from coa.engines.transport import ServerRefused, ServerUsage, Transport, offered
 from coa.errors import CoaError, EngineError, ModelError, did_you_mean
+from coa.io.progress import say
 from coa.models.adapters import Adapter, check_base, write_adapter
 from coa.models.codec import Codec
 from coa.models.references import BASE, is_pulled, model_folder, resolve
@@ -275,7 +275,7 @@ class OpenAIEngine(CodecEngine):
         if source.kind != "openai" or source.model is None or source.url is None:
             raise ModelError(f"{ref!r} is not a model on a server (openai:MODEL@URL).")
         self._name, self._model, self._weights = ref, source.model, source.model
-        self._note = note or _say
+        self._note = note or say
         self._prompts: OrderedDict[tuple[int, ...], tuple[str, str]] = OrderedDict()
         self._transport = Transport(
             source.url, at_once=slots, timeout_s=timeout_s, retries=retries, backoff_s=backoff_s
@@ -476,7 +476,3 @@ def _folder(entry: dict[str, Any]) -> Path | None:
     root = entry.get("root")
     found = Path(root) if isinstance(root, str) else None
     return found if found is not None and found.is_dir() else None
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr)

@@ -78,7 +78,9 @@ def summarise(
         "k": max(map(len, samples.values())),
         "accuracy": round(overall.value, 4),
         "ci95": [round(overall.low, 4), round(overall.high, 4)],
-        "outcomes": _outcomes(samples),
+        "outcomes": count_outcomes(
+            (sample.score, sample.trajectory.answer) for own in samples.values() for sample in own
+        ),
         **sample_figures(tasks, samples, chosen_by),
         **_overlap(by_id, trajectories),
         **_spent(trajectories, solved),
@@ -90,13 +92,6 @@ def summarise(
     for column, groups in _grouped(tasks, means, groups_of).items():
         summary[f"by_{column}"] = groups
     return summary, records
-
-
-def _outcomes(samples: Mapping[str, Sequence[Sample]]) -> Json:
-    """How many rollouts were right, wrong, and without an answer."""
-    every = [sample for own in samples.values() for sample in own]
-    counts = Counter(outcome(sample.score, sample.trajectory.answer) for sample in every)
-    return {name: counts[name] for name in ("right", "wrong", "no answer")}
 
 
 def _overlap(by_id: Mapping[str, Task], trajectories: Sequence[Trajectory]) -> Json:
@@ -180,11 +175,12 @@ def save_summary(directory: Path, summary: Json, records: Sequence[Json]) -> Non
     write_atomic(directory / SUMMARY, json.dumps(summary, indent=2) + "\n")
 
 
-def outcome(score: float, answer: str | None) -> str:
-    """What became of a rollout, in the words of tables and pages: right, wrong or no answer."""
-    if score >= 1.0:
-        return "right"
-    return "wrong" if answer is not None else "no answer"
+def count_outcomes(judged: Iterable[tuple[float, str | None]]) -> Json:
+    """How many rollouts, by score and answer, were right, wrong, and without an answer."""
+    found = {"right": 0, "wrong": 0, "no answer": 0}
+    for score, answer in judged:
+        found["right" if score >= 1.0 else "wrong" if answer is not None else "no answer"] += 1
+    return found
 
 
 def outcome_line(directory: Path) -> str:
@@ -193,10 +189,9 @@ def outcome_line(directory: Path) -> str:
     scores = directory / SCORES
     if not scores.is_file():
         return ""
-    lines = read_records(scores, lambda r: outcome(float(r["score"]), r.get("answer")))
-    counts = Counter(lines)
-    listed = ", ".join(f"{counts[name]} {name}" for name in ("right", "wrong", "no answer"))
-    return f"{len(lines)} rollouts: {listed}"
+    pairs = read_records(scores, lambda r: (float(r["score"]), r.get("answer")))
+    listed = ", ".join(f"{count} {name}" for name, count in count_outcomes(pairs).items())
+    return f"{len(pairs)} rollouts: {listed}"
 
 
 # -- finished evaluations ---------------------------------------------------------------------

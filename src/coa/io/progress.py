@@ -17,6 +17,11 @@ from typing import Any, Literal, TextIO
 Mode = Literal["auto", "bar", "plain", "silent"]
 
 
+def say(line: str) -> None:
+    """Tell a person something that is not a result: on stderr, in a line of its own."""
+    print(line, file=sys.stderr)
+
+
 class Progress:
     """Counts items of `what`; `done` of `total` were finished by an earlier part of the run."""
 

@@ -8,7 +8,6 @@ are recorded.
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from coa.environment import Environment, ToolSettings, environment_name, open_environments
 from coa.errors import RecordError, UsageError
 from coa.io.collect import Line, Rehearsal, collect, spread_out
-from coa.io.progress import counted
+from coa.io.progress import counted, say
 from coa.io.runs import Appender, Json, check_growing, claim, dumps, manifest_beside, read_records
 from coa.io.workers import Crew, Work, crew_size
 from coa.recording import Teacher, load_teacher, opened, recorded
@@ -168,7 +167,7 @@ def _job(asked: Recording, out: Path) -> _Job:
         tools=asked.tools,
         settings=dict(asked.settings),
         grammar=asked.grammar,
-        note=_say,
+        note=say,
     )
     teacher = asked.teacher or ("" if asked.env else "experts")
     loaded = [load_teacher(_teacher_of(env, teacher), **options) for env in environments]
@@ -182,7 +181,7 @@ def _job(asked: Recording, out: Path) -> _Job:
     if not isinstance(teacher, str):
         environments = tuple(replace(env, teacher=teacher, reference="") for env in environments)
     settings["environments"] = [env.passed_on() for env in environments]
-    settings["tasks"] = [task.to_json() for task in one_of_each(public, environments)]
+    settings["tasks"] = [task.to_json() for task in one_of_each(public)]
     named = teacher if isinstance(teacher, str) and teacher else _name(loaded[0])
     claimed: Json = {"teacher": named, **_identity(loaded[0], options), "seed": asked.seed}
     claimed |= {} if asked.grammar == "auto" else {"grammar": asked.grammar}
@@ -207,7 +206,7 @@ def _workers(
         why = "an environment that is made in Python works in its own process"
     if why:
         if workers not in (None, 1):
-            _say(f"coa: workers {workers} is ignored: {why}")
+            say(f"coa: workers {workers} is ignored: {why}")
         return 1
     if workers is None:  # a teacher of one's own may not be made for several processes
         ours = all(_name(each) == "experts" for each in teachers)
@@ -242,7 +241,7 @@ def _opened_with(environments: Sequence[Environment], settings: Json, tools: Too
     return asyncio.run(inputs())
 
 
-def one_of_each(tasks: Iterable[Task], environments: Sequence[Environment]) -> list[Task]:
+def one_of_each(tasks: Iterable[Task]) -> list[Task]:
     """A task for each way in which tools are opened: enough to find out what is missing."""
     found: dict[Any, Task] = {}
     for task in tasks:
@@ -250,10 +249,6 @@ def one_of_each(tasks: Iterable[Task], environments: Sequence[Environment]) -> l
         key = (environment_name(task), str(meta.get("world")), meta.get("grammar"))
         found.setdefault((*key, "tools" in meta), task)
     return list(found.values())
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr)
 
 
 def rehearse_recording(recording: Recording, out: Path) -> Rehearsal | CostEstimate:
@@ -268,7 +263,7 @@ def rehearse_recording(recording: Recording, out: Path) -> Rehearsal | CostEstim
 
     async def work() -> tuple[float, list[Json]]:
         async with recorder({**job.settings, "out": ""}) as record:
-            for task in one_of_each(chosen, ()):  # opens what is opened once, which is not timed
+            for task in one_of_each(chosen):  # opens what is opened once, which is not timed
                 await record(task.to_json())
             begun = time.monotonic()
             done = [await record(task.to_json()) for task in chosen]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from torch import Tensor
 from coa.engines.local import positions_of
 from coa.errors import ModelError, TrainingError
 from coa.io.files import open_to_others
+from coa.io.progress import say
 from coa.models.adapters import (
     CONFIG,
     MANIFEST,
@@ -151,7 +151,7 @@ class Policy:
             lora = None if full else ADAPTER
             self._lean = LeanLlama(causal_of(self.model), config, lora, dtype, max_length)
         else:
-            self._plain.find_out(ref, note or _say)
+            self._plain.find_out(ref, note or say)
         self._reference = [p.detach().clone() for p in self.parameters] if keep_reference else None
 
     @property
@@ -344,10 +344,6 @@ class Policy:
             if name not in held:
                 raise ModelError(f"{folder}: its weights have no tensor {name!r}.")
             parameter.copy_(spread_like(held[name], parameter))
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr)
 
 
 def replace_folder(new: Path, target: Path) -> None:
