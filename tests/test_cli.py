@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from coa.asking import Asking, ask_once
+from coa.asking import ask_once
 from coa.cli import main
 from coa.environments import make_tasks
+from coa.rollouts import AgentSettings
 from coa.tasks import TaskSet
 from coa.trajectory import (
     Author,
@@ -325,7 +326,7 @@ async def test_a_cancelled_question_leaves_a_valid_partial_trajectory(
     asking = asyncio.create_task(
         ask_once(
             QUESTION,
-            Asking(model=f"scripted:{tmp_path / 'model.jsonl'}", grammar="mhqa"),
+            AgentSettings(model=f"scripted:{tmp_path / 'model.jsonl'}", grammar="mhqa"),
             out_path=tmp_path / "t.jsonl",
             quiet=False,
         )

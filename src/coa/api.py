@@ -25,7 +25,6 @@ from coa.trajectory import Trajectory, load_trajectories
 
 if TYPE_CHECKING:
     from coa.distillation.dataset import Distilled
-    from coa.environment import ToolSettings
     from coa.recording.record import Recorded
 
 
@@ -73,15 +72,13 @@ def ask(
     model: str = "auto",
     *,
     quiet: bool = True,
-    tools: ToolSettings | None = None,
     **how: Any,
 ) -> Trajectory:
-    """Answer one question; `how` is grammar, prompt, temperature, constrain, seed, settings."""
-    from coa.asking import Asking, ask_once
-    from coa.environment import ToolSettings
+    """Answer one question; `how` is what `AgentSettings` takes: grammar, prompt, tools ..."""
+    from coa.asking import ask_once
+    from coa.rollouts import AgentSettings
 
-    asked = Asking(env=env, model=model, tools=tools or ToolSettings(), **how)
-    return asyncio.run(ask_once(question, asked, None, quiet))
+    return asyncio.run(ask_once(question, AgentSettings(model, env, **how), None, quiet))
 
 
 def record(env: References, out: Place, *, teacher: Any = "", **how: Any) -> Recorded:
@@ -154,7 +151,7 @@ def evaluate(env: References, *, model: str = "auto", out: Place, **settings: An
     from coa.evaluation.run import EvalSettings, run_eval
 
     directory = Path(out)
-    summary = run_eval(EvalSettings(model=model, **settings), directory, env=env, quiet=True)
+    summary = run_eval(EvalSettings(model, env, **settings), directory, quiet=True)
     return Evaluation(directory, summary)
 
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from contextlib import aclosing
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coa.engines import Engine, load_engine
-from coa.environment import OpenEnvironment, ToolSettings, open_environments
+from coa.environment import OpenEnvironment, open_environments
 from coa.io.progress import say
-from coa.io.runs import Appender, Json
+from coa.io.runs import Appender
 from coa.loop import Budget, Decoding
 from coa.models.references import pull_missing, resolve_default
-from coa.rollouts import References, choose_prompt, default_environments
+from coa.rollouts import AgentSettings, default_environments
 from coa.tasks import Task
 from coa.trajectory import Trajectory
 from coa.view.terminal import LABEL, ChainPrinter, closing_line, console
@@ -22,24 +21,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-@dataclass(frozen=True)
-class Asking:
-    """How a question is answered."""
-
-    env: References = ""
-    """An environment; empty: the shipped one for any question."""
-    model: str = "auto"
-    grammar: str = "auto"
-    prompt: str = "auto"
-    temperature: float = 0.0
-    constrain: bool = False
-    seed: int = 0
-    tools: ToolSettings = field(default_factory=ToolSettings)
-    settings: Json = field(default_factory=dict)
-    """Of the environment."""
-
-
-async def ask_once(question: str, how: Asking, out_path: Path | None, quiet: bool) -> Trajectory:
+async def ask_once(
+    question: str, how: AgentSettings, out_path: Path | None, quiet: bool
+) -> Trajectory:
     """Roll out one question, printing the chain unless `quiet`; Ctrl-C keeps what there is."""
     model, task = resolve_default(how.model), Task(question)
     environments = default_environments(
@@ -52,13 +36,8 @@ async def ask_once(question: str, how: Asking, out_path: Path | None, quiet: boo
     )
     if out_path is not None:
         Appender(out_path).close()  # what cannot be written is found out before the work
+    decoding = how.decoding(model)
     pull_missing(model, say)
-    decoding = Decoding(
-        temperature=how.temperature,
-        seed=how.seed,
-        prompt=choose_prompt(how.prompt, model),
-        constrain=how.constrain,
-    )
     async with open_environments(environments, [task], how.tools) as opened:
         engine = load_engine(model, slots=1)
         out = None if quiet else console()

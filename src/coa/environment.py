@@ -27,7 +27,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from coa.engines.base import Engine
 from coa.errors import (
@@ -43,7 +43,7 @@ from coa.grammar import PRESETS, Grammar, load_grammar
 from coa.grammar.grammar import is_block_name
 from coa.grammar.load import GrammarBook, block_names
 from coa.io.runs import Json
-from coa.io.settings import find_recipe, load_object, load_recipe
+from coa.io.settings import Option, find_recipe, load_object, load_recipe
 from coa.loop import Rollout
 from coa.rewards import (
     REWARDS,
@@ -77,20 +77,21 @@ _TEST_SHARE = 5
 class ToolSettings:
     """How the tools of a run are opened; the table `[tools]` of a recipe."""
 
-    observations: str = "real"
-    """real; withheld, wrong and closed_book are the controls."""
-    cache: str = ""
-    """The file of recorded answers; empty: none."""
-    mode: str = "live"
-    """live, record or replay; see `coa.tools.cache`."""
-    expire_days: float | None = None
-    """Recording, older answers are asked for again; None: never."""
-    code_session: bool = False
-    """The programs of one rollout share their variables."""
-    unsafe_code: bool = False
-    """Run programs without a sandbox."""
-    corpus: str = ""
-    """Sets `corpus` of the environment: a corpus directory, or a .toml for the web."""
+    observations: Annotated[str, Option("real; controls: withheld, wrong, closed_book.")] = "real"
+    cache: Annotated[str, Option("File of recorded answers of tools.", "--tool-cache")] = ""
+    mode: Annotated[
+        str, Option("live, record or replay; the latter need the file.", "--tool-mode")
+    ] = "live"
+    expire_days: Annotated[
+        float | None,
+        Option("Recording: ask again for answers older than so many days.", "--tool-expire"),
+    ] = None
+    code_session: Annotated[bool, Option("Programs of a rollout share their variables.")] = False
+    unsafe_code: Annotated[bool, Option("Run programs WITHOUT a sandbox.")] = False
+    corpus: Annotated[
+        str,
+        Option("A corpus directory, a .toml for the web, or the name of a shipped corpus."),
+    ] = ""
     passages: int = 0
     """Sets `passages` of the environment, the most that one search returns; 0: its own number."""
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from coa.engines.base import Engine
 from coa.environment import (
@@ -27,6 +27,7 @@ from coa.grammar import PRESETS, Grammar, PromptKind
 from coa.grammar.load import GrammarBook
 from coa.io.collect import OnDone, collect
 from coa.io.runs import Appender, Json
+from coa.io.settings import Option
 from coa.loop import Budget, Decoding
 from coa.models.references import trained_on
 from coa.tasks import Task, TaskSet
@@ -34,6 +35,40 @@ from coa.trajectory import StopReason, Trajectory
 
 Note = Callable[[str], None]
 References = str | Path | Environment | Sequence[str | Path | Environment]
+
+ENV = Option("Environment: a folder, file, module:attribute, or a shipped name.", many=True)
+
+
+@dataclass(frozen=True)
+class AgentSettings:
+    """Which model works in which environments, in which words, and how it samples."""
+
+    model: Annotated[str, Option("Model reference; see `coa model list`.")] = "auto"
+    env: Annotated[
+        References,
+        ENV,
+    ] = ()
+    """None: the shipped one that the tasks, or any questions, belong to."""
+    settings: Annotated[Json, Option("Settings of the environment: env.NAME=value ...")] = field(
+        default_factory=dict
+    )
+    grammar: Annotated[
+        str, Option("Preset name or a .toml file; auto: the environment's, or the model's.")
+    ] = "auto"
+    prompt: Annotated[str, Option("full or compact; auto fits the model.")] = "auto"
+    temperature: Annotated[float, Option("Of sampling; 0 takes the likeliest token.")] = 0.0
+    constrain: Annotated[bool, Option("Sample only what the grammar allows.")] = False
+    tools: ToolSettings = field(default_factory=ToolSettings)
+    seed: Annotated[int, Option("Seed of every random choice.")] = 0
+
+    def decoding(self, model: str) -> Decoding:
+        """How this model samples and is prompted; what it was trained on decides `auto`."""
+        return Decoding(
+            temperature=self.temperature,
+            seed=self.seed,
+            prompt=choose_prompt(self.prompt, model),
+            constrain=self.constrain,
+        )
 
 
 async def roll_out_all(

@@ -18,20 +18,17 @@ import typer
 from coa.cli.datasets import add_datasets
 from coa.cli.measure import add_measures
 from coa.cli.options import (
-    ConstrainFlag,
     EnvOption,
-    GrammarOption,
     JsonFlag,
-    ModelOption,
-    SeedOption,
     SettingsArgument,
-    UnsafeFlag,
     emit,
     note,
     only_env_settings,
+    with_settings,
 )
 from coa.cli.things import add_things
 from coa.errors import CoaError, UsageError
+from coa.rollouts import AgentSettings
 
 app = typer.Typer(
     name="coa",
@@ -83,40 +80,18 @@ def main() -> None:
 
 
 @app.command()
+@with_settings("observations")
 def ask(
     question: Annotated[str, typer.Argument(help="What you want to know.")],
-    settings: SettingsArgument = None,
-    env: EnvOption = None,
-    model: ModelOption = "auto",
-    grammar: GrammarOption = "auto",
-    corpus: Annotated[
-        str, typer.Option(help="atlas, atlas:K, a corpus directory, or a .toml for the web.")
-    ] = "",
-    prompt: Annotated[str, typer.Option(help="full or compact; auto fits the model.")] = "auto",
-    temperature: float = 0.0,
-    constrain: ConstrainFlag = False,
-    unsafe_code: UnsafeFlag = False,
-    seed: SeedOption = 0,
+    how: AgentSettings,
     out: Annotated[Path | None, typer.Option(help="Append the trajectory to this file.")] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Answer a question, showing the chain of agents as it is written."""
-    from coa.asking import Asking, ask_once
-    from coa.environment import ToolSettings
+    from coa.asking import ask_once
 
     if not question.strip():
         raise UsageError('the question is empty. Example: coa ask "What is the capital of Peru?"')
-    how = Asking(
-        env=env or (),
-        model=model,
-        grammar=grammar,
-        prompt=prompt,
-        temperature=temperature,
-        constrain=constrain,
-        seed=seed,
-        tools=ToolSettings(corpus=corpus, unsafe_code=unsafe_code),
-        settings=only_env_settings(settings),
-    )
     trajectory = asyncio.run(ask_once(question, how, out, quiet=as_json))
     if as_json:
         emit({**trajectory.to_json(), "seconds": trajectory.seconds})
@@ -157,7 +132,7 @@ def check(
 def serve(
     given: SettingsArgument = None,
     env: EnvOption = None,
-    model: ModelOption = "auto",
+    model: Annotated[str, typer.Option(help="Model reference; see `coa model list`.")] = "auto",
     port: Annotated[int, typer.Option(help="0 takes any that is free.")] = 8000,
     host: Annotated[str, typer.Option(help="Others than this machine need a key.")] = "127.0.0.1",
     key_file: Annotated[
@@ -178,7 +153,9 @@ def serve(
     context: Annotated[int, typer.Option(min=1, help="Most tokens of a whole rollout.")] = 3072,
     grace: Annotated[float, typer.Option(min=0, help="Seconds to finish when stopped.")] = 20.0,
     temperature: float = 0.0,
-    constrain: ConstrainFlag = False,
+    constrain: Annotated[
+        bool, typer.Option("--constrain", help="Sample only what the grammar allows.")
+    ] = False,
     out: Annotated[Path | None, typer.Option(help="Append trajectories to this file.")] = None,
     log_questions: Annotated[
         bool, typer.Option("--log-questions", help="Show what was asked in the log.")

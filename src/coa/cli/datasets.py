@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from coa.cli.options import (
-    CacheOption,
-    CorpusOption,
-    EnvOption,
-    ExpireOption,
-    JsonFlag,
-    ModeOption,
-    SeedOption,
-    SessionFlag,
-    UnsafeFlag,
-    emit,
-    env_settings,
-    note,
-    tool_settings,
-)
+from coa.cli.options import EnvOption, JsonFlag, emit, env_settings, note, with_settings
 from coa.cli.things import tasks_app
+from coa.environment import ToolSettings
 from coa.errors import CoaError, UsageError
+from coa.recording import read_options
+from coa.recording.record import Recording, rehearse_recording, run_recording
 
 WorkersOption = Annotated[
     int | None, typer.Option(min=1, help="Processes; as many as there are cores by default.")
@@ -41,55 +31,24 @@ def add_datasets(app: typer.Typer) -> None:
     tasks_app.command("load")(tasks_load)
 
 
+@with_settings("observations")
 def record(
     out: Annotated[Path, typer.Option(help="Episodes file to write or continue.")],
-    settings: Annotated[
+    recording: Recording,
+    given: Annotated[
         list[str] | None,
         typer.Argument(help="Of the teacher: error_rate=0.2, model=REF ...; env.NAME=value."),
     ] = None,
-    env: EnvOption = None,
-    tasks: Annotated[
-        Path | None, typer.Option(help="Task file (JSONL or CSV); else the environment's own.")
-    ] = None,
-    split: Annotated[str, typer.Option(help="Of the environment's own tasks.")] = "train",
-    teacher: Annotated[
-        str, typer.Option(help="experts, llm or module:attribute; else the environment's own.")
-    ] = "",
     error_rate: Annotated[float | None, typer.Option(help="How often the experts err.")] = None,
-    grammar: Annotated[
-        str, typer.Option(help="Preset name or a .toml file; auto suits each task.")
-    ] = "auto",
-    corpus: CorpusOption = "",
-    tool_cache: CacheOption = "",
-    tool_mode: ModeOption = "live",
-    tool_expire: ExpireOption = None,
-    code_session: SessionFlag = False,
-    unsafe_code: UnsafeFlag = False,
-    workers: WorkersOption = None,
     dry_run: DryFlag = False,
-    seed: SeedOption = 0,
     as_json: JsonFlag = False,
 ) -> None:
     """Record a multi-agent system at work on tasks; the same command again continues."""
-    from coa.recording import read_options
-    from coa.recording.record import Recording, rehearse_recording, run_recording
-
-    own, others = env_settings(settings)
-    options = read_options(teacher or ("own" if env else "experts"), others)
+    own, others = env_settings(given)
+    options = read_options(recording.teacher or ("own" if recording.env else "experts"), others)
     if error_rate is not None:
         options["error_rate"] = error_rate
-    recording = Recording(
-        env=env or (),
-        tasks=tasks or "",
-        split=split,
-        teacher=teacher,
-        options=options,
-        settings=own,
-        tools=tool_settings(corpus, tool_cache, tool_mode, tool_expire, code_session, unsafe_code),
-        grammar=grammar,
-        seed=seed,
-        workers=workers,
-    )
+    recording = replace(recording, options=options, settings=own)
     result = (rehearse_recording if dry_run else run_recording)(recording, out)
     if as_json:
         emit(result.to_json())
@@ -98,9 +57,11 @@ def record(
             note(line)
 
 
+@with_settings("observations")
 def distill(
     episodes: Annotated[Path, typer.Option(help="Episodes file from `coa record`.")],
     out: Annotated[Path, typer.Option(help="Directory to write or continue.")],
+    tools: ToolSettings,
     overrides: Annotated[
         list[str] | None, typer.Argument(help="filter.x=value ...; env.NAME=value.")
     ] = None,
@@ -118,12 +79,6 @@ def distill(
         str, typer.Option(help="A TOML with the filters' settings, or the name of a shipped one.")
     ] = "",
     prompt: Annotated[str, typer.Option(help="full or compact.")] = "",
-    corpus: CorpusOption = "",
-    tool_cache: CacheOption = "",
-    tool_mode: ModeOption = "live",
-    tool_expire: ExpireOption = None,
-    code_session: SessionFlag = False,
-    unsafe_code: UnsafeFlag = False,
     workers: WorkersOption = None,
     dry_run: DryFlag = False,
     as_json: JsonFlag = False,
@@ -140,7 +95,6 @@ def distill(
     path = find_recipe(recipe) if recipe else None
     settings = load_recipe(path, [*others, *given], DistillSettings)
     work = rehearse_distillation if dry_run else run_distillation
-    kit = tool_settings(corpus, tool_cache, tool_mode, tool_expire, code_session, unsafe_code)
     result = work(
         episodes,
         out,
@@ -149,7 +103,7 @@ def distill(
         env=env or (),
         env_settings=own,
         against=against or [],
-        kit=kit,
+        kit=tools,
         workers=workers,
     )
     if tasks is None and not env:

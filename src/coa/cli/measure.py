@@ -7,25 +7,9 @@ from typing import Annotated
 
 import typer
 
-from coa.cli.options import (
-    CacheOption,
-    ConstrainFlag,
-    CorpusOption,
-    EnvOption,
-    ExpireOption,
-    GrammarOption,
-    JsonFlag,
-    ModelOption,
-    ModeOption,
-    SeedOption,
-    SessionFlag,
-    SettingsArgument,
-    UnsafeFlag,
-    emit,
-    note,
-    only_env_settings,
-)
+from coa.cli.options import JsonFlag, emit, note, with_settings
 from coa.errors import UsageError
+from coa.evaluation.run import EvalSettings, run_eval
 
 
 def add_measures(app: typer.Typer) -> None:
@@ -37,89 +21,13 @@ def add_measures(app: typer.Typer) -> None:
     app.command()(study)
 
 
+@with_settings()
 def evaluate(
     out: Annotated[Path, typer.Option(help="Run directory to write or continue.")],
-    given: SettingsArgument = None,
-    env: EnvOption = None,
-    tasks: Annotated[
-        Path | None, typer.Option(help="Task file with gold answers; else the environment's own.")
-    ] = None,
-    split: Annotated[str, typer.Option(help="Of the environment's own tasks.")] = "test",
-    model: ModelOption = "auto",
-    grammar: GrammarOption = "auto",
-    k: Annotated[int, typer.Option(help="Rollouts per task.")] = 1,
-    observations: Annotated[
-        str, typer.Option(help="real; controls: withheld, wrong, closed_book.")
-    ] = "real",
-    prompt: Annotated[str, typer.Option(help="full or compact; auto fits the model.")] = "auto",
-    temperature: float = 0.0,
-    constrain: ConstrainFlag = False,
-    reward: Annotated[
-        str, typer.Option(help="An expression, as judge*format; auto suits the tasks.")
-    ] = "auto",
-    judge: Annotated[
-        str, typer.Option(help="openai:NAME@URL, for the reward or the choice 'judge'.")
-    ] = "",
-    best_of: Annotated[
-        str, typer.Option(help="Chooses between samples: double_check, judge or module:attribute.")
-    ] = "double_check",
-    prices: Annotated[
-        str, typer.Option(help="A price table (.toml), or prices per million tokens as 1,0.1,5.")
-    ] = "",
-    corpus: CorpusOption = "",
-    tool_cache: CacheOption = "",
-    tool_mode: ModeOption = "live",
-    tool_expire: ExpireOption = None,
-    code_session: SessionFlag = False,
-    unsafe_code: UnsafeFlag = False,
-    turns: Annotated[int, typer.Option(help="Most turns of a rollout.")] = 12,
-    tokens: Annotated[
-        int, typer.Option(help="Most tokens sampled in all; 0: what the context has room for.")
-    ] = 0,
-    turn_tokens: Annotated[int, typer.Option(help="Most tokens sampled in a turn.")] = 512,
-    malformed: Annotated[int, typer.Option(help="Malformed turns that are forgiven.")] = 2,
-    context: Annotated[int, typer.Option(help="Most tokens of a whole rollout.")] = 3072,
-    concurrency: Annotated[int, typer.Option(help="Rollouts at once.")] = 96,
-    memory: Annotated[float | None, typer.Option(help="Most GB for keys and values.")] = None,
-    deterministic: Annotated[bool, typer.Option(help="fp32, fixed batch shapes.")] = False,
-    seed: SeedOption = 0,
+    settings: EvalSettings,
     as_json: JsonFlag = False,
 ) -> None:
     """Measure a model on tasks; every task counts, answered or not."""
-    from coa.evaluation.run import EvalSettings, run_eval
-
-    settings = EvalSettings(
-        model=model,
-        env=tuple(env or ()),
-        settings=only_env_settings(given),
-        split=split,
-        tasks=str(tasks or ""),
-        grammar=grammar,
-        k=k,
-        observations=observations,
-        prompt=prompt,
-        temperature=temperature,
-        constrain=constrain,
-        reward=reward,
-        judge=judge,
-        best_of=best_of,
-        prices=prices,
-        corpus=corpus,
-        tool_cache=tool_cache,
-        tool_mode=tool_mode,
-        tool_expire=tool_expire,
-        code_session=code_session,
-        unsafe_code=unsafe_code,
-        turns=turns,
-        tokens=tokens,
-        turn_tokens=turn_tokens,
-        malformed=malformed,
-        context=context,
-        concurrency=concurrency,
-        memory_gb=memory,
-        deterministic=deterministic,
-        seed=seed,
-    )
     summary = run_eval(settings, out, quiet=as_json)
     if as_json:
         emit(summary)

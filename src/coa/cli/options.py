@@ -1,62 +1,109 @@
-"""Options that several commands have, and how they print."""
+"""Options that several commands have, settings as options, and how commands print."""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import inspect
 import json
-from typing import TYPE_CHECKING, Annotated, Any
+import typing
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
 from coa.errors import UsageError
 from coa.io.progress import say
-
-if TYPE_CHECKING:
-    from coa.environment import ToolSettings
-
+from coa.io.settings import Option
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 SeedOption = Annotated[int, typer.Option(help="Seed of every random choice.")]
-GrammarOption = Annotated[
-    str, typer.Option(help="Preset name or a .toml file; auto is what the model was trained on.")
-]
-ConstrainFlag = Annotated[
-    bool, typer.Option("--constrain", help="Sample only what the grammar allows.")
-]
-ModelOption = Annotated[str, typer.Option(help="Model reference; see `coa model list`.")]
-UnsafeFlag = Annotated[bool, typer.Option("--unsafe-code", help="Run programs WITHOUT a sandbox.")]
 EnvOption = Annotated[
     list[str] | None,
-    typer.Option("--env", help="Environment: a folder, file, module:attribute, or a shipped name."),
+    typer.Option(help="Environment: a folder, file, module:attribute, or a shipped name."),
 ]
 SettingsArgument = Annotated[
     list[str] | None, typer.Argument(help="Settings of the environment: env.NAME=value ...")
 ]
-CorpusOption = Annotated[
-    str, typer.Option(help="A corpus directory, or a .toml for the web, instead of the Atlas.")
-]
-CacheOption = Annotated[str, typer.Option(help="File of recorded answers of tools.")]
-ModeOption = Annotated[str, typer.Option(help="live, record or replay; the latter need the file.")]
-ExpireOption = Annotated[
-    float | None, typer.Option(help="Recording: ask again for answers older than so many days.")
-]
-SessionFlag = Annotated[
-    bool, typer.Option("--code-session", help="Programs of a rollout share their variables.")
-]
+Command = Callable[..., None]
 
 
-def tool_settings(
-    corpus: str, cache: str, mode: str, expire: float | None, session: bool, unsafe: bool
-) -> ToolSettings:
-    from coa.environment import ToolSettings
+def with_settings(*left_out: str) -> Callable[[Command], Command]:
+    """Lets a command take settings: of a parameter that is a dataclass each field that has an
+    `Option` becomes an option, its own settings included, and the command gets the value. Fields
+    that are left out keep their defaults."""
 
-    return ToolSettings(
-        corpus=corpus,
-        cache=cache,
-        mode=mode,
-        expire_days=expire,
-        code_session=session,
-        unsafe_code=unsafe,
-    )
+    def changed(command: Command) -> Command:
+        hints = typing.get_type_hints(command, include_extras=True)
+        settings = {name: kind for name, kind in hints.items() if dataclasses.is_dataclass(kind)}
+        shown: dict[str, inspect.Parameter] = {}
+        for each in inspect.signature(command).parameters.values():
+            if each.name in settings:
+                shown |= {p.name: p for p in _options(settings[each.name], left_out)}
+            else:
+                kind = inspect.Parameter.KEYWORD_ONLY
+                shown[each.name] = each.replace(annotation=hints[each.name], kind=kind)
+
+        @functools.wraps(command)
+        def called(**given: Any) -> None:
+            made = {name: _made(kind, given, left_out) for name, kind in settings.items()}
+            own = {name: given[name] for name in hints if name in given and name not in made}
+            command(**own, **made)
+
+        called.__signature__ = inspect.Signature(list(shown.values()))  # type: ignore[attr-defined]
+        called.__annotations__ = {p.name: p.annotation for p in shown.values()}
+        return called
+
+    return changed
+
+
+def _fields(settings: Any, left_out: Collection[str]) -> Iterator[tuple[Any, Any, Option | None]]:
+    """The fields of settings that are options, or settings themselves, with their types."""
+    hints = typing.get_type_hints(settings, include_extras=True)
+    for field in dataclasses.fields(settings):
+        kind, *notes = typing.get_args(hints[field.name]) or (hints[field.name],)
+        option = next((note for note in notes if isinstance(note, Option)), None)
+        if field.name not in left_out and (option or dataclasses.is_dataclass(hints[field.name])):
+            yield field, kind if option else hints[field.name], option
+
+
+def _options(settings: Any, left_out: Collection[str]) -> Iterator[inspect.Parameter]:
+    for field, kind, option in _fields(settings, left_out):
+        if option is None:
+            yield from _options(kind, left_out)
+            continue
+        if field.name == "settings":
+            shown: Any = typer.Argument(help=option.help)
+        else:
+            name = option.name or f"--{field.name.replace('_', '-')}"
+            shown = typer.Option(name, help=option.help, min=option.least)
+        many = option.many or field.name == "settings"
+        yield inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None if many else field.default,
+            annotation=Annotated[list[str] | None if many else _word(kind), shown],
+        )
+
+
+def _word(kind: Any) -> Any:
+    """The type of one word on the command line for a field of this type."""
+    members = set(typing.get_args(kind) or (kind,))
+    return kind if members <= {str, int, float, bool, Path, type(None)} else str
+
+
+def _made(settings: Any, given: dict[str, Any], left_out: Collection[str]) -> Any:
+    values: dict[str, Any] = {}
+    for field, kind, option in _fields(settings, left_out):
+        found = given.get(field.name)
+        if option is None:
+            values[field.name] = _made(kind, given, left_out)
+        elif field.name == "settings":
+            values[field.name] = only_env_settings(found)
+        else:
+            values[field.name] = tuple(found or ()) if option.many else found
+    return settings(**values)
 
 
 def env_settings(given: list[str] | None) -> tuple[dict[str, Any], list[str]]:

@@ -8,13 +8,13 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from coa.engines import load_engine, rollouts_at_once, slots_for
 from coa.engines.base import Engine
-from coa.environment import OpenEnvironment, ToolSettings, open_environments, remarks
+from coa.environment import OpenEnvironment, open_environments, remarks
 from coa.errors import ConfigError, ModelError, RecordError, UsageError
 from coa.evaluation.compare import Measured, against
 from coa.evaluation.samples import (
@@ -26,14 +26,13 @@ from coa.evaluation.samples import (
     sample_figures,
 )
 from coa.evaluation.spending import LATENCY, Tariff, calls_by_agent, find_tariff, latency, money
-from coa.grammar import PromptKind
 from coa.io.progress import Mode, counted
 from coa.io.runs import MANIFEST, Json, Run, read_records, write_atomic, write_jsonl
-from coa.io.settings import to_json
+from coa.io.settings import Option
 from coa.loop import Budget, Decoding
 from coa.models.references import identity, resolve_default
 from coa.rewards import JudgeSettings, ProgramSettings, RewardSettings, Scored, f1, mean_parts
-from coa.rollouts import Note, References, choose_environments, choose_prompt, roll_out_all
+from coa.rollouts import AgentSettings, Note, choose_environments, roll_out_all
 from coa.statistics import Estimate, estimate
 from coa.tasks import Task, TaskSet
 from coa.trajectory import Chain, StopReason, Trajectory, Usage
@@ -295,63 +294,37 @@ VERDICTS, RATINGS = "verdicts.db", "ratings.db"
 
 
 @dataclass(frozen=True)
-class EvalSettings:
+class EvalSettings(AgentSettings):
     """What an evaluation depends on; the run directory refuses to mix two of them."""
 
-    model: str = "auto"
-    env: tuple[str, ...] = ()
-    """References of environments; none: the shipped ones that the tasks belong to."""
-    settings: dict[str, Any] = field(default_factory=dict)
-    """Of the environments."""
-    split: str = "test"
-    """Of the environments' own tasks."""
-    tasks: str = ""
-    """A task file instead of the environments' own tasks."""
-    grammar: str = "auto"
-    """auto: the environment's; without an environment what the model was trained on."""
-    k: int = 1
-    observations: str = "real"
-    """real; withheld, wrong and closed_book are the controls."""
-    prompt: str = "auto"
-    """full, compact, or auto: compact for a model with an adapter, full for one without."""
-    temperature: float = 0.0
-    constrain: bool = False
-    """Sample only what the grammar allows."""
-    reward: str = "auto"
-    """auto: the environment's; or an expression, see docs/rewards.md."""
-    judge: str = ""
-    """openai:NAME@URL, for a reward or a choice (`best_of`) that asks a judge."""
-    best_of: str = OWN_CHECK
-    """What chooses between the samples of a task, without gold: double_check, judge, or a function
-    of one's own (module:attribute) of the public task and a trajectory."""
-    prices: str = ""
-    """A table of prices (.toml), or three numbers for a million tokens read, read from a cache and
-    written; empty: money is not counted."""
-    passages: int = 0
-    """Most that one search returns; 0: the environment's own number."""
-    corpus: str = ""
-    """A corpus directory, or a .toml for the web; empty: the environment's own."""
-    tool_cache: str = ""
-    """The file of recorded answers of tools; empty: none."""
-    tool_mode: str = "live"
-    """live, record or replay."""
-    tool_expire: float | None = None
-    """Recording, answers older than so many days are asked for again."""
-    code_session: bool = False
-    """The programs of one rollout share their variables."""
-    unsafe_code: bool = False
-    """Run programs without a sandbox."""
-    turns: int = 12
-    tokens: int = 0
-    """Sampled over all turns; 0: as many as the context has room for."""
-    turn_tokens: int = 512
-    malformed: int = 2
-    context: int = 3072
-    concurrency: int = 96
-    memory_gb: float | None = None
-    """Most for keys and values of a model in this process; None: a quarter of the machine's."""
-    deterministic: bool = False
-    seed: int = 0
+    split: Annotated[str, Option("Of the environment's own tasks.")] = "test"
+    tasks: Annotated[
+        str, Option("Task file with gold answers; else the environment's own tasks.")
+    ] = ""
+    k: Annotated[int, Option("Rollouts per task.")] = 1
+    reward: Annotated[str, Option("An expression, as judge*format; auto: the environment's.")] = (
+        "auto"
+    )
+    judge: Annotated[str, Option("openai:NAME@URL, for the reward or the choice 'judge'.")] = ""
+    best_of: Annotated[
+        str, Option("Chooses between samples: double_check, judge or module:attribute.")
+    ] = OWN_CHECK
+    """A function of one's own gets the public task and a trajectory."""
+    prices: Annotated[
+        str, Option("A price table (.toml), or prices per million tokens as 1,0.1,5.")
+    ] = ""
+    """Tokens read, read from a cache and written; empty: money is not counted."""
+    turns: Annotated[int, Option("Most turns of a rollout.")] = 12
+    tokens: Annotated[
+        int, Option("Most tokens sampled in all; 0: what the context has room for.")
+    ] = 0
+    turn_tokens: Annotated[int, Option("Most tokens sampled in a turn.")] = 512
+    malformed: Annotated[int, Option("Malformed turns that are forgiven.")] = 2
+    context: Annotated[int, Option("Most tokens of a whole rollout.")] = 3072
+    concurrency: Annotated[int, Option("Rollouts at once.")] = 96
+    memory_gb: Annotated[float | None, Option("Most GB for keys and values.", "--memory")] = None
+    """Of a model in this process; None: a quarter of the machine's."""
+    deterministic: Annotated[bool, Option("fp32, fixed batch shapes.")] = False
 
     def __post_init__(self) -> None:
         for name in ("k", "turns", "turn_tokens", "context", "concurrency"):
@@ -360,7 +333,6 @@ class EvalSettings:
         if self.tokens < 0:
             raise ConfigError(f"tokens is {self.tokens!r}, expected 0 or more.")
         Decoding(temperature=self.temperature)  # refuses what cannot be sampled at
-        self.tools()
         check_chooser(self.best_of, JudgeSettings(self.judge))
         if self.k > 1 and self.temperature == 0:
             raise ConfigError(
@@ -368,24 +340,11 @@ class EvalSettings:
                 "Set a temperature, 1.0 for instance."
             )
 
-    def tools(self) -> ToolSettings:
-        """How the tools are opened."""
-        return ToolSettings(
-            observations=self.observations,
-            passages=self.passages,
-            corpus=self.corpus,
-            cache=self.tool_cache,
-            mode=self.tool_mode,
-            expire_days=self.tool_expire,
-            code_session=self.code_session,
-            unsafe_code=self.unsafe_code,
-        )
-
     def rewards(self, expression: str, directory: Path) -> RewardSettings:
         """The reward; verdicts are kept in the run, so that continuing it pays nothing twice."""
         judge = JudgeSettings(self.judge, cache=str(directory / VERDICTS))
         return RewardSettings(
-            expression, judge=judge, tests=ProgramSettings(unsafe=self.unsafe_code)
+            expression, judge=judge, tests=ProgramSettings(unsafe=self.tools.unsafe_code)
         )
 
     @property
@@ -445,46 +404,38 @@ def run_eval(
     settings: EvalSettings,
     directory: Path,
     *,
-    env: References = (),
     engine: Engine | None = None,
     quiet: bool = False,
 ) -> Json:
     """Evaluate, or continue an evaluation; returns the summary that `summary.json` holds.
 
-    `env` are environments as values, instead of references. An `engine` that is given is used and
-    left open; otherwise the model is loaded and closed.
+    An `engine` that is given is used and left open; otherwise the model is loaded and closed.
     """
-    return asyncio.run(_run(settings, directory, env or settings.env, engine, quiet))
+    return asyncio.run(_run(settings, directory, engine, quiet))
 
 
-async def _run(
-    settings: EvalSettings,
-    directory: Path,
-    env: References,
-    engine: Engine | None,
-    quiet: bool,
-) -> Json:
+async def _run(settings: EvalSettings, directory: Path, engine: Engine | None, quiet: bool) -> Json:
     model = resolve_default(settings.model)
     say: Note = (lambda line: None) if quiet else (lambda line: print(line, file=sys.stderr))
     held = TaskSet.load(Path(settings.tasks)) if settings.tasks else None
     environments, tasks = choose_environments(
-        env,
+        settings.env,
         held or "",
         split=settings.split,
-        tools=settings.tools(),
+        tools=settings.tools,
         settings=settings.settings,
         grammar=settings.grammar,
         model=model,
         note=say,
     )
-    for line in remarks(environments, tasks, settings.tools()):
+    for line in remarks(environments, tasks, settings.tools):
         say(line)
-    prompt = choose_prompt(settings.prompt, model)
+    decoding = settings.decoding(model)
     tariff = find_tariff(settings.prices, model)
     rewards = settings.rewards(settings.reward, directory)
-    async with open_environments(environments, tasks, settings.tools(), rewards) as opened:
+    async with open_environments(environments, tasks, settings.tools, rewards) as opened:
         reward = opened.reward_name
-        recipe = _recipe(settings) | {"model": model, "prompt": prompt, "reward": reward}
+        recipe = _recipe(settings) | {"model": model, "prompt": decoding.prompt, "reward": reward}
         recipe["grammar"] = opened.grammar_names
         if details := opened.reward_details():
             recipe["rewards"] = details
@@ -492,7 +443,9 @@ async def _run(
         inputs = {"tasks": (held or tasks).fingerprint(), **opened.inputs()}
         inputs |= _weights(model, engine)
         with Run.open(directory, "eval", recipe, inputs, settings.seed) as run:
-            made = await _roll_out(settings, tasks, opened, engine, model, prompt, directory, quiet)
+            made = await _roll_out(
+                settings, tasks, opened, engine, model, decoding, directory, quiet
+            )
             by_id = {task.id: task for task in tasks}
             scored = await opened.score_all((by_id[each.task_id], each) for each in made)
             rater = JudgeSettings(settings.judge, cache=str(directory / RATINGS))
@@ -524,18 +477,12 @@ async def _roll_out(
     opened: OpenEnvironment,
     engine: Engine | None,
     model: str,
-    prompt: PromptKind,
+    decoding: Decoding,
     directory: Path,
     quiet: bool,
 ) -> list[Trajectory]:
     """All rollouts; the tools are open already, since what is wrong with them is found sooner."""
     mode: Mode = "silent" if quiet else "auto"
-    decoding = Decoding(
-        temperature=settings.temperature,
-        seed=settings.seed,
-        prompt=prompt,
-        constrain=settings.constrain,
-    )
     async with AsyncExitStack() as stack:
         if engine is None:
             engine = load_engine(
@@ -560,17 +507,19 @@ async def _roll_out(
             )
 
 
+_ROLLED_OUT_WITH = (
+    *("k", "temperature", "turns", "tokens", "turn_tokens", "malformed", "context"),
+    *("deterministic", "seed"),
+)
+
+
 def _recipe(settings: EvalSettings) -> Json:
-    """What rollouts depend on; the rest is speed, or is worked out of them at the end, and a
-    fingerprint stands for the tasks."""
-    recipe = to_json(settings)
-    tools = ("corpus", "tool_cache", "tool_mode", "tool_expire", "code_session", "unsafe_code")
-    # Kit and reward have identities of their own.
-    own = ("env", "settings", "split", "passages")
-    for name in ("tasks", "concurrency", "memory_gb", "judge", "best_of", "prices", *tools, *own):
-        del recipe[name]
-    if not settings.constrain:  # as in records from before there was a choice
-        del recipe["constrain"]
+    """What rollouts depend on. The rest is speed, is worked out of them at the end, or has a
+    fingerprint: tasks, tools and reward."""
+    recipe = {name: getattr(settings, name) for name in _ROLLED_OUT_WITH}
+    recipe["observations"] = settings.tools.observations
+    if settings.constrain:  # as in records from before there was a choice
+        recipe["constrain"] = True
     return recipe
 
 

@@ -36,6 +36,20 @@ from coa.io.runs import Json
 S = TypeVar("S")
 Key = tuple[str, ...]
 
+
+@dataclasses.dataclass(frozen=True)
+class Option:
+    """Makes a field of settings an option of the commands that take these settings, as in
+    `k: Annotated[int, Option("Rollouts per task.")] = 1`."""
+
+    help: str
+    name: str = ""
+    """Of the option; empty: that of the field."""
+    least: float | None = None
+    many: bool = False
+    """Whether it may be given several times."""
+
+
 _TYPE_NAMES = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}
 
 

@@ -15,7 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from coa.engines.base import Engine
-from coa.environment import open_environments
+from coa.environment import ToolSettings, open_environments
 from coa.evaluation.run import SUMMARY, EvalPart, compare, run_eval
 from coa.io.progress import duration
 from coa.io.runs import Json, Run, read_records, write_atomic
@@ -76,7 +76,9 @@ def summary_file(root: Path, who: Who, part: MeasuredPart) -> Path:
 def _measure_model(
     how: EvalPart, model: str, part: MeasuredPart, who: Who, root: Path, engine: Engine
 ) -> None:
-    settings = how.settings(model, task_file(root, part), observations=part.observations)
+    settings = how.settings(
+        model, task_file(root, part), tools=ToolSettings(observations=part.observations)
+    )
     run_eval(settings, eval_folder(root, who, part), engine=engine)
 
 

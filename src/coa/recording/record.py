@@ -13,19 +13,20 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from coa.environment import Environment, ToolSettings, environment_name, open_environments
 from coa.errors import RecordError, UsageError
 from coa.io.collect import Line, Rehearsal, collect, spread_out
 from coa.io.progress import counted, say
 from coa.io.runs import Appender, Json, check_growing, claim, dumps, manifest_beside, read_records
+from coa.io.settings import Option
 from coa.io.workers import Crew, Work, crew_size
 from coa.recording import Teacher, load_teacher, opened, recorded
 from coa.recording.budget import BudgetSpent
 from coa.recording.episode import READABLE, ToolSpec
 from coa.recording.recorder import COUNTED, CRITICS, MISTAKES
-from coa.rollouts import References, choose_environments
+from coa.rollouts import ENV, References, choose_environments
 from coa.tasks import Task, TaskSet
 from coa.tools.base import Toolbox
 
@@ -113,23 +114,31 @@ def _teacher_of(env: Environment, asked: Any) -> Any:
 class Recording:
     """What is recorded: whose work, on which tasks, in which environments."""
 
-    env: References = ()
-    """Environments; none: the shipped ones that the tasks belong to."""
-    tasks: str | Path | TaskSet = ""
-    """A task file; empty: the environments' own tasks of `split`."""
-    split: str = "train"
-    teacher: Any = ""
-    """`experts`, `llm`, module:attribute or a value; empty: the environment's own."""
+    env: Annotated[
+        References,
+        ENV,
+    ] = ()
+    """None: the shipped ones that the tasks belong to."""
+    tasks: Annotated[
+        str | Path | TaskSet, Option("Task file (JSONL or CSV); else the environment's own tasks.")
+    ] = ""
+    split: Annotated[str, Option("Of the environment's own tasks.")] = "train"
+    teacher: Annotated[
+        Any, Option("experts, llm or module:attribute; else the environment's own.")
+    ] = ""
+    """A value, too."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Of the teacher."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Of the environments."""
     tools: ToolSettings = field(default_factory=ToolSettings)
-    grammar: str = "auto"
+    grammar: Annotated[str, Option("Preset name or a .toml file; auto suits each task.")] = "auto"
     """What all tasks are taken to be made for, which decides about the tools of those that belong
     to no set; auto: what each names itself."""
-    seed: int = 0
-    workers: int | None = None
+    seed: Annotated[int, Option("Seed of every random choice.")] = 0
+    workers: Annotated[
+        int | None, Option("Processes; as many as there are cores by default.", least=1)
+    ] = None
 
 
 def run_recording(recording: Recording, out: Path) -> Recorded:
