@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -16,8 +18,8 @@ from coa.cli import app
 from coa.engines.scripted import ScriptedEngine
 from coa.environment import ToolSettings, open_environments, split_of, tasks_of
 from coa.errors import CoaError, ConfigError, UsageError
-from coa.grammar import grammar_from_toml
-from coa.rewards import RewardSettings
+from coa.grammar import grammar_from_toml, load_grammar
+from coa.rewards import JudgeSettings, RewardSettings
 from coa.tasks import TaskSet
 from coa.trajectory import StopReason
 from outside_shop import write_shop
@@ -676,3 +678,52 @@ def test_a_recipe_beside_an_environment_is_none_of_its_files(tmp_path: Path) -> 
     before = load_environment(folder).code()
     (folder / "rl.toml").write_text("out = 'x'\n")
     assert load_environment(folder).code() == before
+
+
+async def test_a_setup_that_takes_too_long_is_cut_and_blocks_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("coa.environment.SETUP_S", 0.2)
+    env = Environment("slow", tools=[bump], setup=lambda task: time.sleep(30))
+    with pytest.raises(ConfigError, match=r"setup, on task \w+, made no state within 0\.2 seconds"):
+        async with env.open([QUESTION]):
+            pass
+
+
+def test_a_package_beside_an_environment_and_functions_in_its_table_of_tasks(
+    tmp_path: Path,
+) -> None:
+    folder = place(
+        tmp_path / "env", LOOK, tools='["beside_kit.parts:look"]', tasks='{train = "tools:make"}'
+    )
+    (folder / "beside_kit").mkdir()
+    (folder / "beside_kit" / "__init__.py").write_text("")
+    (folder / "beside_kit" / "parts.py").write_text(f"from .words import UP\n{LOOK}")
+    (folder / "beside_kit" / "words.py").write_text("UP = 1\n")
+    (folder / "tools.py").write_text("def make(split):\n    return [{'question': split}]\n")
+    env = load_environment(folder)
+    assert [each.name for each in env.tools] == ["look"]  # type: ignore[union-attr]
+    assert env.load_tasks("train")[0].question == "train"
+
+
+def test_a_corpus_that_is_asked_for_stands_in_for_that_of_the_file(tmp_path: Path) -> None:
+    folder = place(tmp_path / "env", LOOK, corpus='"own.corpus"')
+    own, asked = load_environment(folder), load_environment(folder, corpus="atlas:3", passages=2)
+    assert own.tools[-1].corpus == str(folder / "own.corpus")  # type: ignore[index, union-attr]
+    assert (asked.tools[-1].corpus, asked.tools[-1].passages) == ("atlas:3", 2)  # type: ignore[index, union-attr]
+
+
+def test_a_judge_that_is_asked_for_reaches_an_environments_own_reward() -> None:
+    env = Environment("judged", reward=RewardSettings("exact", judge=JudgeSettings(max_tokens=7)))
+    asked = RewardSettings(judge=JudgeSettings("openai:m@http://127.0.0.1:1", cache="kept.db"))
+    chosen, own = env.judged_by(asked)
+    assert own is None and chosen.expression == "exact"
+    assert chosen.judge == JudgeSettings(
+        "openai:m@http://127.0.0.1:1", cache="kept.db", max_tokens=7
+    )
+
+
+def test_a_changed_preset_is_no_template() -> None:
+    react = load_grammar("react")
+    assert Environment("same", grammar=react).is_template
+    assert not Environment("other", grammar=replace(react, brief="Other.")).is_template

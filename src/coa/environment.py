@@ -22,7 +22,12 @@ import re
 import sys
 import traceback
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    contextmanager,
+)
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from importlib import import_module
@@ -62,8 +67,16 @@ from coa.tasks import Task, TaskSet
 from coa.tools.base import Tool, Toolbox
 from coa.tools.cache import ToolCache, cached, check_mode
 from coa.tools.controls import check_observations, withheld
-from coa.tools.functions import tool
-from coa.tools.sources import Opening, ToolsOf, ToolSource, corpus_tools, is_web, sandbox_tools
+from coa.tools.functions import call_function, tool
+from coa.tools.sources import (
+    Opening,
+    ToolsOf,
+    ToolSource,
+    corpus_tools,
+    is_web,
+    sandbox_tools,
+)
+from coa.tools.web import PASSAGES
 from coa.trajectory import StopReason, Trajectory
 
 ToolLike = Tool | ToolSource | Callable[..., Any]
@@ -71,6 +84,8 @@ Setup = Callable[..., Any]
 SPLITS = ("train", "test")
 _TEST_SHARE = 5
 """One task in so many of a list that names no split is a test task."""
+SETUP_S = 60.0
+"""Most for making the state of a rollout."""
 
 
 @dataclass(frozen=True)
@@ -195,8 +210,9 @@ class Environment:
     @property
     def is_template(self) -> bool:
         """Whether the grammar is a preset, whose tools are only examples."""
-        named = self.grammar.name if isinstance(self.grammar, Grammar) else str(self.grammar)
-        return named in PRESETS
+        if isinstance(self.grammar, Grammar):
+            return self.grammar.name in PRESETS and self.grammar == load_grammar(self.grammar.name)
+        return str(self.grammar) in PRESETS
 
     def with_grammar(self, grammar: str | Grammar) -> Environment:
         """The same environment in another grammar; one that has it as a setting is made anew, since
@@ -225,7 +241,9 @@ class Environment:
             if split not in given:
                 hint = did_you_mean(split, given)
                 raise UsageError(f"environment {self.name!r} has no tasks for {split!r}.{hint}")
-            return self._task_set(given[split], split)
+            given = given[split]
+            if not callable(given):
+                return self._task_set(given, split)
         if callable(given):
             with boundary(ConfigError, f"environment {self.name!r}: its tasks for {split!r}"):
                 return self._task_set(given(split), split)
@@ -338,7 +356,7 @@ class Environment:
         tasks: Sequence[Task] = (),
         tools: ToolSettings | None = None,
         reward: RewardSettings | None = None,
-    ) -> Any:
+    ) -> AbstractAsyncContextManager[OpenEnvironment]:
         """Open it once for this process; see `open_environments`."""
         return open_environments((self,), tasks, tools, reward)
 
@@ -348,8 +366,10 @@ class Environment:
         own = self.reward
         if asked.expression != "auto":
             return asked, None
-        if isinstance(own, RewardSettings):
-            return own, None
+        if isinstance(own, RewardSettings):  # who judges, and where verdicts are kept, was asked
+            judge = replace(own.judge, model=asked.judge.model or own.judge.model)
+            judge = replace(judge, cache=asked.judge.cache or own.judge.cache)
+            return replace(own, judge=judge), None
         return (replace(asked, expression=own), None) if isinstance(own, str) else (asked, own)
 
 
@@ -510,9 +530,14 @@ class OpenEnvironment:
     async def _state(self, env: Environment, task: Task, fault: type[CoaError]) -> Any:
         if env.setup is None:
             return None
-        with boundary(fault, f"environment {env.name!r}: setup, on task {task.id},", located=True):
-            made = env.setup(task)
-            return await made if inspect.isawaitable(made) else made
+        where = f"environment {env.name!r}: setup, on task {task.id},"
+        with boundary(fault, where, located=True):
+            try:
+                async with asyncio.timeout(SETUP_S):
+                    made = await call_function(env.setup, task)
+                    return await made if inspect.isawaitable(made) else made
+            except TimeoutError:
+                raise fault(f"{where} made no state within {SETUP_S:g} seconds.") from None
 
     async def _close(self, state: Any) -> None:
         """Let a state that holds something give it back; what fails then costs no result."""
@@ -662,10 +687,6 @@ class OpenEnvironment:
     async def score_all(self, pairs: Iterable[tuple[Task, Trajectory]]) -> list[Scored]:
         """Judge many, all at once, in the order given. The first failure ends the others."""
         return await together(self.score(task, trajectory) for task, trajectory in pairs)
-
-    def usage(self) -> Json:
-        """What the rewards counted, by name."""
-        return {k: v for reward in self._rewards.values() for k, v in reward.usage().items()}
 
     # -- identity ---------------------------------------------------------------------------
 
@@ -923,7 +944,10 @@ def _from_toml(path: Path, settings: Mapping[str, Any]) -> Environment:
         found = beside(reference)
         tools += list(found) if isinstance(found, list | tuple) else [found]
     if read.corpus:
-        tools.append(corpus_tools(_path_beside(folder, read.corpus)))
+        corpus: str | Path = _path_beside(folder, read.corpus)
+        if asked := held.pop("corpus", ""):  # a path from where one is, or a shipped name
+            corpus = Path(asked).resolve() if Path(asked).exists() else asked
+        tools.append(corpus_tools(corpus, passages=held.pop("passages", PASSAGES)))
     if read.sandbox:
         tools.append(sandbox_tools())
     tasks: Any = read.tasks or None
@@ -982,7 +1006,9 @@ def load_beside(folder: Path, reference: str, what: str) -> Any:
     """`module:attribute` of a module beside a file, or of an installed one."""
     name, _, attribute = reference.partition(":")
     path = folder / f"{name.replace('.', '/')}.py"
-    if not path.is_file():
+    if in_package := (folder / name.partition(".")[0] / "__init__.py").is_file():
+        _search(folder)
+    if in_package or not path.is_file():
         return load_object(reference, f"{what}:")
     found: Any = load_module(path)
     for part in attribute.split("."):
@@ -997,9 +1023,7 @@ def load_module(path: Path) -> Any:
     """A module by its file. It has its own name where no other module has it, so that modules of
     one folder can import each other; the folder is searched last."""
     path = path.resolve()
-    folder = str(path.parent)
-    if folder not in sys.path:
-        sys.path.append(folder)
+    _search(path.parent)
     held = sys.modules.get(path.stem)
     if held is not None and _file_of(held) == path:
         return held
@@ -1025,6 +1049,12 @@ def load_module(path: Path) -> Any:
             f"{path.name}{at}: importing it failed: {type(exc).__name__}: {exc}"
         ) from exc
     return module
+
+
+def _search(folder: Path) -> None:
+    """Let modules of a folder be imported, after all others of their names."""
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
 
 
 @contextmanager

@@ -72,7 +72,7 @@ def _tool(function: Callable[..., Any], name: str, errors: Blames, limits: dict[
 
     async def call(*given: Any, **arguments: Any) -> str:
         try:
-            return _text(await _call(function, *given, **arguments))
+            return _text(await call_function(function, *given, **arguments))
         except CoaError:
             raise
         except TimeoutError:
@@ -220,7 +220,7 @@ def _text(result: Any) -> str:
     return json.dumps(result, ensure_ascii=False, default=str)
 
 
-async def _call(function: Callable[..., Any], *args: Any, **arguments: Any) -> Any:
+async def call_function(function: Callable[..., Any], *args: Any, **arguments: Any) -> Any:
     """Run an async function here, a plain one in a thread of its own, which dies with the process:
     one that hangs takes no place in a shared pool and does not keep the program from ending."""
     if inspect.iscoroutinefunction(function):
