@@ -20,12 +20,17 @@ from coa.grammar import load_grammar
 from coa.grammar.load import GrammarBook
 from coa.io.runs import Json
 from coa.rollouts import default_environments
-from coa.serving.agents import open_agents, public_name
-from coa.serving.errors import Refused
-from coa.serving.replies import Reply, event, finish_reason, steps_of
-from coa.serving.request import CANNOT, Asked, read_request
-from coa.serving.server import Lock, is_loopback, read_key
-from coa.serving.stream import Narrator, Piece
+from coa.serving.replies import Narrator, Piece, Reply, event, finish_reason, steps_of
+from coa.serving.request import (
+    CANNOT,
+    Asked,
+    Refused,
+    is_loopback,
+    read_request,
+    refuse_stranger,
+)
+from coa.serving.server import read_key
+from coa.serving.session import Serving, open_agents, public_name
 from coa.trajectory import Author, Segment, Step, StopReason, Trajectory
 from serving import Server, limits
 
@@ -353,8 +358,9 @@ def test_a_grammar_that_was_asked_for_has_to_work_and_others_are_left_out(
     async def names(*grammars: str) -> list[str]:
         ref = f"scripted:{script}"
         tools = ToolSettings(corpus=str(web))
-        opening = open_agents(ref, grammars=grammars, tools=tools, note=lines.append)
-        async with opening as agents:
+        async with open_agents(
+            Serving(ref, grammars=grammars, tools=tools), lines.append
+        ) as agents:
             return list(agents)
 
     with pytest.raises(UsageError, match="no passages for wiki_search"):
@@ -370,7 +376,7 @@ def test_the_name_alone_is_the_agent_that_coa_ask_takes(tmp_path: Path) -> None:
     reference = f"smollm2-135m+{tmp_path}"
 
     async def served() -> dict[str, str]:
-        async with open_agents(reference, name="m") as agents:
+        async with open_agents(Serving(reference, name="m")) as agents:
             return {name: agent.grammar.name for name, agent in agents.items()}
 
     found = asyncio.run(served())
@@ -387,7 +393,7 @@ def test_a_grammar_of_ones_own_that_a_model_was_trained_on_is_served(tmp_path: P
     (tmp_path / "manifest.json").write_text(json.dumps(remembered))
 
     async def served() -> dict[str, str]:
-        async with open_agents(f"smollm2-135m+{tmp_path}", name="m") as agents:
+        async with open_agents(Serving(f"smollm2-135m+{tmp_path}", name="m")) as agents:
             return {name: agent.grammar.name for name, agent in agents.items()}
 
     assert asyncio.run(served()) == {"m": "mhqa", "m:mhqa": "mhqa", "m:mine": "mine"}
@@ -410,11 +416,11 @@ def test_a_key_comes_from_a_file_or_the_environment(
 
 
 @given(st.text(), st.text())
-def test_a_lock_opens_for_its_key_alone(key: str, given_key: str) -> None:
+def test_a_key_opens_for_itself_alone(key: str, given_key: str) -> None:
     key = key.strip() or "key"
-    told = Lock(key).refuses({"authorization": f"Bearer {given_key}"})
+    told = refuse_stranger(key, {"authorization": f"Bearer {given_key}"})
     assert (told is None) == (given_key.strip() == key)
-    assert Lock(key).refuses({"authorization": f"bearer {key}"}) is None
+    assert refuse_stranger(key, {"authorization": f"bearer {key}"}) is None
 
 
 @pytest.mark.parametrize(
