@@ -9,9 +9,9 @@ that cannot build them refuses. A warm process waits behind each wall, so a run 
 
 from __future__ import annotations
 
-from coa.sandbox.box import PACKAGES, Sandbox, SandboxSession
-from coa.sandbox.limits import Ended, Limits, Outcome, SandboxError
+from coa.sandbox.box import PACKAGES, Ended, Outcome, Sandbox, SandboxSession
 from coa.sandbox.tiers import Finding, Tier, reach_tier
+from coa.sandbox.walls import Limits, SandboxError
 
 __all__ = [
     "PACKAGES",

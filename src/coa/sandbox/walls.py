@@ -1,4 +1,4 @@
-"""How a zygote is shut in: the command that starts it, and what it is told.
+"""What a program may use, and how a zygote is shut in: its command, and what it is told.
 
 Three ways, from the strongest. `root`: bubblewrap runs as root, so it can show an interpreter from
 a folder that others cannot enter, and the zygote then drops to a uid of its own. `user`:
@@ -9,25 +9,25 @@ process and write no file, because neither could be cleared away with certainty.
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import re
+import secrets
 import subprocess
 import sys
 import sysconfig
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from coa.sandbox.limits import Limits, SandboxError
+from coa.errors import CoaError, ConfigError
 
 HOME = "/py"
 DEVICES = ("/dev/null", "/dev/full", "/dev/random", "/dev/urandom")
 """Not /dev/zero: mapped, it is shared memory that no limit counts."""
-_INSIDE = Path(__file__).with_name("inside")
+INSIDE = Path(__file__).with_name("inside")
 _HIDDEN = {"site-packages", "dist-packages", "test", "idlelib", "ensurepip", "turtledemo"}
 """Parts of the standard library's folder that are not shown: others' packages, and bulk."""
 _LOOK_S = 120
@@ -62,6 +62,39 @@ json.dump({"loaded": loaded, "missing": missing, "mapped": sorted(mapped)}, sys.
 """
 
 
+class SandboxError(CoaError, RuntimeError):
+    """Programs cannot be run here, or the sandbox (not a program in it) failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one program may use."""
+
+    seconds: float = 10.0
+    """By the clock."""
+    cpu_seconds: int = 10
+    """Of each process; a session is limited by the clock alone."""
+    memory_mb: int = 1024
+    """Of address space in each process, and of memory in all of them together."""
+    output_bytes: int = 65536
+    """On standard output, and as many on standard error."""
+    file_mb: int = 64
+    """All files together: they are in memory."""
+    processes: int = 16
+    """Processes and threads together."""
+    open_files: int = 64
+    files: int = 4096
+    """How many there may be."""
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            value = getattr(self, each.name)
+            fits = isinstance(value, (int, float) if each.name == "seconds" else int)
+            if not fits or isinstance(value, bool) or not value > 0:
+                kind = "a number" if each.name == "seconds" else "a whole number"
+                raise ConfigError(f"limits.{each.name} is {value!r}, expected {kind} above 0.")
+
+
 @dataclass(frozen=True)
 class Layout:
     """Paths of this machine that a program may read."""
@@ -86,7 +119,7 @@ class Layout:
         yield str(self.stdlib), f"{HOME}/{self.stdlib.parent.name}/{self.stdlib.name}"
         yield from ((str(path), f"{HOME}/so/{name}") for name, path in self.libraries)
         yield from ((str(path), f"{HOME}/site/{name}") for name, path in self.packages)
-        yield str(_INSIDE), f"{HOME}/box/inside"
+        yield str(INSIDE), f"{HOME}/box/inside"
 
     def masks(self) -> Iterator[str]:
         """Folders in there that are shown empty."""
@@ -98,25 +131,11 @@ class Layout:
         """Paths here that a program reads where it is not given a view of its own."""
         parts = [str(each) for each in sorted(self.stdlib.iterdir()) if each.name not in _HIDDEN]
         others = [path for _, path in (*self.libraries, *self.packages)]
-        return [*parts, *map(str, others), str(_INSIDE)]
+        return [*parts, *map(str, others), str(INSIDE)]
 
     def sites(self) -> list[str]:
         """Folders here that hold the packages."""
         return sorted({str(path.parent) for _, path in self.packages})
-
-
-def start_code(home: str = "") -> str:
-    """Python that starts the zygote, in there (`home`) or here."""
-    folder = f"{home}/box" if home else str(_INSIDE.parent)
-    return (
-        f"import sys; sys.path.insert(0, {folder!r}); from inside.zygote import main; "
-        "del sys.path[0]; main(sys.argv[1])"
-    )
-
-
-def program_file() -> Path:
-    """The script that runs a program without walls."""
-    return _INSIDE / "program.py"
 
 
 @cache
@@ -179,9 +198,7 @@ def _by_name(libraries: list[Path]) -> dict[str, Path]:
 Way = Literal["root", "user", "process"]
 Drops = Literal["", "inside", "outside"]
 _STACK_MB = 64
-_OWN_UIDS, _MOST_UIDS = 256, 1024
-"""Uids of each process, and how many it tries before it gives up."""
-_counter = itertools.count()
+_UIDS_TRIED = 1000
 
 
 @dataclass(frozen=True)
@@ -201,11 +218,15 @@ class Walls:
 
     def command(self, limits: Limits) -> list[str]:
         """All but the settings, which come last."""
-        python = ["-s", "-S", "-P", "-B", "-X", "utf8", "-c"]
-        if self.way == "process":
-            return [str(self.layout.executable), *python, start_code()]
-        inside = [f"{HOME}/bin/python3", *python, start_code(HOME)]
-        return [self.bwrap, *self._namespaces(), *self._view(limits), "--", *inside]
+        alone = self.way != "process"
+        folder = f"{HOME}/box" if alone else str(INSIDE.parent)
+        start = f"import sys; sys.path.insert(0, {folder!r}); from inside.zygote import main; "
+        start += "del sys.path[0]; main(sys.argv[1])"
+        python = f"{HOME}/bin/python3" if alone else str(self.layout.executable)
+        zygote = [python, "-s", "-S", "-P", "-B", "-X", "utf8", "-c", start]
+        if not alone:
+            return zygote
+        return [self.bwrap, *self._namespaces(), *self._view(limits), "--", *zygote]
 
     def _namespaces(self) -> list[str]:
         words = "--unshare-pid --unshare-net --unshare-ipc --unshare-uts --unshare-cgroup-try "
@@ -270,23 +291,19 @@ class Walls:
                 "listable": [] if alone else [str(layout.stdlib)],
                 "writable": ["/tmp"] if alone else [],
                 "devices": [each for each in DEVICES if alone or Path(each).exists()],
-                "limits": self._rlimits(limits),
+                "limits": {
+                    "AS": limits.memory_mb << 20,
+                    "CPU": limits.cpu_seconds,
+                    "FSIZE": limits.file_mb << 20,
+                    "NOFILE": limits.open_files,
+                    "STACK": _STACK_MB << 20,
+                    "CORE": 0,
+                    "MEMLOCK": 0,
+                    "MSGQUEUE": 0,
+                    "NPROC": limits.processes + 1,  # the zygote counts too
+                },
             },
         }
-
-    def _rlimits(self, limits: Limits) -> dict[str, int]:
-        named = {
-            "AS": limits.memory_mb << 20,
-            "CPU": limits.cpu_seconds,
-            "FSIZE": limits.file_mb << 20,
-            "NOFILE": limits.open_files,
-            "STACK": _STACK_MB << 20,
-            "CORE": 0,
-            "MEMLOCK": 0,
-            "MSGQUEUE": 0,
-            "NPROC": limits.processes + 1,  # the zygote counts too
-        }
-        return named
 
 
 @cache
@@ -314,15 +331,12 @@ def take_uid() -> int:
     """A uid that no other slot of this process has and no account uses.
 
     The number of processes is limited per uid, over the whole machine: a shared one would let one
-    program take the processes of another. Each process therefore has a stretch of uids to itself,
-    by its number; stretches meet only where the range is short, or beyond 256 slots.
+    program take the processes of another. It is drawn from a wide range, so that another process
+    with a sandbox hardly has the same, and the next slot not the one that was just given back.
     """
     spare = _spare_uids()
-    first = os.getpid() * _OWN_UIDS
-    # In turn, so that the next slot does not get the one that was just given back.
-    own = (next(_counter) % _OWN_UIDS for _ in range(_OWN_UIDS))
-    for offset in itertools.chain(own, range(_OWN_UIDS, _MOST_UIDS)):
-        uid = spare[(first + offset) % len(spare)]
+    for _ in range(_UIDS_TRIED):
+        uid = spare[secrets.randbelow(len(spare))]
         if uid not in _in_use and not _is_account(uid):
             _in_use.add(uid)
             return uid

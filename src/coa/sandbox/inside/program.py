@@ -169,8 +169,8 @@ def _close_from(first: int, kept: set[int]) -> None:
     os.closerange(first, 1 << 16)
 
 
-if __name__ == "__main__":  # without walls: coa.sandbox.plain
+if __name__ == "__main__":  # without walls: coa.sandbox.slot.PlainSlot
     reseed()
-    if sys.argv[1] == "session":
+    if sys.argv[1] == "S":
         serve(int(sys.argv[2]))
-    run_once([int(each) for each in sys.argv[2:6]], sys.argv[1] == "echo")
+    run_once([int(each) for each in sys.argv[2:6]], sys.argv[1] == "E")
