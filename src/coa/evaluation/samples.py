@@ -22,9 +22,8 @@ from coa.errors import ConfigError, boundary, did_you_mean
 from coa.grammar import alternatives, parse_score
 from coa.io.runs import Json
 from coa.io.settings import load_object
-from coa.rewards import JudgeSettings, Part, normalise, reward_for
+from coa.rewards import Checker, JudgeSettings, Part, normalise, reward_for
 from coa.rewards.judge import Judge
-from coa.rewards.scored import Checker
 from coa.statistics import Estimate, estimate
 from coa.tasks import Task
 from coa.tools.base import shorten

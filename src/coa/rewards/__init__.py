@@ -6,8 +6,18 @@
 
 from __future__ import annotations
 
-from coa.rewards.answers import exact, exact_match, f1, normalise, token_f1
-from coa.rewards.form import FormatSettings, check_format
+from coa.rewards.answers import (
+    Checker,
+    Part,
+    Scored,
+    Scorer,
+    exact,
+    exact_match,
+    f1,
+    normalise,
+    token_f1,
+)
+from coa.rewards.chains import FormatSettings, check_format
 from coa.rewards.judge import JudgeSettings
 from coa.rewards.mathematics import MathSettings
 from coa.rewards.programs import ProgramSettings
@@ -27,11 +37,11 @@ from coa.rewards.reward import (
     reward_for,
     together,
 )
-from coa.rewards.scored import Part, Scored, Scorer
 
 __all__ = [
     "REWARDS",
     "SCORERS",
+    "Checker",
     "FormatSettings",
     "JudgeSettings",
     "MathSettings",

@@ -15,17 +15,16 @@ import asyncio
 import hashlib
 import json
 import re
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from coa.errors import ConfigError, EngineError, ModelError, Unavailable
 from coa.io.runs import Json
 from coa.models.references import resolve
-from coa.rewards.answers import same_words
-from coa.rewards.scored import Checker, Part
+from coa.rewards.answers import Part, same_words
 from coa.tasks import Task
 from coa.tools.cache import Answer, ToolCache
 from coa.trajectory import Trajectory
@@ -34,7 +33,8 @@ LONGEST_ANSWER = 4000
 """Characters; whoever needs more does not answer a question."""
 KEPT_AS = "judge"
 _VERDICTS = {"correct": 1.0, "incorrect": 0.0}
-_VERDICT = re.compile(r'"judgement"\s*:\s*"(correct|incorrect)"', re.I)
+_VERDICT = re.compile(r'"judgement"\s*:\s*"\s*(correct|incorrect)\s*"', re.I)
+_RATIONALE = re.compile(r'"rationale"\s*:\s*("(?:[^"\\]|\\.)*")', re.S)
 _THOUGHT = re.compile(r".*</think(?:ing)?>", re.S)
 _REFUSALS = (400, 413, 422)
 """What servers answer to one request that they do not want; the others may do."""
@@ -129,18 +129,8 @@ class JudgeUsage:
     completion_tokens: int = 0
 
 
-@asynccontextmanager
-async def open_judge(settings: JudgeSettings) -> AsyncIterator[Checker]:
-    """The checker, with its connections and the file of its verdicts."""
-    judge = Judge(settings)
-    try:
-        yield judge
-    finally:
-        await judge.close()
-
-
 class Judge:
-    """Judges by asking a model."""
+    """Judges by asking a model, with its connections and the file of its verdicts; `close` it."""
 
     def __init__(self, settings: JudgeSettings) -> None:
         from coa.engines.transport import Transport
@@ -246,10 +236,6 @@ class Judge:
                 setattr(self.usage, name, getattr(self.usage, name) + found)
         return _text_of(response)
 
-    def counts(self) -> Json:
-        """Usage, for metrics."""
-        return asdict(self.usage)
-
     async def close(self) -> None:
         """Let requests in flight arrive, since they are paid for, and close the connections."""
         await asyncio.gather(*self._asked.values(), return_exceptions=True)
@@ -265,38 +251,17 @@ def _landed(judging: asyncio.Task[Part]) -> None:
 
 
 def read_verdict(reply: str) -> Part | None:
-    """The verdict of a reply: one JSON object, be it in a fence, between other words, or broken by
-    a quotation mark; None when it has none, or two that contradict each other."""
+    """The verdict of a reply: a JSON object, be it in a fence, between other words, or broken by a
+    quotation mark; None when it has none, or two that contradict each other."""
     said = _THOUGHT.sub("", reply)
-    found = [each for each in _objects(said) if _verdict(each) is not None]
-    if found:
-        verdicts = {_verdict(each) for each in found}
-        rationale = found[-1].get("rationale")
-        reason = " ".join(rationale.split())[:300] if isinstance(rationale, str) else ""
-    else:
-        verdicts, reason = {word.lower() for word in _VERDICT.findall(said)}, ""
+    verdicts = {word.lower() for word in _VERDICT.findall(said)}
     if len(verdicts) != 1:
         return None
-    return Part(_VERDICTS[str(verdicts.pop())], reason)
-
-
-def _objects(text: str) -> list[Json]:
-    """The JSON objects in a text, one after the other."""
-    found, at, decoder = list[Json](), 0, json.JSONDecoder()
-    while (at := text.find("{", at)) >= 0:
-        try:
-            value, at = decoder.raw_decode(text, at)
-        except (ValueError, RecursionError):
-            at += 1
-            continue
-        found.append(value)
-    return found
-
-
-def _verdict(value: Json) -> str | None:
-    said = value.get("judgement")
-    word = said.strip().lower() if isinstance(said, str) else ""
-    return word if word in _VERDICTS else None
+    reason = ""
+    for rationale in _RATIONALE.findall(said):
+        with suppress(ValueError):
+            reason = " ".join(json.loads(rationale, strict=False).split())[:300]
+    return Part(_VERDICTS[verdicts.pop()], reason)
 
 
 def _text_of(response: Any) -> str:

@@ -11,15 +11,14 @@ import ast
 import math
 import re
 import secrets
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal, InvalidOperation
 from typing import Any, Literal, get_args
 
 from coa.errors import ConfigError, RecordError, did_you_mean
-from coa.rewards.scored import Checker, Part
-from coa.sandbox import Limits, Outcome, Sandbox, SandboxError
+from coa.rewards.answers import Part
+from coa.sandbox import Limits, Sandbox, SandboxError
 from coa.tasks import Task
 from coa.tools.code import describe
 from coa.trajectory import Trajectory
@@ -336,27 +335,16 @@ class ProgramSettings:
     unsafe: bool = False
     """Run them without a sandbox, with all your rights."""
 
-    def limits(self) -> Limits:
-        return replace(
-            Limits(),
-            seconds=self.seconds,
-            cpu_seconds=self.cpu_seconds,
-            memory_mb=self.memory_mb,
-            output_bytes=self.output_bytes,
-        )
-
     def __post_init__(self) -> None:
-        self.limits()
         if self.slots < 1:
             raise ConfigError(f"reward.tests: slots is {self.slots!r}, expected 1 or more.")
+        self.sandbox()  # says what is wrong with the limits
 
-
-@asynccontextmanager
-async def open_tests(settings: ProgramSettings) -> AsyncIterator[Checker]:
-    """The checker, with its sandbox."""
-    box = Sandbox(settings.limits(), settings.slots, unsafe=settings.unsafe)
-    async with box:
-        yield ProgramChecker(box, settings)
+    def sandbox(self) -> Sandbox:
+        """The sandbox that programs are tested in, not opened yet."""
+        names = ("seconds", "cpu_seconds", "memory_mb", "output_bytes")
+        limits = Limits(**{name: getattr(self, name) for name in names})
+        return Sandbox(limits, self.slots, unsafe=self.unsafe)
 
 
 class ProgramChecker:
@@ -391,14 +379,10 @@ class ProgramChecker:
     async def _fault(self, suite: Suite, case: ProgramCase, source: str) -> str:
         """Why a case is not passed; empty when it is."""
         mark = secrets.token_hex(8)
-        outcome = await self._box.run(
-            program_for(case, source, mark, library=suite.library), case.stdin
-        )
-        if outcome.ended != "ok":
-            return self._last_words(outcome)
-        return fault_of(suite, case, outcome.stdout, mark)
-
-    def _last_words(self, outcome: Outcome) -> str:
+        program = program_for(case, source, mark, library=suite.library)
+        outcome = await self._box.run(program, case.stdin)
+        if outcome.ended == "ok":
+            return fault_of(suite, case, outcome.stdout, mark)
         if outcome.ended == "timeout":
             limits = self._settings
             return f"it took more than {limits.cpu_seconds} s of CPU, or {limits.seconds:g} s"
