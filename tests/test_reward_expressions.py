@@ -23,7 +23,6 @@ from coa.rewards import (
     Scored,
     choose_reward,
     lacking,
-    load_scorer,
     mean_parts,
     open_reward,
 )
@@ -297,13 +296,6 @@ def test_what_a_task_lacks_is_known_before_it_is_tried() -> None:
     assert lacking("tests", tested) == lacking("auto", tested) == ""
     assert lacking("exact", tested) == "gold answer"
     assert lacking("format", bare) == lacking("own:reward", bare) == ""
-
-
-def test_a_reward_that_has_to_be_opened_is_no_plain_function() -> None:
-    for name in ("math", "tests", "judge", "format"):
-        assert name in REWARDS
-        with pytest.raises(ConfigError, match=f"reward '{name}' has to be opened first"):
-            load_scorer(name)
 
 
 def test_a_recipe_has_it_as_a_table(tmp_path: Path) -> None:

@@ -10,12 +10,10 @@ from coa.rewards.answers import (
     Checker,
     Part,
     Scored,
-    Scorer,
     exact,
     exact_match,
     f1,
     normalise,
-    token_f1,
 )
 from coa.rewards.chains import FormatSettings, check_format
 from coa.rewards.judge import JudgeSettings
@@ -23,14 +21,12 @@ from coa.rewards.mathematics import MathSettings
 from coa.rewards.programs import ProgramSettings
 from coa.rewards.reward import (
     REWARDS,
-    SCORERS,
     Own,
     Reward,
     RewardSettings,
     auto,
     choose_reward,
     lacking,
-    load_scorer,
     mean_parts,
     open_reward,
     parse_expression,
@@ -40,7 +36,6 @@ from coa.rewards.reward import (
 
 __all__ = [
     "REWARDS",
-    "SCORERS",
     "Checker",
     "FormatSettings",
     "JudgeSettings",
@@ -51,7 +46,6 @@ __all__ = [
     "Reward",
     "RewardSettings",
     "Scored",
-    "Scorer",
     "auto",
     "check_format",
     "choose_reward",
@@ -59,12 +53,10 @@ __all__ = [
     "exact_match",
     "f1",
     "lacking",
-    "load_scorer",
     "mean_parts",
     "normalise",
     "open_reward",
     "parse_expression",
     "reward_for",
     "together",
-    "token_f1",
 ]

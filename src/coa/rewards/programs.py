@@ -99,7 +99,12 @@ def read_suite(tests: Any) -> Suite:
         if not isinstance(found, bool):
             raise RecordError(f"tests: {name} is {found!r}, expected true or false.")
     tests = _from_apps(tests)
-    cases = [*_outputs(tests), *_calls(tests), *_checks(tests)]
+    given, wanted = _texts(tests, "stdin"), _texts(tests, "expected_output")
+    if len(given) != len(wanted):
+        raise RecordError(f"tests: {len(given)} stdin and {len(wanted)} expected_output.")
+    cases = [ProgramCase(stdin, output) for stdin, output in zip(given, wanted, strict=True)]
+    cases += _calls(tests)
+    cases += [_as_call(text) or ProgramCase(check=text) for text in _texts(tests, "functional")]
     if not cases:
         raise RecordError(
             "tests: found none; expected stdin with expected_output, function with calls, or "
@@ -134,15 +139,6 @@ def _from_apps(tests: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**tests, "function": tests["fn_name"], "calls": calls}
 
 
-def _outputs(tests: Mapping[str, Any]) -> list[ProgramCase]:
-    given, wanted = _texts(tests, "stdin"), _texts(tests, "expected_output")
-    if len(given) != len(wanted):
-        raise RecordError(f"tests: {len(given)} stdin and {len(wanted)} expected_output.")
-    return [
-        ProgramCase(stdin=stdin, output=output) for stdin, output in zip(given, wanted, strict=True)
-    ]
-
-
 def _texts(tests: Mapping[str, Any], key: str) -> list[str]:
     found = tests.get(key) or []
     found = [found] if isinstance(found, str) else found
@@ -174,31 +170,22 @@ def _calls(tests: Mapping[str, Any]) -> list[ProgramCase]:
         raise RecordError("tests: every call needs args (a list) and expected.") from None
 
 
-def _checks(tests: Mapping[str, Any]) -> list[ProgramCase]:
-    return [_as_call(text) or ProgramCase(check=text) for text in _texts(tests, "functional")]
-
-
 def _as_call(check: str) -> ProgramCase | None:
-    """`result = CALL; assert result == LITERAL` as a call with its value, compared out here."""
+    """`assert CALL == LITERAL`, or `result = CALL; assert result == LITERAL`, as a call with its
+    value, which is compared out here."""
     try:
         match ast.parse(check.strip()).body:
-            case [
-                ast.Assign(targets=[ast.Name(id=name)], value=ast.Call() as call),
-                ast.Assert(
-                    test=ast.Compare(
-                        left=ast.Name(id=asked), ops=[ast.Eq()], comparators=[expected]
-                    )
-                ),
-            ] if name == asked:
-                return ProgramCase(call=ast.unparse(call), values=(ast.literal_eval(expected),))
-            case [
-                ast.Assert(
-                    test=ast.Compare(
-                        left=ast.Call() as call, ops=[ast.Eq()], comparators=[expected]
-                    )
-                )
-            ]:
-                return ProgramCase(call=ast.unparse(call), values=(ast.literal_eval(expected),))
+            case [ast.Assign(targets=[ast.Name(id=name)], value=call), ast.Assert(test=test)]:
+                pass
+            case [ast.Assert(test=ast.Compare(left=call) as test)]:
+                name = ""
+            case _:
+                return None
+        match test:
+            case ast.Compare(left=left, ops=[ast.Eq()], comparators=[expected]):
+                same = left is call or (isinstance(left, ast.Name) and left.id == name)
+                if same and isinstance(call, ast.Call):
+                    return ProgramCase(call=ast.unparse(call), values=(ast.literal_eval(expected),))
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         pass
     return None

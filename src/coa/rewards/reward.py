@@ -182,22 +182,18 @@ _MATHEMATICS = frozenset(
 )
 
 
+SCORERS: dict[str, Scorer] = {"exact": exact, "squad": squad, "f1": f1, "calls": calls}
+"""Rewards that need nothing to be opened."""
+REWARDS = (*SCORERS, "auto", *OPENED)
+"""The rewards that have a name."""
+
+
 def auto(task: Task, trajectory: Trajectory) -> float | None:
     """What the task itself says that it is judged by.
 
     Without being opened it cannot run tests, and takes the answers of other tasks as text.
     """
-    named = reward_for(task)
-    return SCORERS[named if named in SCORERS and named != "auto" else "exact"](task, trajectory)
-
-
-SCORERS: dict[str, Scorer] = {
-    "exact": exact,
-    "squad": squad,
-    "f1": f1,
-    "calls": calls,
-    "auto": auto,
-}
+    return SCORERS.get(reward_for(task), exact)(task, trajectory)
 
 
 def reward_for(task: Task) -> str:
@@ -246,8 +242,6 @@ def load_scorer(reference: str) -> Scorer:
     """A scorer by name, or `module:attribute` for one's own."""
     if reference in SCORERS:
         return SCORERS[reference]
-    if reference in OPENED:
-        raise ConfigError(f"reward {reference!r} has to be opened first: use open_reward.")
     if ":" not in reference:
         raise _unknown(reference, REWARDS)
     scorer = load_object(reference)
@@ -258,8 +252,6 @@ def load_scorer(reference: str) -> Scorer:
 
 Own = Callable[..., Any]
 """A reward of one's own: a function of (task, trajectory) or (task, trajectory, state)."""
-REWARDS = (*SCORERS, *OPENED)
-"""The rewards that have a name."""
 _COSTS = {"math": 1, "tests": 2, "judge": 3}
 """How dear a part is; own ones are taken for as dear as comparing mathematics."""
 _SPEED = {

@@ -9,19 +9,16 @@ that cannot build them refuses. A warm process waits behind each wall, so a run 
 
 from __future__ import annotations
 
-from coa.sandbox.box import PACKAGES, Ended, Outcome, Sandbox, SandboxSession
-from coa.sandbox.tiers import Finding, Tier, reach_tier
+from coa.sandbox.box import PACKAGES, Outcome, Sandbox
+from coa.sandbox.tiers import Tier, reach_tier
 from coa.sandbox.walls import Limits, SandboxError
 
 __all__ = [
     "PACKAGES",
-    "Ended",
-    "Finding",
     "Limits",
     "Outcome",
     "Sandbox",
     "SandboxError",
-    "SandboxSession",
     "Tier",
     "reach_tier",
 ]

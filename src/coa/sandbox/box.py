@@ -14,7 +14,7 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from typing import Literal, Self
 
@@ -137,7 +137,9 @@ class Sandbox:
                 clean = True
                 return outcome_of(ending, exchange, time.monotonic() - started)
         finally:
-            self._later(self._give_back(slot, clean))
+            task = asyncio.ensure_future(self._give_back(slot, clean))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
     @contextlib.asynccontextmanager
     async def session(self) -> AsyncIterator[SandboxSession]:
@@ -151,11 +153,6 @@ class Sandbox:
         finally:
             self._open_sessions.discard(session)
             await session.close()
-
-    def _later(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     async def _give_back(self, slot: Slot, clean: bool) -> None:
         """Make a slot ready for the next program: as it is when it is clean, else anew."""

@@ -9,6 +9,7 @@ process and write no file, because neither could be cleared away with certainty.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -121,21 +122,11 @@ class Layout:
         yield from ((str(path), f"{HOME}/site/{name}") for name, path in self.packages)
         yield str(INSIDE), f"{HOME}/box/inside"
 
-    def masks(self) -> Iterator[str]:
-        """Folders in there that are shown empty."""
-        root = f"{HOME}/{self.stdlib.parent.name}/{self.stdlib.name}"
-        present = sorted(name for name in _HIDDEN if (self.stdlib / name).is_dir())
-        yield from (f"{root}/{name}" for name in present)
-
     def readable(self) -> list[str]:
         """Paths here that a program reads where it is not given a view of its own."""
         parts = [str(each) for each in sorted(self.stdlib.iterdir()) if each.name not in _HIDDEN]
         others = [path for _, path in (*self.libraries, *self.packages)]
         return [*parts, *map(str, others), str(INSIDE)]
-
-    def sites(self) -> list[str]:
-        """Folders here that hold the packages."""
-        return sorted({str(path.parent) for _, path in self.packages})
 
 
 @cache
@@ -158,6 +149,8 @@ def find_layout(packages: tuple[str, ...]) -> Layout:
         reason = (done.stderr.strip().splitlines() or ["no output"])[-1]
         raise SandboxError(f"this Python cannot be looked at: {reason}") from None
     executable = Path(getattr(sys, "_base_executable", sys.executable)).resolve()
+    with executable.open("rb") as file:
+        loader = _LOADER.search(file.read(1 << 16))
     bundled = {name: Path(path) for name, path in found["loaded"].items()}
     shown = {path.name: path for path in bundled.values()}
     for path in bundled.values():
@@ -168,19 +161,13 @@ def find_layout(packages: tuple[str, ...]) -> Layout:
     absent = {name for name, _ in found["missing"]}
     return Layout(
         executable,
-        _loader_of(executable),
+        loader.group().decode() if loader else "",
         stdlib,
         tuple(sorted(_by_name(outside).items())),
         tuple(sorted(shown.items())),
         tuple(name for name in packages if name not in absent),
         tuple((str(name), str(reason)) for name, reason in found["missing"]),
     )
-
-
-def _loader_of(executable: Path) -> str:
-    with executable.open("rb") as file:
-        found = _LOADER.search(file.read(1 << 16))
-    return found.group().decode() if found else ""
 
 
 def _by_name(libraries: list[Path]) -> dict[str, Path]:
@@ -247,8 +234,11 @@ class Walls:
             words += ["--dir", folder]
         for source, target in binds:
             words += ["--ro-bind", source, target]
-        for folder in self.layout.masks():
-            words += ["--tmpfs", folder, "--remount-ro", folder]
+        stdlib = self.layout.stdlib
+        for name in sorted(_HIDDEN):  # shown empty
+            if (stdlib / name).is_dir():
+                folder = f"{HOME}/{stdlib.parent.name}/{stdlib.name}/{name}"
+                words += ["--tmpfs", folder, "--remount-ro", folder]
         words += ["--tmpfs", "/dev"]
         for device in DEVICES:
             words += ["--dev-bind", device, device]
@@ -276,11 +266,12 @@ class Walls:
     def settings(self, limits: Limits, preload: bool) -> dict[str, Any]:
         """What the zygote is told, but for its socket and its uid."""
         layout, alone = self.layout, self.way != "process"
+        sites = sorted({str(path.parent) for _, path in layout.packages})
         return {
             "seconds": limits.seconds,
             "files": limits.files,
             "disk": "/tmp" if alone else "",
-            "site": [f"{HOME}/site"] if alone else layout.sites(),
+            "site": [f"{HOME}/site"] if alone else sites,
             # Without a view of its own a program cannot look for a package in its folder.
             "preload": list(layout.preload) if preload or not alone else [],
             "forks": self.forks,
@@ -334,23 +325,18 @@ def take_uid() -> int:
     program take the processes of another. It is drawn from a wide range, so that another process
     with a sandbox hardly has the same, and the next slot not the one that was just given back.
     """
+    import pwd
+
     spare = _spare_uids()
     for _ in range(_UIDS_TRIED):
         uid = spare[secrets.randbelow(len(spare))]
-        if uid not in _in_use and not _is_account(uid):
+        with contextlib.suppress(KeyError):
+            pwd.getpwuid(uid)
+            continue
+        if uid not in _in_use:
             _in_use.add(uid)
             return uid
     raise SandboxError(f"no uid is free for another slot: {len(_in_use)} are in use here.")
-
-
-def _is_account(uid: int) -> bool:
-    import pwd
-
-    try:
-        pwd.getpwuid(uid)
-    except KeyError:
-        return False
-    return True
 
 
 def give_back_uid(uid: int) -> None:

@@ -22,7 +22,6 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -120,7 +119,8 @@ def make_app(session: ServingSession) -> ASGIApp:
         return answer({"object": "list", "data": [described(name) for name in session.agents]})
 
     async def model(request: Request) -> Response:
-        return answer(described(session.agent(request.path_params["name"]).name))
+        session.agent(request.path_params["name"])  # refuses one that is not there
+        return answer(described(request.path_params["name"]))
 
     async def chat(request: Request) -> ChatExchange:
         body = await read_body(request, session.limits.body_bytes)
@@ -145,14 +145,13 @@ def make_app(session: ServingSession) -> ASGIApp:
     async def left(request: Request, error: Exception) -> Response:
         return Response(status_code=499)  # before it had asked; nobody reads this
 
-    return Starlette(
+    app = Starlette(
         routes=[
             Route("/health", health),
             Route("/v1/models", models),
             Route("/v1/models/{name:path}", model),
             Route("/v1/chat/completions", chat, methods=["POST"]),
         ],
-        middleware=[Middleware(RequestGuard, session=session)],
         exception_handlers={
             Refused: refuse,
             HTTPException: no_such_path,
@@ -160,6 +159,29 @@ def make_app(session: ServingSession) -> ASGIApp:
             Exception: bug,
         },
     )
+    inside = 0
+
+    async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+        """Let nobody through who may not ask, nor too many at once; liveness is for everybody."""
+        nonlocal inside
+        if scope["type"] != "http" or scope["path"] == "/health":
+            await app(scope, receive, send)
+            return
+        limits = session.limits
+        refused = refuse_stranger(session.serving.key, Headers(scope=scope))
+        if refused is None and inside >= limits.rollouts + limits.queue + SPARE_REQUESTS:
+            refused = unavailable("too many requests at once; try again.", "busy")
+        if refused is not None:
+            session.log_refusal(scope["method"], scope["path"], refused)
+            await refusal(refused)(scope, receive, send)
+            return
+        inside += 1
+        try:
+            await app(scope, receive, send)
+        finally:
+            inside -= 1
+
+    return guarded
 
 
 def answer(record: Json, status: int = 200, headers: dict[str, str] | None = None) -> Response:
@@ -168,31 +190,6 @@ def answer(record: Json, status: int = 200, headers: dict[str, str] | None = Non
 
 def refusal(refused: Refused) -> Response:
     return answer(refused.to_json(), refused.status, refused.headers)
-
-
-class RequestGuard:
-    """Lets nobody through who may not ask, nor too many at once; liveness is for everybody."""
-
-    def __init__(self, app: ASGIApp, session: ServingSession) -> None:
-        self._app, self._session, self._inside = app, session, 0
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] == "/health":
-            await self._app(scope, receive, send)
-            return
-        limits = self._session.limits
-        refused = refuse_stranger(self._session.serving.key, Headers(scope=scope))
-        if refused is None and self._inside >= limits.rollouts + limits.queue + SPARE_REQUESTS:
-            refused = unavailable("too many requests at once; try again.", "busy")
-        if refused is not None:
-            self._session.log_refusal(scope["method"], scope["path"], refused)
-            await refusal(refused)(scope, receive, send)
-            return
-        self._inside += 1
-        try:
-            await self._app(scope, receive, send)
-        finally:
-            self._inside -= 1
 
 
 async def read_body(request: Request, limit: int) -> bytes:
@@ -218,10 +215,6 @@ async def read_body(request: Request, limit: int) -> bytes:
     return bytes(body)
 
 
-Pieces = asyncio.Queue[Piece | None]
-"""What a rollout tells, and None when it is over."""
-
-
 class ChatExchange:
     """A request that was understood, as the ASGI application that answers it.
 
@@ -229,13 +222,16 @@ class ChatExchange:
     """
 
     def __init__(self, session: ServingSession, asked: Asked) -> None:
-        self._session, self._asked, self._agent = session, asked, session.agent(asked.model)
-        self._reply = Reply(self._agent.name, asked.include_usage, asked.ignored)
+        self._session, self._asked = session, asked
+        self._agent = session.agent(asked.model)
+        self._reply = Reply(asked.model, asked.include_usage, asked.ignored)
+        self._pieces: asyncio.Queue[Piece | None] = asyncio.Queue()
+        """What the rollout tells, and None when it is over."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        pieces: Pieces = asyncio.Queue()
-        work = self._session.start(self._asked, self._agent, self._reply, pieces.put_nowait)
-        work.add_done_callback(lambda done: pieces.put_nowait(None))
+        tell = self._pieces.put_nowait
+        work = self._session.start(self._asked, self._agent, self._reply, tell)
+        work.add_done_callback(lambda done: tell(None))
         gone = asyncio.create_task(_until_gone(receive))
         gone.add_done_callback(lambda done: work.cancel())
 
@@ -248,9 +244,8 @@ class ChatExchange:
                 raise ClientStalled from None
 
         try:
-            response = await (self._stream if self._asked.stream else self._whole)(
-                work, pieces, patient
-            )
+            answered = self._stream(work, patient) if self._asked.stream else self._whole(work)
+            response = await answered
             if response is not None:
                 await response(scope, receive, patient)
         except ClientStalled:
@@ -260,11 +255,9 @@ class ChatExchange:
             work.cancel()
             await asyncio.wait({work, gone})
 
-    async def _whole(
-        self, work: asyncio.Task[Trajectory], pieces: Pieces, send: Send
-    ) -> Response | None:
+    async def _whole(self, work: asyncio.Task[Trajectory]) -> Response | None:
         told = list[Piece]()
-        while (piece := await pieces.get()) is not None:
+        while (piece := await self._pieces.get()) is not None:
             told.append(piece)
         outcome = self._outcome(work)
         self._log(outcome)
@@ -273,15 +266,13 @@ class ChatExchange:
             return answer(self._reply.whole(told, outcome), headers=headers)
         return None if outcome is None else refusal(outcome)
 
-    async def _stream(
-        self, work: asyncio.Task[Trajectory], pieces: Pieces, send: Send
-    ) -> Response | None:
+    async def _stream(self, work: asyncio.Task[Trajectory], send: Send) -> Response | None:
         """Send pieces as they come, those that came together in one go."""
 
         async def write(body: bytes, last: bool = False) -> None:
             await send({"type": "http.response.body", "body": body, "more_body": not last})
 
-        piece = await _next(pieces)
+        piece = await self._next()
         if piece is None and isinstance(refused := self._outcome(work), Refused):
             # Nothing was sent yet, so it has its status: clients act on that.
             self._log(refused)
@@ -296,20 +287,30 @@ class ChatExchange:
                     await write(STILL_HERE)
                 else:
                     events = [event(self._reply.piece(piece))]
-                    while not pieces.empty() and (piece := pieces.get_nowait()) is not None:
+                    while not self._pieces.empty() and (piece := self._pieces.get_nowait()):
                         events.append(event(self._reply.piece(piece)))
                     await write(b"".join(events))
-                piece = piece and await _next(pieces)
+                piece = piece and await self._next()
             # The stream has begun with 200, so that a failure is an event, too.
             outcome = self._outcome(work)
             self._log(outcome)
-            records = [] if outcome is None else [outcome.to_json()]
+            records = list[Json]()
             if isinstance(outcome, Trajectory):
                 records = self._reply.closing(outcome)
+            elif outcome is not None:
+                records = [outcome.to_json()]
             await write(b"".join(map(event, records)) + DONE, last=True)
         except ClientStalled:
             self._session.log_request(self._reply, self._asked, "499 client stalled")
         return None
+
+    async def _next(self) -> Piece | Literal["quiet"] | None:
+        """What comes next: a piece, None at the end; or that nothing came for a while."""
+        try:
+            async with asyncio.timeout(QUIET_S):
+                return await self._pieces.get()
+        except TimeoutError:
+            return "quiet"
 
     def _outcome(self, work: asyncio.Task[Trajectory]) -> Trajectory | Refused | None:
         """How a rollout ended; None when its client went away."""
@@ -335,15 +336,6 @@ class ChatExchange:
         elif outcome is not None:
             how, trajectory = f"200 {outcome.stop}", outcome
         self._session.log_request(self._reply, self._asked, how, trajectory)
-
-
-async def _next(pieces: Pieces) -> Piece | Literal["quiet"] | None:
-    """What comes next: a piece, None at the end; or that nothing came for a while."""
-    try:
-        async with asyncio.timeout(QUIET_S):
-            return await pieces.get()
-    except TimeoutError:
-        return "quiet"
 
 
 async def _until_gone(receive: Receive) -> None:

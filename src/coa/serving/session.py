@@ -90,7 +90,6 @@ class Serving:
 class Agent:
     """One entry of /v1/models."""
 
-    name: str
     grammar: Grammar
     """Bound to the tools of any question."""
     prompt: PromptKind
@@ -139,8 +138,9 @@ async def open_agents(
                 continue
             if full in agents:
                 raise UsageError(f"two grammars are named {grammar.name!r}; rename one.")
-            agents.setdefault(name, Agent(name, bound, prompt, opened))
-            agents[full] = Agent(full, bound, prompt, opened)
+            agent = Agent(bound, prompt, opened)
+            agents.setdefault(name, agent)
+            agents[full] = agent
         if not agents:
             raise UsageError(f"{serving.model}: no grammar can be served. {why}")
         yield agents
