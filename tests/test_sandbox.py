@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from coa.errors import ConfigError
 from coa.lab.bench_sandbox import bench_sandbox, sandbox_lines
 from coa.sandbox import Limits, Sandbox, SandboxError, Tier, reach_tier, slot, walls
-from coa.sandbox.box import Outcome
+from coa.sandbox.slot import Outcome
 
 LIMITS = Limits(seconds=1.5, cpu_seconds=2, memory_mb=512, output_bytes=4096, file_mb=8, files=512)
 

@@ -23,7 +23,7 @@ from coa.rollouts import default_environments
 from coa.serving.replies import Narrator, Piece, Reply, event, finish_reason, steps_of
 from coa.serving.request import (
     CANNOT,
-    Asked,
+    ChatRequest,
     Refused,
     is_loopback,
     read_request,
@@ -39,7 +39,7 @@ USER = {"role": "user", "content": "Where is it?"}
 MHQA = load_grammar("mhqa")
 
 
-def read(**parameters: Any) -> Asked:
+def read(**parameters: Any) -> ChatRequest:
     body = {"model": "m", "messages": [USER], **parameters}
     return read_request(json.dumps(body).encode(), LIMITS)
 
@@ -66,7 +66,7 @@ def test_what_a_rollout_has_a_place_for_is_taken() -> None:
         stream=True,
         stream_options={"include_usage": True},
     )
-    assert asked == Asked("m", "Where is it?", True, True, 0.7, 0.9, 40, 0.1, -3, 9)
+    assert asked == ChatRequest("m", "Where is it?", True, True, 0.7, 0.9, 40, 0.1, -3, 9)
 
 
 def test_values_that_ask_for_nothing_are_neither_refused_nor_named() -> None:
@@ -81,7 +81,7 @@ def test_values_that_ask_for_nothing_are_neither_refused_nor_named() -> None:
         "user": None,
         "top_k": -1,
     }
-    assert read(**defaults) == Asked("m", "Where is it?")
+    assert read(**defaults) == ChatRequest("m", "Where is it?")
 
 
 @pytest.mark.parametrize(

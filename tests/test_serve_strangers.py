@@ -15,7 +15,7 @@ from coa.grammar import load_grammar
 from coa.io.runs import Appender
 from coa.models import references as store
 from coa.serving.replies import Narrator, Piece, Reply
-from coa.serving.request import Asked, Refused, ServingLimits, read_request
+from coa.serving.request import ChatRequest, Refused, ServingLimits, read_request
 from coa.serving.server import _give_up_on_stalled, listening, read_key
 from coa.serving.session import Serving, ServingSession, open_agents, public_name
 from coa.trajectory import StopReason, load_trajectories
@@ -104,7 +104,7 @@ async def test_a_rollout_that_breaks_on_our_side_is_closed_and_kept(tmp_path: Pa
             session = ServingSession(ScriptedEngine(TURNS), agents, serving, out=out)
             with pytest.raises(ZeroDivisionError):
                 agent = session.agent("scripted")
-                await session.start(Asked("scripted", "Where?"), agent, Reply("m"), tell)
+                await session.start(ChatRequest("scripted", "Where?"), agent, Reply("m"), tell)
         assert (session.admission.running, session.admission.waiting) == (0, 0)
     (trajectory,) = load_trajectories(kept)
     assert trajectory.stop is StopReason.CANCELLED and trajectory.usage.turns == 1

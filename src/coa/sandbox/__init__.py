@@ -9,7 +9,8 @@ that cannot build them refuses. A warm process waits behind each wall, so a run 
 
 from __future__ import annotations
 
-from coa.sandbox.box import PACKAGES, Outcome, Sandbox
+from coa.sandbox.box import PACKAGES, Sandbox
+from coa.sandbox.slot import Outcome
 from coa.sandbox.tiers import Tier, reach_tier
 from coa.sandbox.walls import Limits, SandboxError
 

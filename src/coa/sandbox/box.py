@@ -9,37 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
 import socket
 import struct
 import sys
-import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, replace
-from typing import Literal, Self
+from dataclasses import replace
+from typing import Self
 
-from coa.sandbox.slot import Ending, Exchange, PlainSlot, Slot
+from coa.sandbox.slot import Ending, Exchange, Outcome, PlainSlot, Slot
 from coa.sandbox.tiers import Tier, reach, refusal
 from coa.sandbox.walls import Limits, SandboxError, Walls, find_layout
 
 PACKAGES = ("numpy", "sympy")
 NOT_OPEN = "the sandbox is not open; use it inside `async with`."
-Ended = Literal["ok", "error", "timeout", "memory", "output", "files", "killed"]
-"""How a program ended. `error`: an exception or a status other than 0. `timeout`: of the clock or
-of the CPU. `files`: it made too many. `killed`: by a signal, so also by a forbidden system call."""
-_REASONS: dict[str, Ended] = {"t": "timeout", "f": "files", "m": "memory"}
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a program wrote and how it ended."""
-
-    stdout: str
-    stderr: str
-    ended: Ended
-    exit: int | None
-    """The status, or minus the number of the signal that ended it."""
-    seconds: float
 
 
 class Sandbox:
@@ -129,13 +111,9 @@ class Sandbox:
         try:
             if not slot.warm:
                 await slot.start()
-            with Exchange(program, stdin, slot) as exchange:
-                started = time.monotonic()
-                slot.launch(b"E" if echo else b"J", exchange.passed)
-                exchange.handed_over()
-                ending = await slot.ended(self.limits.seconds)
-                clean = True
-                return outcome_of(ending, exchange, time.monotonic() - started)
+            outcome = await slot.run(b"E" if echo else b"J", program, stdin)
+            clean = True
+            return outcome
         finally:
             task = asyncio.ensure_future(self._give_back(slot, clean))
             self._tasks.add(task)
@@ -206,13 +184,12 @@ class SandboxSession:
             try:
                 slot, channel, ended = await self._open()
                 with Exchange(program, stdin, slot) as exchange:
-                    started = time.monotonic()
                     slot.tell(b"C")
                     socket.send_fds(channel, [b"E" if echo else b"J"], exchange.passed)
                     exchange.handed_over()
                     status = await self._reply(slot, channel, ended)
                     ending = Ending("x", status) if status is not None else ended.result()
-                    outcome = outcome_of(ending, exchange, time.monotonic() - started)
+                    outcome = exchange.outcome(ending)
                 # After a flood the end of the process is on its way, whatever it replied.
                 whole = status is not None and not exchange.overflow
                 if whole:
@@ -276,20 +253,3 @@ class SandboxSession:
         if self._placed:
             self._placed = False
             self._box.session_places.release()
-
-
-def outcome_of(ending: Ending, exchange: Exchange, seconds: float) -> Outcome:
-    """What a program wrote, and how it ended in one word."""
-    stdout, stderr = exchange.drain()
-    ended: Ended = "ok" if ending.status == 0 else "error"
-    if exchange.overflow:
-        ended = "output"
-    elif ending.why in _REASONS:
-        ended = _REASONS[ending.why]
-    elif ending.status == -signal.SIGXCPU:
-        ended = "timeout"
-    elif ending.status < 0:
-        ended = "killed"
-    elif ending.status and "MemoryError" in stderr.rstrip().rpartition("\n")[2]:
-        ended = "memory"
-    return Outcome(stdout, stderr, ended, ending.status, seconds)

@@ -22,7 +22,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from coa.sandbox.walls import INSIDE, Limits, SandboxError, Walls, give_back_uid, take_uid
 
@@ -30,6 +30,24 @@ _START_S, _SETTLE_S, _GRACE_S = 60.0, 5.0, 10.0
 _WATCH_S = 0.02
 _PAGE_MB = os.sysconf("SC_PAGE_SIZE") / 2**20 if hasattr(os, "sysconf") else 4096 / 2**20
 _CHUNK = 65536
+
+
+Ended = Literal["ok", "error", "timeout", "memory", "output", "files", "killed"]
+"""How a program ended. `error`: an exception or a status other than 0. `timeout`: of the clock or
+of the CPU. `files`: it made too many. `killed`: by a signal, so also by a forbidden system call."""
+_REASONS: dict[str, Ended] = {"t": "timeout", "f": "files", "m": "memory"}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a program wrote and how it ended."""
+
+    stdout: str
+    stderr: str
+    ended: Ended
+    exit: int | None
+    """The status, or minus the number of the signal that ended it."""
+    seconds: float
 
 
 class Ending(NamedTuple):
@@ -111,6 +129,13 @@ class Slot:
             group=outside,
             extra_groups=None if outside is None else [],
         )
+
+    async def run(self, kind: bytes, program: str, stdin: str = "") -> Outcome:
+        """Run a program as a job of this kind (J or E) to its end."""
+        with Exchange(program, stdin, self) as exchange:
+            self.launch(kind, exchange.passed)
+            exchange.handed_over()
+            return exchange.outcome(await self.ended(self.limits.seconds))
 
     def launch(self, kind: bytes, descriptors: Sequence[int]) -> None:
         """Hand over a job: J or E (echo) with four descriptors, S with the socket of a session."""
@@ -321,6 +346,7 @@ class Exchange:
         loop = asyncio.get_running_loop()
         for end in self._kept:
             loop.add_reader(end, self._read, end)
+        self._started = time.monotonic()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -349,13 +375,25 @@ class Exchange:
                 self._slot.tell(b"K")
         return True
 
-    def drain(self) -> tuple[str, str]:
-        """All that was written, after the program's end (standard output, standard error)."""
+    def outcome(self, ending: Ending) -> Outcome:
+        """What the program wrote in all, and how it ended in one word; after its end."""
+        seconds = time.monotonic() - self._started
         for end in self._kept:
             while self._read(end) and not self.overflow:
                 pass
-        out, err = (bytes(kept).decode("utf-8", "replace") for kept in self._kept.values())
-        return out, err
+        stdout, stderr = (bytes(kept).decode("utf-8", "replace") for kept in self._kept.values())
+        ended: Ended = "ok" if ending.status == 0 else "error"
+        if self.overflow:
+            ended = "output"
+        elif ending.why in _REASONS:
+            ended = _REASONS[ending.why]
+        elif ending.status == -signal.SIGXCPU:
+            ended = "timeout"
+        elif ending.status < 0:
+            ended = "killed"
+        elif ending.status and "MemoryError" in stderr.rstrip().rpartition("\n")[2]:
+            ended = "memory"
+        return Outcome(stdout, stderr, ended, ending.status, seconds)
 
     def close(self) -> None:
         self.handed_over()

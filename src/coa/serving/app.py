@@ -31,7 +31,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from coa.errors import EngineError, ToolError
 from coa.io.runs import Json
 from coa.serving.replies import DONE, STILL_HERE, Piece, Reply, as_json, event, public_weights
-from coa.serving.request import Asked, Refused, read_request, refuse_stranger, unavailable
+from coa.serving.request import ChatRequest, Refused, read_request, refuse_stranger, unavailable
 from coa.serving.session import ServingSession
 from coa.trajectory import Trajectory
 from coa.view.terminal import harmless
@@ -159,10 +159,14 @@ def make_app(session: ServingSession) -> ASGIApp:
             Exception: bug,
         },
     )
+    return _guarded(app, session)
+
+
+def _guarded(app: ASGIApp, session: ServingSession) -> ASGIApp:
+    """Lets nobody through who may not ask, nor too many at once; liveness is for everybody."""
     inside = 0
 
     async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
-        """Let nobody through who may not ask, nor too many at once; liveness is for everybody."""
         nonlocal inside
         if scope["type"] != "http" or scope["path"] == "/health":
             await app(scope, receive, send)
@@ -221,7 +225,7 @@ class ChatExchange:
     It is no `Response`, because it has to watch for its client's leaving while it works.
     """
 
-    def __init__(self, session: ServingSession, asked: Asked) -> None:
+    def __init__(self, session: ServingSession, asked: ChatRequest) -> None:
         self._session, self._asked = session, asked
         self._agent = session.agent(asked.model)
         self._reply = Reply(asked.model, asked.include_usage, asked.ignored)

@@ -1,4 +1,4 @@
-"""Who may ask, and what was asked for: from a request to an `Asked`, or to a `Refused`.
+"""Who may ask, and what was asked for: from a request to an `ChatRequest`, or to a `Refused`.
 
 Three kinds of parameters: those that a rollout has a place for; those that would change what comes
 back in a way that it cannot (several choices, tools of the client's, log probabilities), which are
@@ -147,7 +147,7 @@ class ServingLimits:
 
 
 @dataclass(frozen=True)
-class Asked:
+class ChatRequest:
     """What a client wants. None: the server's default."""
 
     model: str
@@ -164,7 +164,7 @@ class Asked:
     """What was asked for and not done."""
 
 
-def read_request(body: bytes, limits: ServingLimits) -> Asked:
+def read_request(body: bytes, limits: ServingLimits) -> ChatRequest:
     """Understand the body of a chat completion."""
     record, ignored = _object(body), list[str]()
     for name, (nothing, reason) in CANNOT.items():
@@ -188,7 +188,7 @@ def read_request(body: bytes, limits: ServingLimits) -> Asked:
     if longest is not None and longest > limits.tokens:
         ignored.append(f"max_tokens above {limits.tokens}")
         longest = limits.tokens
-    asked = Asked(
+    asked = ChatRequest(
         model,
         question,
         stream,

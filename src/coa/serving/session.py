@@ -37,7 +37,7 @@ from coa.rollouts import (
     trained_grammar,
 )
 from coa.serving.replies import Narrator, Piece, Reply
-from coa.serving.request import Asked, Refused, ServingLimits, shown, unavailable
+from coa.serving.request import ChatRequest, Refused, ServingLimits, shown, unavailable
 from coa.tasks import Task
 from coa.trajectory import StopReason, Trajectory
 from coa.view.terminal import fold, harmless
@@ -233,7 +233,7 @@ class ServingSession:
         return self.agents[name]
 
     def start(
-        self, asked: Asked, agent: Agent, reply: Reply, tell: Callable[[Piece], None]
+        self, asked: ChatRequest, agent: Agent, reply: Reply, tell: Callable[[Piece], None]
     ) -> asyncio.Task[Trajectory]:
         """Begin a rollout, which waits for its place; `Refused` when the line is full."""
         if self.stopping:
@@ -263,7 +263,7 @@ class ServingSession:
             work.cancel()
 
     async def _play(
-        self, asked: Asked, agent: Agent, reply: Reply, tell: Callable[[Piece], None]
+        self, asked: ChatRequest, agent: Agent, reply: Reply, tell: Callable[[Piece], None]
     ) -> Trajectory:
         narrator: Narrator
         limits, temperature = self.limits, asked.temperature
@@ -327,7 +327,7 @@ class ServingSession:
         self.log(f"{_now()} {fold(f'{method[:10]} {path}', 70)} {refused.status} {refused.code}")
 
     def log_request(
-        self, reply: Reply, asked: Asked, how: str, trajectory: Trajectory | None = None
+        self, reply: Reply, asked: ChatRequest, how: str, trajectory: Trajectory | None = None
     ) -> None:
         """One line for each request; the question only where that was asked for."""
         parts = [f"{_now()} {reply.id} {reply.model} {how}"]
