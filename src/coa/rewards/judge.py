@@ -132,7 +132,11 @@ class JudgeUsage:
 class Judge:
     """Judges by asking a model, with its connections and the file of its verdicts; `close` it."""
 
-    def __init__(self, settings: JudgeSettings) -> None:
+    kind = KEPT_AS
+    """Part of the key under which a verdict is kept."""
+
+    def __init__(self, settings: JudgeSettings, instructions: str = "") -> None:
+        """`instructions`: instead of those in the settings."""
         from coa.engines.transport import Transport
 
         settings.require_model()
@@ -140,7 +144,7 @@ class Judge:
         if source.model is None or source.url is None:
             raise ModelError(f"{settings.model!r} is not a model on a server (openai:NAME@URL).")
         self.settings, self.usage, self._model = settings, JudgeUsage(), source.model
-        self._instructions = settings.instructions()
+        self._instructions = instructions or settings.instructions()
         self._cache = ToolCache(Path(settings.cache)) if settings.cache else None
         self._asked: dict[str, asyncio.Task[Part]] = {}
         self._answered = False
@@ -163,23 +167,17 @@ class Judge:
             return Part(0.0, f"longer than {LONGEST_ANSWER} characters")
         if self.settings.exact_first and same_words(answer, task.answers):
             return Part(1.0, "exact match")
-        self.usage.asked += 1
-        body = self._body(task, answer)
-        key = hashlib.sha256(json.dumps([KEPT_AS, 1, body], sort_keys=True).encode()).hexdigest()
-        if key in self._asked:
-            self.usage.kept += 1
-        else:
-            self._asked[key] = asyncio.create_task(self._judge(key, body))
-            self._asked[key].add_done_callback(_landed)
-        # Shielded: whoever asked first may give up, and others wait for the same verdict.
-        return await asyncio.shield(self._asked[key])
+        return await self.verdict(
+            {
+                "question": task.question,
+                "accepted_answers": list(task.answers),
+                "given_answer": answer,
+            }
+        )
 
-    def _body(self, task: Task, answer: str) -> Json:
-        case = {
-            "question": task.question,
-            "accepted_answers": list(task.answers),
-            "given_answer": answer,
-        }
+    async def verdict(self, case: Json) -> Part:
+        """What the model says of a case; the same one is asked for once."""
+        self.usage.asked += 1
         messages = [
             {"role": "system", "content": self._instructions},
             {"role": "user", "content": _whole(json.dumps(case, ensure_ascii=False))},
@@ -187,7 +185,15 @@ class Judge:
         body: Json = {"model": self._model, "messages": messages}
         body |= {"temperature": self.settings.temperature, "max_tokens": self.settings.max_tokens}
         body |= self.settings.extra
-        return {name: value for name, value in body.items() if value is not None}
+        body = {name: value for name, value in body.items() if value is not None}
+        key = hashlib.sha256(json.dumps([self.kind, 1, body], sort_keys=True).encode()).hexdigest()
+        if key in self._asked:
+            self.usage.kept += 1
+        else:
+            self._asked[key] = asyncio.create_task(self._judge(key, body))
+            self._asked[key].add_done_callback(_landed)
+        # Shielded: whoever asked first may give up, and others wait for the same verdict.
+        return await asyncio.shield(self._asked[key])
 
     async def _judge(self, key: str, body: Json) -> Part:
         part = Part(None)

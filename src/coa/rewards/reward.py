@@ -25,7 +25,7 @@ from collections.abc import (
 )
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from coa.errors import ConfigError, boundary, did_you_mean
 from coa.io.runs import Json
@@ -41,6 +41,7 @@ from coa.trajectory import Trajectory
 
 _TOKEN = re.compile(r"\s*(?:(\d+\.?\d*|\.\d+)|([A-Za-z_][\w.]*(?::[\w.]*)?)|([-+*/()]))")
 _ROUNDING = 1e-9
+T = TypeVar("T")
 _MOST_BRACKETS = 20
 
 
@@ -435,7 +436,7 @@ def state_parameter(scorer: Own) -> str:
     return third.name if third is not None and plain and third.default is third.empty else ""
 
 
-async def together(judging: Iterable[Coroutine[Any, Any, Scored]]) -> list[Scored]:
+async def together(judging: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """Wait for all, in the order given; the first failure ends the others."""
     tasks = [asyncio.create_task(each) for each in judging]
     try:
