@@ -66,7 +66,8 @@ def test_what_a_rollout_has_a_place_for_is_taken() -> None:
         stream=True,
         stream_options={"include_usage": True},
     )
-    assert asked == ChatRequest("m", "Where is it?", True, True, 0.7, 0.9, 40, 0.1, -3, 9)
+    sampling = {"temperature": 0.7, "top_p": 0.9, "top_k": 40, "min_p": 0.1, "seed": -3}
+    assert asked == ChatRequest("m", "Where is it?", True, True, 9, sampling)
 
 
 def test_values_that_ask_for_nothing_are_neither_refused_nor_named() -> None:
@@ -81,7 +82,7 @@ def test_values_that_ask_for_nothing_are_neither_refused_nor_named() -> None:
         "user": None,
         "top_k": -1,
     }
-    assert read(**defaults) == ChatRequest("m", "Where is it?")
+    assert read(**defaults) == ChatRequest("m", "Where is it?", sampling={"top_k": 0})
 
 
 @pytest.mark.parametrize(

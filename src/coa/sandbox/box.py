@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Self
 
+from coa.io.progress import say
 from coa.sandbox.slot import Ending, Exchange, Outcome, PlainSlot, Slot
 from coa.sandbox.tiers import Tier, reach, refusal
 from coa.sandbox.walls import Limits, SandboxError, Walls, find_layout
@@ -64,7 +65,7 @@ class Sandbox:
             if not hasattr(socket, "send_fds"):
                 raise SandboxError(f"programs cannot be run on {sys.platform}; use Linux.")
             text = "programs run WITHOUT a sandbox (unsafe): they can do whatever you can do here."
-            print(f"coa: warning: {text}", file=sys.stderr)
+            say(f"coa: warning: {text}")
         else:
             reached = await asyncio.to_thread(reach, self._at_most)
             if reached.tier < self._require or reached.walls is None:
@@ -73,7 +74,7 @@ class Sandbox:
             self._walls = replace(reached.walls, layout=layout)
             self.packages = layout.preload
             for name, reason in layout.missing:
-                print(f"coa: programs run without {name}: {reason}", file=sys.stderr)
+                say(f"coa: programs run without {name}: {reason}")
         self._idle = asyncio.Queue()
         self._all = [self.new_slot() for _ in range(self.slots)]
         try:

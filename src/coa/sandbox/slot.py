@@ -30,8 +30,6 @@ _START_S, _SETTLE_S, _GRACE_S = 60.0, 5.0, 10.0
 _WATCH_S = 0.02
 _PAGE_MB = os.sysconf("SC_PAGE_SIZE") / 2**20 if hasattr(os, "sysconf") else 4096 / 2**20
 _CHUNK = 65536
-
-
 Ended = Literal["ok", "error", "timeout", "memory", "output", "files", "killed"]
 """How a program ended. `error`: an exception or a status other than 0. `timeout`: of the clock or
 of the CPU. `files`: it made too many. `killed`: by a signal, so also by a forbidden system call."""
@@ -196,7 +194,7 @@ class Slot:
 
         One process alone is held by the limit on its address space, and not looked at.
         """
-        if self._running is None or not self._walls.forks:
+        if self._running is None or not self._walls.alone:
             return 0.0
         pids = _descendants(self._running.pid)
         if len(pids) < 2:

@@ -199,19 +199,19 @@ class Walls:
     """Where the uid is dropped: by the zygote, before bubblewrap starts, or not at all."""
 
     @property
-    def forks(self) -> bool:
-        """Whether programs may start processes: a namespace of their own ends them all."""
+    def alone(self) -> bool:
+        """Whether programs have namespaces and a view of their own. Only there may they start
+        processes and write files, since both can be cleared away with certainty."""
         return self.way != "process"
 
     def command(self, limits: Limits) -> list[str]:
         """All but the settings, which come last."""
-        alone = self.way != "process"
-        folder = f"{HOME}/box" if alone else str(INSIDE.parent)
+        folder = f"{HOME}/box" if self.alone else str(INSIDE.parent)
         start = f"import sys; sys.path.insert(0, {folder!r}); from inside.zygote import main; "
         start += "del sys.path[0]; main(sys.argv[1])"
-        python = f"{HOME}/bin/python3" if alone else str(self.layout.executable)
+        python = f"{HOME}/bin/python3" if self.alone else str(self.layout.executable)
         zygote = [python, "-s", "-S", "-P", "-B", "-X", "utf8", "-c", start]
-        if not alone:
+        if not self.alone:
             return zygote
         return [self.bwrap, *self._namespaces(), *self._view(limits), "--", *zygote]
 
@@ -259,13 +259,13 @@ class Walls:
             "PYTHONHASHSEED": "0",
             "TZ": "UTC",
         }
-        if self.way != "process":
+        if self.alone:
             shown |= {"LD_LIBRARY_PATH": f"{HOME}/so", "PYTHONHOME": HOME}
         return shown
 
     def settings(self, limits: Limits, preload: bool) -> dict[str, Any]:
         """What the zygote is told, but for its socket and its uid."""
-        layout, alone = self.layout, self.way != "process"
+        layout, alone = self.layout, self.alone
         sites = sorted({str(path.parent) for _, path in layout.packages})
         return {
             "seconds": limits.seconds,
@@ -274,9 +274,9 @@ class Walls:
             "site": [f"{HOME}/site"] if alone else sites,
             # Without a view of its own a program cannot look for a package in its folder.
             "preload": list(layout.preload) if preload or not alone else [],
-            "forks": self.forks,
+            "forks": alone,
             # Tasks are counted per uid: where others have it too, theirs have to be added.
-            "crowd": 0 if self.forks or self.drops else limits.processes,
+            "crowd": 0 if alone or self.drops else limits.processes,
             "confinement": {
                 "readable": [HOME] if alone else layout.readable(),
                 "listable": [] if alone else [str(layout.stdlib)],

@@ -13,7 +13,7 @@ import hmac
 import ipaddress
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from coa.errors import CoaError
@@ -24,7 +24,15 @@ N = TypeVar("N", int, float)
 SHOWN = 60
 """Characters of a client's value that a message repeats."""
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-LARGEST_COUNT, LARGEST = 2**31 - 1, 2**63 - 1
+LARGEST = 2**63 - 1
+SAMPLING: dict[str, tuple[float, float]] = {
+    "temperature": (0.0, 2.0),
+    "top_p": (0.001, 1.0),
+    "top_k": (-1, 2**31 - 1),
+    "min_p": (0.0, 0.999),
+    "seed": (-LARGEST - 1, LARGEST),
+}
+"""Name -> least and most; whole numbers where these are."""
 NAMED = 20
 """Most ignored parameters that a response names."""
 NOT_TEXT = "this agent answers in plain text"
@@ -148,18 +156,16 @@ class ServingLimits:
 
 @dataclass(frozen=True)
 class ChatRequest:
-    """What a client wants. None: the server's default."""
+    """What a client wants."""
 
     model: str
     question: str
     stream: bool = False
     include_usage: bool = False
-    temperature: float | None = None
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    seed: int | None = None
     max_tokens: int | None = None
+    """None: as many as the server allows."""
+    sampling: Json = field(default_factory=dict)
+    """Settings of a `Decoding` that were asked for."""
     ignored: tuple[str, ...] = ()
     """What was asked for and not done."""
 
@@ -188,24 +194,16 @@ def read_request(body: bytes, limits: ServingLimits) -> ChatRequest:
     if longest is not None and longest > limits.tokens:
         ignored.append(f"max_tokens above {limits.tokens}")
         longest = limits.tokens
-    asked = ChatRequest(
-        model,
-        question,
-        stream,
-        include_usage,
-        temperature=_number(record, "temperature", 0.0, 2.0),
-        top_p=_number(record, "top_p", 0.001, 1.0) or 1.0,
-        top_k=max(0, _number(record, "top_k", -1, LARGEST_COUNT) or 0),  # elsewhere -1 means all
-        min_p=_number(record, "min_p", 0.0, 0.999) or 0.0,
-        seed=_number(record, "seed", -LARGEST - 1, LARGEST),
-        max_tokens=longest,
-    )
+    sampling = {name: _number(record, name, *bounds) for name, bounds in SAMPLING.items()}
+    sampling = {name: value for name, value in sampling.items() if value is not None}
+    if sampling.get("top_k") == -1:  # elsewhere that means all
+        sampling["top_k"] = 0
     for name, value in {**options, **record}.items():  # what is left over has no effect
         if value is not None and (name not in NOTHING_ASKED or value != NOTHING_ASKED[name]):
             ignored.append(_cut(name))
     if (more := len(ignored) - NAMED) > 0:
         ignored[NAMED:] = [f"and {more} more"]
-    return replace(asked, ignored=tuple(ignored))
+    return ChatRequest(model, question, stream, include_usage, longest, sampling, tuple(ignored))
 
 
 def _object(body: bytes) -> Json:

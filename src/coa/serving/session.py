@@ -266,16 +266,11 @@ class ServingSession:
         self, asked: ChatRequest, agent: Agent, reply: Reply, tell: Callable[[Piece], None]
     ) -> Trajectory:
         narrator: Narrator
-        limits, temperature = self.limits, asked.temperature
+        limits = self.limits
+        # Without a seed every request draws anew; the response says which it was.
+        usual = {"temperature": self.serving.temperature, "seed": secrets.randbits(31)}
         decoding = Decoding(
-            temperature=self.serving.temperature if temperature is None else temperature,
-            top_p=asked.top_p,
-            top_k=asked.top_k,
-            min_p=asked.min_p,
-            # Without a seed every request draws anew; the response says which it was.
-            seed=secrets.randbits(31) if asked.seed is None else asked.seed,
-            prompt=agent.prompt,
-            constrain=self.serving.constrain,
+            **{**usual, **asked.sampling}, prompt=agent.prompt, constrain=self.serving.constrain
         )
         async with (
             self.admission.place(limits.seconds),
