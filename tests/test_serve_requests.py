@@ -319,7 +319,7 @@ def test_a_chain_reads_the_same_however_it_was_cut(
 
 @given(st.text())
 def test_no_text_can_end_an_event(text: str) -> None:
-    made = event(Reply("m").piece(Piece(0, "think", "think", text, True)))
+    made = event(Reply(ChatRequest("m", "q?")).piece(Piece(0, "think", "think", text, True)))
     assert made.count(b"\n") == 2 and made.endswith(b"\n\n") and b"\r" not in made
     record = json.loads(made.removeprefix(b"data: "))
     assert record["coa"]["text"] == text

@@ -103,8 +103,7 @@ async def test_a_rollout_that_breaks_on_our_side_is_closed_and_kept(tmp_path: Pa
         with Appender(kept) as out:
             session = ServingSession(ScriptedEngine(TURNS), agents, serving, out=out)
             with pytest.raises(ZeroDivisionError):
-                agent = session.agent("scripted")
-                await session.start(ChatRequest("scripted", "Where?"), agent, Reply("m"), tell)
+                await session.start(Reply(ChatRequest("scripted", "Where?")), tell)
         assert (session.admission.running, session.admission.waiting) == (0, 0)
     (trajectory,) = load_trajectories(kept)
     assert trajectory.stop is StopReason.CANCELLED and trajectory.usage.turns == 1

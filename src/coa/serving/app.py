@@ -31,7 +31,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from coa.errors import EngineError, ToolError
 from coa.io.runs import Json
 from coa.serving.replies import DONE, STILL_HERE, Piece, Reply, as_json, event, public_weights
-from coa.serving.request import ChatRequest, Refused, read_request, refuse_stranger, unavailable
+from coa.serving.request import Refused, read_request, refuse_stranger, unavailable
 from coa.serving.session import ServingSession
 from coa.trajectory import Trajectory
 from coa.view.terminal import harmless
@@ -124,7 +124,9 @@ def make_app(session: ServingSession) -> ASGIApp:
 
     async def chat(request: Request) -> ChatExchange:
         body = await read_body(request, session.limits.body_bytes)
-        return ChatExchange(session, read_request(body, session.limits))
+        asked = read_request(body, session.limits)
+        session.agent(asked.model)  # refuses one that is not there
+        return ChatExchange(session, Reply(asked))
 
     async def refuse(request: Request, error: Exception) -> Response:
         assert isinstance(error, Refused), error
@@ -225,16 +227,14 @@ class ChatExchange:
     It is no `Response`, because it has to watch for its client's leaving while it works.
     """
 
-    def __init__(self, session: ServingSession, asked: ChatRequest) -> None:
-        self._session, self._asked = session, asked
-        self._agent = session.agent(asked.model)
-        self._reply = Reply(asked.model, asked.include_usage, asked.ignored)
+    def __init__(self, session: ServingSession, reply: Reply) -> None:
+        self._session, self._reply = session, reply
         self._pieces: asyncio.Queue[Piece | None] = asyncio.Queue()
         """What the rollout tells, and None when it is over."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         tell = self._pieces.put_nowait
-        work = self._session.start(self._asked, self._agent, self._reply, tell)
+        work = self._session.start(self._reply, tell)
         work.add_done_callback(lambda done: tell(None))
         gone = asyncio.create_task(_until_gone(receive))
         gone.add_done_callback(lambda done: work.cancel())
@@ -248,8 +248,8 @@ class ChatExchange:
                 raise ClientStalled from None
 
         try:
-            answered = self._stream(work, patient) if self._asked.stream else self._whole(work)
-            response = await answered
+            stream = self._reply.asked.stream
+            response = await (self._stream(work, patient) if stream else self._whole(work))
             if response is not None:
                 await response(scope, receive, patient)
         except ClientStalled:
@@ -305,7 +305,7 @@ class ChatExchange:
                 records = [outcome.to_json()]
             await write(b"".join(map(event, records)) + DONE, last=True)
         except ClientStalled:
-            self._session.log_request(self._reply, self._asked, "499 client stalled")
+            self._session.log_request(self._reply, "499 client stalled")
         return None
 
     async def _next(self) -> Piece | Literal["quiet"] | None:
@@ -339,7 +339,7 @@ class ChatExchange:
             how = f"{outcome.status} {outcome.code}"
         elif outcome is not None:
             how, trajectory = f"200 {outcome.stop}", outcome
-        self._session.log_request(self._reply, self._asked, how, trajectory)
+        self._session.log_request(self._reply, how, trajectory)
 
 
 async def _until_gone(receive: Receive) -> None:

@@ -21,6 +21,7 @@ from typing import NamedTuple
 from coa.grammar import Grammar, Splitter
 from coa.grammar.parse import Event
 from coa.io.runs import Json
+from coa.serving.request import ChatRequest
 from coa.trajectory import Step, Trajectory
 from coa.view.terminal import observed
 
@@ -138,9 +139,7 @@ def event(record: Json) -> bytes:
 class Reply:
     """Makes the objects that answer one request."""
 
-    model: str
-    include_usage: bool = False
-    ignored: tuple[str, ...] = ()
+    asked: ChatRequest
     id: str = field(default_factory=lambda: f"chatcmpl-{secrets.token_hex(12)}")
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -168,18 +167,18 @@ class Reply:
     def closing(self, trajectory: Trajectory) -> list[Json]:
         """The last chunks: how it ended, and what it cost if that was asked for."""
         chunks = [self._chunk({}, self._ending(trajectory), finish_reason(trajectory))]
-        if self.include_usage:
+        if self.asked.include_usage:
             chunks.append({**self._chunk({}), "choices": [], "usage": usage_of(trajectory)})
         return chunks
 
     def _object(self, kind: str, choice: Json) -> Json:
-        made = {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+        made = {"id": self.id, "object": kind, "created": self.created, "model": self.asked.model}
         return {**made, "choices": [choice]}
 
     def _chunk(self, delta: Json, coa: Json | None = None, finish: str | None = None) -> Json:
         choice = {"index": 0, "delta": delta, "finish_reason": finish, "logprobs": None}
         made = self._object("chat.completion.chunk", choice)
-        if self.include_usage:
+        if self.asked.include_usage:
             made["usage"] = None
         return made if coa is None else {**made, "coa": coa}
 
@@ -195,7 +194,7 @@ class Reply:
             "seed": trajectory.seed,
             "turns": trajectory.usage.turns,
             "tool_calls": trajectory.usage.tool_calls,
-            "ignored": list(self.ignored),
+            "ignored": list(self.asked.ignored),
         }
         return {**ending, "error": trajectory.error} if trajectory.error else ending
 

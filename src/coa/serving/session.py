@@ -37,7 +37,7 @@ from coa.rollouts import (
     trained_grammar,
 )
 from coa.serving.replies import Narrator, Piece, Reply
-from coa.serving.request import ChatRequest, Refused, ServingLimits, shown, unavailable
+from coa.serving.request import Refused, ServingLimits, shown, unavailable
 from coa.tasks import Task
 from coa.trajectory import StopReason, Trajectory
 from coa.view.terminal import fold, harmless
@@ -232,9 +232,7 @@ class ServingSession:
             raise Refused(message, 404, code="model_not_found", param="model")
         return self.agents[name]
 
-    def start(
-        self, asked: ChatRequest, agent: Agent, reply: Reply, tell: Callable[[Piece], None]
-    ) -> asyncio.Task[Trajectory]:
+    def start(self, reply: Reply, tell: Callable[[Piece], None]) -> asyncio.Task[Trajectory]:
         """Begin a rollout, which waits for its place; `Refused` when the line is full."""
         if self.stopping:
             raise self.stopped()
@@ -248,7 +246,7 @@ class ServingSession:
                 "queue_full",
                 retry_after_s=self.admission.retry_after_s(),
             )
-        work = asyncio.create_task(self._play(asked, agent, reply, tell))
+        work = asyncio.create_task(self._play(reply, tell))
         self._at_work.add(work)
         work.add_done_callback(self._at_work.discard)
         return work
@@ -262,11 +260,10 @@ class ServingSession:
         for work in list(self._at_work):
             work.cancel()
 
-    async def _play(
-        self, asked: ChatRequest, agent: Agent, reply: Reply, tell: Callable[[Piece], None]
-    ) -> Trajectory:
+    async def _play(self, reply: Reply, tell: Callable[[Piece], None]) -> Trajectory:
         narrator: Narrator
-        limits = self.limits
+        asked, limits = reply.asked, self.limits
+        agent = self.agent(asked.model)
         # Without a seed every request draws anew; the response says which it was.
         usual = {"temperature": self.serving.temperature, "seed": secrets.randbits(31)}
         decoding = Decoding(
@@ -321,17 +318,15 @@ class ServingSession:
         """A request that was not understood or not let in; one line, whatever its path holds."""
         self.log(f"{_now()} {fold(f'{method[:10]} {path}', 70)} {refused.status} {refused.code}")
 
-    def log_request(
-        self, reply: Reply, asked: ChatRequest, how: str, trajectory: Trajectory | None = None
-    ) -> None:
+    def log_request(self, reply: Reply, how: str, trajectory: Trajectory | None = None) -> None:
         """One line for each request; the question only where that was asked for."""
-        parts = [f"{_now()} {reply.id} {reply.model} {how}"]
+        parts = [f"{_now()} {reply.id} {reply.asked.model} {how}"]
         if trajectory is not None:
             usage = trajectory.usage
             parts.append(f"{usage.turns} turns, {usage.tool_calls} tool calls")
             parts.append(f"{usage.sampled_tokens} tokens, {trajectory.seconds['total']:.1f} s")
         if self.serving.log_questions:
-            parts.append(shown(asked.question))
+            parts.append(shown(reply.asked.question))
         self.log(harmless(" | ".join(parts)))
 
 
