@@ -389,7 +389,7 @@ class Reward:
         asked = state_parameter(scorer)
         if asked:
             self._with_state.add(name)
-        return function(scorer, own_name(scorer) if name == "auto" else name, asked)
+        return as_checker(scorer, own_name(scorer) if name == "auto" else name, asked)
 
     async def _format(self, task: Task, trajectory: Trajectory) -> Part:
         return check_format(trajectory, self.settings.format)
@@ -407,7 +407,7 @@ def own_name(own: Own) -> str:
     return getattr(own, "__name__", "own")
 
 
-def function(scorer: Own, name: str, asked: str = "") -> Checker:
+def as_checker(scorer: Own, name: str, asked: str = "") -> Checker:
     """A function as a part, ours or one's own, synchronous or not; `asked` is the parameter that
     gets the state."""
 
