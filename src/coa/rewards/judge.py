@@ -167,13 +167,8 @@ class Judge:
             return Part(0.0, f"longer than {LONGEST_ANSWER} characters")
         if self.settings.exact_first and same_words(answer, task.answers):
             return Part(1.0, "exact match")
-        return await self.verdict(
-            {
-                "question": task.question,
-                "accepted_answers": list(task.answers),
-                "given_answer": answer,
-            }
-        )
+        case: Json = {"question": task.question, "accepted_answers": list(task.answers)}
+        return await self.verdict({**case, "given_answer": answer})
 
     async def verdict(self, case: Json) -> Part:
         """What the model says of a case; the same one is asked for once."""
@@ -191,7 +186,8 @@ class Judge:
             self.usage.kept += 1
         else:
             self._asked[key] = asyncio.create_task(self._judge(key, body))
-            self._asked[key].add_done_callback(_landed)
+            # Whoever waits for it may be gone: then nobody else hears why there is none.
+            self._asked[key].add_done_callback(lambda done: done.cancelled() or done.exception())
         # Shielded: whoever asked first may give up, and others wait for the same verdict.
         return await asyncio.shield(self._asked[key])
 
@@ -248,12 +244,6 @@ class Judge:
         await self._transport.close()
         if self._cache is not None:
             self._cache.close()
-
-
-def _landed(judging: asyncio.Task[Part]) -> None:
-    """Whoever waited for a verdict may be gone; then nobody hears why there is none."""
-    if not judging.cancelled():
-        judging.exception()
 
 
 def read_verdict(reply: str) -> Part | None:
