@@ -16,7 +16,8 @@ from coa.engines.base import Completion, Engine, OnText, Sampling
 from coa.engines.scripted import ScriptedEngine
 from coa.errors import EngineError
 from coa.serving.request import ServingLimits
-from coa.serving.server import Listening, Serving, listening
+from coa.serving.server import Listening, listening
+from coa.serving.session import Serving
 
 PLAN = "<think>I plan.</think><plan>1. look it up</plan>"
 TURNS = [
@@ -74,7 +75,7 @@ class Server:
     @property
     def busy(self) -> tuple[int, int]:
         """Rollouts that run and that wait."""
-        return self.at.desk.places.running, self.at.desk.places.waiting
+        return self.at.session.admission.running, self.at.session.admission.waiting
 
     def tasks(self) -> list[str]:
         """What the server's loop is busy with."""

@@ -19,7 +19,7 @@ from coa.environments.published import load_benchmark
 from coa.environments.published.function_calls import CATEGORIES
 from coa.errors import RecordError, UsageError
 from coa.grammar import PRESETS, load_grammar
-from coa.rewards.calls import calls, calls_in
+from coa.rewards.chains import calls, calls_in
 from coa.rewards.reward import auto
 from coa.tasks import Task
 from coa.trajectory import Author, Segment, StopReason, Trajectory

@@ -23,11 +23,10 @@ from coa.rewards import (
     Scored,
     choose_reward,
     lacking,
-    load_scorer,
     mean_parts,
     open_reward,
 )
-from coa.rewards.reward import Name, Node, Product, Sum, Weight, evaluate, parse_expression
+from coa.rewards.reward import Combined, Node, evaluate, parse_expression
 from coa.tasks import Task
 from coa.trajectory import Trajectory
 from made_chains import LIMA, LOOK, PLAN, chain
@@ -108,22 +107,23 @@ def test_any_text_is_an_expression_or_one_clear_error(text: str) -> None:
     except ConfigError as error:
         assert "\n" not in str(error).replace(repr(text), "")
     else:
-        assert isinstance(node, (Name, Sum, Product, Weight))
+        assert isinstance(node, str | float | Combined)
 
 
 def nodes() -> st.SearchStrategy[Node]:
-    leaves: st.SearchStrategy[Node] = st.builds(Name, st.sampled_from(NAMES))
-    inner = st.recursive(
-        leaves,
-        lambda below: (
-            st.builds(Product, st.lists(below, min_size=1, max_size=3).map(tuple))
-            | st.lists(below, min_size=1, max_size=3).map(
-                lambda terms: Sum(tuple(Product((Weight(1 / len(terms)), term)) for term in terms))
-            )
-        ),
-        max_leaves=8,
-    )
-    return inner
+    leaves: st.SearchStrategy[Node] = st.sampled_from(NAMES)
+
+    def product(factors: list[Node]) -> Node:
+        return Combined("*", tuple(factors))
+
+    def mean(terms: list[Node]) -> Node:
+        return Combined("+", tuple(product([1 / len(terms), term]) for term in terms))
+
+    def several(below: st.SearchStrategy[Node]) -> st.SearchStrategy[Node]:
+        chosen = st.lists(below, min_size=1, max_size=3)
+        return chosen.map(product) | chosen.map(mean)
+
+    return st.recursive(leaves, several, max_leaves=8)
 
 
 @settings(max_examples=200)
@@ -296,13 +296,6 @@ def test_what_a_task_lacks_is_known_before_it_is_tried() -> None:
     assert lacking("tests", tested) == lacking("auto", tested) == ""
     assert lacking("exact", tested) == "gold answer"
     assert lacking("format", bare) == lacking("own:reward", bare) == ""
-
-
-def test_a_reward_that_has_to_be_opened_is_no_plain_function() -> None:
-    for name in ("math", "tests", "judge", "format"):
-        assert name in REWARDS
-        with pytest.raises(ConfigError, match=f"reward '{name}' has to be opened first"):
-            load_scorer(name)
 
 
 def test_a_recipe_has_it_as_a_table(tmp_path: Path) -> None:

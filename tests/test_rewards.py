@@ -18,11 +18,10 @@ from coa.rewards import (
     exact,
     exact_match,
     f1,
-    load_scorer,
     normalise,
-    token_f1,
 )
-from coa.rewards.answers import same_words, squad
+from coa.rewards.answers import same_words, squad, token_f1
+from coa.rewards.reward import load_scorer
 from coa.rollouts import choose_environments
 from coa.tasks import Task, TaskSet
 from coa.trajectory import Trajectory
@@ -197,7 +196,6 @@ async def test_the_reward_that_all_tasks_share_is_chosen_and_otherwise_each_has_
     ):
         async with judging(*tasks, reward=asked) as opened:
             assert opened.reward_name == named
-    assert load_scorer("auto") is auto
 
 
 async def test_in_a_mixed_set_every_task_is_judged_by_its_own_reward() -> None:

@@ -246,9 +246,9 @@ async def test_a_client_that_takes_nothing_any_more_is_given_up(
     from coa.serving.app import make_app
 
     with Server(tmp_path, limits=limits(stall_s=0.05)) as server:
-        desk = server.at.desk
-    desk.stopping = False
-    app, sent = make_app(desk, "", 0), []
+        session = server.at.session
+    session.stopping = False
+    app, sent = make_app(session), []
     body = json.dumps({**BODY, "stream": stream}).encode()
     arriving = [{"type": "http.request", "body": body, "more_body": False}]
 

@@ -20,12 +20,17 @@ from coa.grammar import load_grammar
 from coa.grammar.load import GrammarBook
 from coa.io.runs import Json
 from coa.rollouts import default_environments
-from coa.serving.agents import open_agents, public_name
-from coa.serving.errors import Refused
-from coa.serving.replies import Reply, event, finish_reason, steps_of
-from coa.serving.request import CANNOT, Asked, read_request
-from coa.serving.server import Lock, is_loopback, read_key
-from coa.serving.stream import Narrator, Piece
+from coa.serving.replies import Narrator, Piece, Reply, event, finish_reason, steps_of
+from coa.serving.request import (
+    CANNOT,
+    ChatRequest,
+    Refused,
+    is_loopback,
+    read_request,
+    refuse_stranger,
+)
+from coa.serving.server import read_key
+from coa.serving.session import Serving, open_agents, public_name
 from coa.trajectory import Author, Segment, Step, StopReason, Trajectory
 from serving import Server, limits
 
@@ -34,7 +39,7 @@ USER = {"role": "user", "content": "Where is it?"}
 MHQA = load_grammar("mhqa")
 
 
-def read(**parameters: Any) -> Asked:
+def read(**parameters: Any) -> ChatRequest:
     body = {"model": "m", "messages": [USER], **parameters}
     return read_request(json.dumps(body).encode(), LIMITS)
 
@@ -61,7 +66,8 @@ def test_what_a_rollout_has_a_place_for_is_taken() -> None:
         stream=True,
         stream_options={"include_usage": True},
     )
-    assert asked == Asked("m", "Where is it?", True, True, 0.7, 0.9, 40, 0.1, -3, 9)
+    sampling = {"temperature": 0.7, "top_p": 0.9, "top_k": 40, "min_p": 0.1, "seed": -3}
+    assert asked == ChatRequest("m", "Where is it?", True, True, 9, sampling)
 
 
 def test_values_that_ask_for_nothing_are_neither_refused_nor_named() -> None:
@@ -76,7 +82,7 @@ def test_values_that_ask_for_nothing_are_neither_refused_nor_named() -> None:
         "user": None,
         "top_k": -1,
     }
-    assert read(**defaults) == Asked("m", "Where is it?")
+    assert read(**defaults) == ChatRequest("m", "Where is it?", sampling={"top_k": 0})
 
 
 @pytest.mark.parametrize(
@@ -313,7 +319,7 @@ def test_a_chain_reads_the_same_however_it_was_cut(
 
 @given(st.text())
 def test_no_text_can_end_an_event(text: str) -> None:
-    made = event(Reply("m").piece(Piece(0, "think", "think", text, True)))
+    made = event(Reply(ChatRequest("m", "q?")).piece(Piece(0, "think", "think", text, True)))
     assert made.count(b"\n") == 2 and made.endswith(b"\n\n") and b"\r" not in made
     record = json.loads(made.removeprefix(b"data: "))
     assert record["coa"]["text"] == text
@@ -353,8 +359,9 @@ def test_a_grammar_that_was_asked_for_has_to_work_and_others_are_left_out(
     async def names(*grammars: str) -> list[str]:
         ref = f"scripted:{script}"
         tools = ToolSettings(corpus=str(web))
-        opening = open_agents(ref, grammars=grammars, tools=tools, note=lines.append)
-        async with opening as agents:
+        async with open_agents(
+            Serving(ref, grammars=grammars, tools=tools), lines.append
+        ) as agents:
             return list(agents)
 
     with pytest.raises(UsageError, match="no passages for wiki_search"):
@@ -370,7 +377,7 @@ def test_the_name_alone_is_the_agent_that_coa_ask_takes(tmp_path: Path) -> None:
     reference = f"smollm2-135m+{tmp_path}"
 
     async def served() -> dict[str, str]:
-        async with open_agents(reference, name="m") as agents:
+        async with open_agents(Serving(reference, name="m")) as agents:
             return {name: agent.grammar.name for name, agent in agents.items()}
 
     found = asyncio.run(served())
@@ -387,7 +394,7 @@ def test_a_grammar_of_ones_own_that_a_model_was_trained_on_is_served(tmp_path: P
     (tmp_path / "manifest.json").write_text(json.dumps(remembered))
 
     async def served() -> dict[str, str]:
-        async with open_agents(f"smollm2-135m+{tmp_path}", name="m") as agents:
+        async with open_agents(Serving(f"smollm2-135m+{tmp_path}", name="m")) as agents:
             return {name: agent.grammar.name for name, agent in agents.items()}
 
     assert asyncio.run(served()) == {"m": "mhqa", "m:mhqa": "mhqa", "m:mine": "mine"}
@@ -410,11 +417,11 @@ def test_a_key_comes_from_a_file_or_the_environment(
 
 
 @given(st.text(), st.text())
-def test_a_lock_opens_for_its_key_alone(key: str, given_key: str) -> None:
+def test_a_key_opens_for_itself_alone(key: str, given_key: str) -> None:
     key = key.strip() or "key"
-    told = Lock(key).refuses({"authorization": f"Bearer {given_key}"})
+    told = refuse_stranger(key, {"authorization": f"Bearer {given_key}"})
     assert (told is None) == (given_key.strip() == key)
-    assert Lock(key).refuses({"authorization": f"bearer {key}"}) is None
+    assert refuse_stranger(key, {"authorization": f"bearer {key}"}) is None
 
 
 @pytest.mark.parametrize(

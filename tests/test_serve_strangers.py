@@ -14,13 +14,10 @@ from coa.errors import EngineError, Unavailable, UsageError
 from coa.grammar import load_grammar
 from coa.io.runs import Appender
 from coa.models import references as store
-from coa.serving.agents import open_agents, public_name
-from coa.serving.errors import Refused
-from coa.serving.replies import Reply
-from coa.serving.request import Asked, ServingLimits, read_request
-from coa.serving.server import Serving, _give_up_on_stalled, listening, read_key
-from coa.serving.session import Desk
-from coa.serving.stream import Narrator, Piece
+from coa.serving.replies import Narrator, Piece, Reply
+from coa.serving.request import ChatRequest, Refused, ServingLimits, read_request
+from coa.serving.server import _give_up_on_stalled, listening, read_key
+from coa.serving.session import Serving, ServingSession, open_agents, public_name
 from coa.trajectory import StopReason, load_trajectories
 from serving import TURNS, WAIT_S, BrokenEngine, Server
 from test_store import fake_pip
@@ -101,13 +98,13 @@ async def test_a_rollout_that_breaks_on_our_side_is_closed_and_kept(tmp_path: Pa
         if piece.kind == "observation":
             raise ZeroDivisionError
 
-    async with open_agents(f"scripted:{script}", grammars=("mhqa",)) as agents:
+    serving = Serving(f"scripted:{script}", grammars=("mhqa",))
+    async with open_agents(serving) as agents:
         with Appender(kept) as out:
-            desk = Desk(ScriptedEngine(TURNS), agents, ServingLimits(), out=out)
-            with desk.take() as ticket, pytest.raises(ZeroDivisionError):
-                agent = desk.agent("scripted")
-                await desk.start(Asked("scripted", "Where?"), agent, ticket, Reply("m"), tell)
-        assert (desk.places.running, desk.places.waiting) == (0, 0)
+            session = ServingSession(ScriptedEngine(TURNS), agents, serving, out=out)
+            with pytest.raises(ZeroDivisionError):
+                await session.start(Reply(ChatRequest("scripted", "Where?")), tell)
+        assert (session.admission.running, session.admission.waiting) == (0, 0)
     (trajectory,) = load_trajectories(kept)
     assert trajectory.stop is StopReason.CANCELLED and trajectory.usage.turns == 1
 
@@ -120,7 +117,8 @@ def test_an_answer_after_a_block_that_was_cut_is_a_block_of_its_own() -> None:
     narrator = Narrator(load_grammar("mhqa"), told.append)
     narrator.model_text("<think>The clock is")
     assert [piece.block for piece in told] == [0]
-    assert narrator.answer("Lima").block == 1
+    narrator.answer("Lima")
+    assert (told[-1].block, told[-1].text, told[-1].accepted) == (1, "Lima", True)
 
 
 def test_a_count_that_no_engine_has_room_for_is_refused() -> None:

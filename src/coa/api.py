@@ -167,8 +167,8 @@ def compare(*runs: Place | Evaluation) -> Json:
 
 def serve(env: References = (), *, note: Note = print, **settings: Any) -> None:
     """Answer OpenAI-compatible clients until a signal comes; `settings` are those of `Serving`."""
-    from coa.serving.server import Serving
     from coa.serving.server import serve as serve_until_stopped
+    from coa.serving.session import Serving
 
     serve_until_stopped(Serving(env=env, **settings), note)
 

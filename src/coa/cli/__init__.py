@@ -164,8 +164,9 @@ def serve(
     """Answer OpenAI-compatible clients, streaming the chain; Ctrl-C ends it."""
     from coa.environment import ToolSettings
     from coa.serving.request import ServingLimits
-    from coa.serving.server import Serving, read_key
+    from coa.serving.server import read_key
     from coa.serving.server import serve as serve_until_stopped
+    from coa.serving.session import Serving
 
     settings = Serving(
         model=model,

@@ -7,24 +7,20 @@ without it. The reward has judged the sample that is chosen, so nothing is judge
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
 import inspect
-import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from coa.errors import ConfigError, boundary, did_you_mean
 from coa.grammar import alternatives, parse_score
 from coa.io.runs import Json
 from coa.io.settings import load_object
-from coa.rewards import JudgeSettings, Part, normalise, reward_for
+from coa.rewards import Checker, JudgeSettings, Part, normalise, reward_for, together
 from coa.rewards.judge import Judge
-from coa.rewards.scored import Checker
 from coa.statistics import Estimate, estimate
 from coa.tasks import Task
 from coa.tools.base import shorten
@@ -178,7 +174,7 @@ async def rate_all(
     public = {task.id: task.public() for task in tasks}
     async with AsyncExitStack() as stack:
         if name == JUDGE:
-            rater = Rater(judge)
+            rater = Rater(judge, INSTRUCTIONS)
             stack.push_async_callback(rater.close)
             rate: Checker = rater
         else:
@@ -187,39 +183,20 @@ async def rate_all(
         async def one(trajectory: Trajectory) -> float | None:
             return (await rate(public[trajectory.task_id], trajectory)).score
 
-        rating = [asyncio.create_task(one(trajectory)) for trajectory in trajectories]
-        try:
-            return await asyncio.gather(*rating)
-        finally:
-            for each in rating:
-                each.cancel()
-            await asyncio.gather(*rating, return_exceptions=True)
+        return await together(one(trajectory) for trajectory in trajectories)
 
 
 class Rater(Judge):
     """A judge that sees the work instead of the gold answers."""
 
-    def __init__(self, settings: JudgeSettings) -> None:
-        super().__init__(replace(settings, prompt=""))
-        self._instructions = INSTRUCTIONS
+    kind = "rater"
 
     async def __call__(self, task: Task, trajectory: Trajectory) -> Part:
         answer = (trajectory.answer or "").strip()
         if not answer:
             return Part(None, "no answer")
-        self.usage.asked += 1
-        body = self._work_body(task, trajectory, answer)
-        key = hashlib.sha256(json.dumps(["rater", 1, body], sort_keys=True).encode()).hexdigest()
-        if key not in self._asked:
-            self._asked[key] = asyncio.create_task(self._judge(key, body))
-        return await asyncio.shield(self._asked[key])
-
-    def _work_body(self, task: Task, trajectory: Trajectory, answer: str) -> Json:
-        body = self._body(task.public(), answer)
         work = shorten(trajectory.text, LONGEST_WORK)
-        case = {"question": task.question, "work": work, "answer": answer}
-        text = json.dumps(case, ensure_ascii=False).encode("utf-8", "replace").decode()
-        return body | {"messages": [body["messages"][0], {"role": "user", "content": text}]}
+        return await self.verdict({"question": task.question, "work": work, "answer": answer})
 
 
 def _own(name: str) -> Checker:

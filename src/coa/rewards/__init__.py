@@ -6,32 +6,37 @@
 
 from __future__ import annotations
 
-from coa.rewards.answers import exact, exact_match, f1, normalise, token_f1
-from coa.rewards.form import FormatSettings, check_format
+from coa.rewards.answers import (
+    Checker,
+    Part,
+    Scored,
+    exact,
+    exact_match,
+    f1,
+    normalise,
+)
+from coa.rewards.chains import FormatSettings, check_format
 from coa.rewards.judge import JudgeSettings
 from coa.rewards.mathematics import MathSettings
 from coa.rewards.programs import ProgramSettings
 from coa.rewards.reward import (
     REWARDS,
-    SCORERS,
     Own,
     Reward,
     RewardSettings,
     auto,
     choose_reward,
     lacking,
-    load_scorer,
     mean_parts,
     open_reward,
     parse_expression,
     reward_for,
     together,
 )
-from coa.rewards.scored import Part, Scored, Scorer
 
 __all__ = [
     "REWARDS",
-    "SCORERS",
+    "Checker",
     "FormatSettings",
     "JudgeSettings",
     "MathSettings",
@@ -41,7 +46,6 @@ __all__ = [
     "Reward",
     "RewardSettings",
     "Scored",
-    "Scorer",
     "auto",
     "check_format",
     "choose_reward",
@@ -49,12 +53,10 @@ __all__ = [
     "exact_match",
     "f1",
     "lacking",
-    "load_scorer",
     "mean_parts",
     "normalise",
     "open_reward",
     "parse_expression",
     "reward_for",
     "together",
-    "token_f1",
 ]

@@ -1,17 +1,22 @@
-"""Answers compared as text: exact match and token F1, after the same normalisation.
+"""Part and Scored, what rewards say of a trajectory; and answers compared as text.
 
-An answer may list alternatives joined by `|`: every one of them must be right, so that listing
-guesses never pays.
+Exact match and token F1 come after the same normalisation. An answer may list alternatives joined
+by `|`: every one of them must be right, so that listing guesses never pays.
 """
 
 from __future__ import annotations
 
+import math
 import re
 import string
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
+from coa.errors import ConfigError
 from coa.grammar import alternatives
+from coa.io.runs import Json
 from coa.tasks import Task
 from coa.trajectory import Trajectory
 
@@ -25,6 +30,64 @@ _PUNCTUATION = str.maketrans({c: " " for c in string.punctuation if c not in ".-
 _OPERATOR = re.compile(r"\s*([+*/^<>=#]+)\s*|\s+(-)\s+|^\s*(-)\s+")
 _BEFORE, _AFTER = re.compile(r"(?:[^\W_]+|\))$"), re.compile(r"[^\W_]+|\(")
 """What stands beside an operator; of what stands before it the last few letters tell enough."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One checker's number, or None when it cannot judge; and why, in a few words."""
+
+    score: float | None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """A number from 0 to 1, or None when nobody can say; and the parts that were asked, by name."""
+
+    score: float | None
+    parts: Mapping[str, Part] = field(default_factory=dict)
+
+    @property
+    def reason(self) -> str:
+        """Why it could not be judged, or what the parts found; for a person to read."""
+        asked = self.parts.items()
+        if self.score is None:
+            asked = {name: part for name, part in asked if part.score is None}.items()
+        return "; ".join(f"{name}: {part.reason}" for name, part in asked if part.reason)
+
+    def to_json(self) -> Json:
+        parts = {
+            name: {"score": part.score, **({"reason": part.reason} if part.reason else {})}
+            for name, part in self.parts.items()
+        }
+        return {"score": self.score, "parts": parts}
+
+    @classmethod
+    def from_json(cls, record: Json) -> Scored:
+        return cls(record["score"], {name: Part(**part) for name, part in record["parts"].items()})
+
+
+Scorer = Callable[[Task, Trajectory], float | None]
+"""A reward that needs nothing to be opened."""
+
+
+Checker = Callable[..., Awaitable[Part]]
+"""A part of an opened reward: of a task and a trajectory, and of the rollout's state if it asks."""
+
+
+def part_of(found: Any, reward: str, task: Task) -> Part:
+    """What a reward returned, if it is a number from 0 to 1, None, or one of these in a `Part`."""
+    part = found if isinstance(found, Part) else Part(found)
+    score: Any = part.score
+    if score is None:
+        return part
+    is_number = hasattr(score, "__float__")  # numpy and torch have types of their own
+    if not is_number or math.isnan(score) or not 0.0 <= score <= 1.0:
+        raise ConfigError(
+            f"reward {reward!r}, on task {task.id}: found {score!r}, expected a number from 0 to 1,"
+            " or None when it cannot judge."
+        )
+    return Part(float(score), part.reason)
 
 
 def normalise(text: str, *, keep_articles: bool = False) -> str:
@@ -104,9 +167,7 @@ def token_f1(answer: str, golds: tuple[str, ...], bare: Callable[[str], str] = n
 
 def exact(task: Task, trajectory: Trajectory) -> float | None:
     """Exact match; no answer scores 0, a task without gold cannot be judged."""
-    if not task.answers:
-        return None
-    return exact_match(trajectory.answer or "", task.answers)
+    return exact_match(trajectory.answer or "", task.answers) if task.answers else None
 
 
 def squad(task: Task, trajectory: Trajectory) -> float | None:
@@ -122,13 +183,3 @@ def f1(task: Task, trajectory: Trajectory) -> float | None:
         return None
     bare = squad_normalise if task.meta.get("reward") == "squad" else normalise
     return token_f1(trajectory.answer or "", task.answers, bare)
-
-
-# ------------------------------------------------------------------------------------------------
-# Scored: what a reward says of one trajectory, with what each of its parts said and why.
-# ------------------------------------------------------------------------------------------------
-
-
-# ------------------------------------------------------------------------------------------------
-# Rewards that need nothing to be opened: plain functions of a task and a trajectory.
-# ------------------------------------------------------------------------------------------------

@@ -15,17 +15,16 @@ import asyncio
 import hashlib
 import json
 import re
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from coa.errors import ConfigError, EngineError, ModelError, Unavailable
 from coa.io.runs import Json
 from coa.models.references import resolve
-from coa.rewards.answers import same_words
-from coa.rewards.scored import Checker, Part
+from coa.rewards.answers import Part, same_words
 from coa.tasks import Task
 from coa.tools.cache import Answer, ToolCache
 from coa.trajectory import Trajectory
@@ -34,7 +33,8 @@ LONGEST_ANSWER = 4000
 """Characters; whoever needs more does not answer a question."""
 KEPT_AS = "judge"
 _VERDICTS = {"correct": 1.0, "incorrect": 0.0}
-_VERDICT = re.compile(r'"judgement"\s*:\s*"(correct|incorrect)"', re.I)
+_VERDICT = re.compile(r'"judgement"\s*:\s*"\s*(correct|incorrect)\s*"', re.I)
+_RATIONALE = re.compile(r'"rationale"\s*:\s*("(?:[^"\\]|\\.)*")', re.S)
 _THOUGHT = re.compile(r".*</think(?:ing)?>", re.S)
 _REFUSALS = (400, 413, 422)
 """What servers answer to one request that they do not want; the others may do."""
@@ -129,20 +129,14 @@ class JudgeUsage:
     completion_tokens: int = 0
 
 
-@asynccontextmanager
-async def open_judge(settings: JudgeSettings) -> AsyncIterator[Checker]:
-    """The checker, with its connections and the file of its verdicts."""
-    judge = Judge(settings)
-    try:
-        yield judge
-    finally:
-        await judge.close()
-
-
 class Judge:
-    """Judges by asking a model."""
+    """Judges by asking a model, with its connections and the file of its verdicts; `close` it."""
 
-    def __init__(self, settings: JudgeSettings) -> None:
+    kind = KEPT_AS
+    """Part of the key under which a verdict is kept."""
+
+    def __init__(self, settings: JudgeSettings, instructions: str = "") -> None:
+        """`instructions`: instead of those in the settings."""
         from coa.engines.transport import Transport
 
         settings.require_model()
@@ -150,7 +144,7 @@ class Judge:
         if source.model is None or source.url is None:
             raise ModelError(f"{settings.model!r} is not a model on a server (openai:NAME@URL).")
         self.settings, self.usage, self._model = settings, JudgeUsage(), source.model
-        self._instructions = settings.instructions()
+        self._instructions = instructions or settings.instructions()
         self._cache = ToolCache(Path(settings.cache)) if settings.cache else None
         self._asked: dict[str, asyncio.Task[Part]] = {}
         self._answered = False
@@ -173,23 +167,12 @@ class Judge:
             return Part(0.0, f"longer than {LONGEST_ANSWER} characters")
         if self.settings.exact_first and same_words(answer, task.answers):
             return Part(1.0, "exact match")
-        self.usage.asked += 1
-        body = self._body(task, answer)
-        key = hashlib.sha256(json.dumps([KEPT_AS, 1, body], sort_keys=True).encode()).hexdigest()
-        if key in self._asked:
-            self.usage.kept += 1
-        else:
-            self._asked[key] = asyncio.create_task(self._judge(key, body))
-            self._asked[key].add_done_callback(_landed)
-        # Shielded: whoever asked first may give up, and others wait for the same verdict.
-        return await asyncio.shield(self._asked[key])
+        case: Json = {"question": task.question, "accepted_answers": list(task.answers)}
+        return await self.verdict({**case, "given_answer": answer})
 
-    def _body(self, task: Task, answer: str) -> Json:
-        case = {
-            "question": task.question,
-            "accepted_answers": list(task.answers),
-            "given_answer": answer,
-        }
+    async def verdict(self, case: Json) -> Part:
+        """What the model says of a case; the same one is asked for once."""
+        self.usage.asked += 1
         messages = [
             {"role": "system", "content": self._instructions},
             {"role": "user", "content": _whole(json.dumps(case, ensure_ascii=False))},
@@ -197,7 +180,16 @@ class Judge:
         body: Json = {"model": self._model, "messages": messages}
         body |= {"temperature": self.settings.temperature, "max_tokens": self.settings.max_tokens}
         body |= self.settings.extra
-        return {name: value for name, value in body.items() if value is not None}
+        body = {name: value for name, value in body.items() if value is not None}
+        key = hashlib.sha256(json.dumps([self.kind, 1, body], sort_keys=True).encode()).hexdigest()
+        if key in self._asked:
+            self.usage.kept += 1
+        else:
+            self._asked[key] = asyncio.create_task(self._judge(key, body))
+            # Whoever waits for it may be gone: then nobody else hears why there is none.
+            self._asked[key].add_done_callback(lambda done: done.cancelled() or done.exception())
+        # Shielded: whoever asked first may give up, and others wait for the same verdict.
+        return await asyncio.shield(self._asked[key])
 
     async def _judge(self, key: str, body: Json) -> Part:
         part = Part(None)
@@ -246,10 +238,6 @@ class Judge:
                 setattr(self.usage, name, getattr(self.usage, name) + found)
         return _text_of(response)
 
-    def counts(self) -> Json:
-        """Usage, for metrics."""
-        return asdict(self.usage)
-
     async def close(self) -> None:
         """Let requests in flight arrive, since they are paid for, and close the connections."""
         await asyncio.gather(*self._asked.values(), return_exceptions=True)
@@ -258,45 +246,18 @@ class Judge:
             self._cache.close()
 
 
-def _landed(judging: asyncio.Task[Part]) -> None:
-    """Whoever waited for a verdict may be gone; then nobody hears why there is none."""
-    if not judging.cancelled():
-        judging.exception()
-
-
 def read_verdict(reply: str) -> Part | None:
-    """The verdict of a reply: one JSON object, be it in a fence, between other words, or broken by
-    a quotation mark; None when it has none, or two that contradict each other."""
+    """The verdict of a reply: a JSON object, be it in a fence, between other words, or broken by a
+    quotation mark; None when it has none, or two that contradict each other."""
     said = _THOUGHT.sub("", reply)
-    found = [each for each in _objects(said) if _verdict(each) is not None]
-    if found:
-        verdicts = {_verdict(each) for each in found}
-        rationale = found[-1].get("rationale")
-        reason = " ".join(rationale.split())[:300] if isinstance(rationale, str) else ""
-    else:
-        verdicts, reason = {word.lower() for word in _VERDICT.findall(said)}, ""
+    verdicts = {word.lower() for word in _VERDICT.findall(said)}
     if len(verdicts) != 1:
         return None
-    return Part(_VERDICTS[str(verdicts.pop())], reason)
-
-
-def _objects(text: str) -> list[Json]:
-    """The JSON objects in a text, one after the other."""
-    found, at, decoder = list[Json](), 0, json.JSONDecoder()
-    while (at := text.find("{", at)) >= 0:
-        try:
-            value, at = decoder.raw_decode(text, at)
-        except (ValueError, RecursionError):
-            at += 1
-            continue
-        found.append(value)
-    return found
-
-
-def _verdict(value: Json) -> str | None:
-    said = value.get("judgement")
-    word = said.strip().lower() if isinstance(said, str) else ""
-    return word if word in _VERDICTS else None
+    reason = ""
+    for rationale in _RATIONALE.findall(said):
+        with suppress(ValueError):
+            reason = " ".join(json.loads(rationale, strict=False).split())[:300]
+    return Part(_VERDICTS[verdicts.pop()], reason)
 
 
 def _text_of(response: Any) -> str:

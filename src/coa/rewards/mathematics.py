@@ -23,8 +23,7 @@ from importlib.util import find_spec
 
 from coa.errors import ConfigError, MissingExtra, ToolError
 from coa.io.machine import cores
-from coa.rewards.answers import normalise
-from coa.rewards.scored import Checker, Part
+from coa.rewards.answers import Checker, Part, normalise
 from coa.tasks import Task
 from coa.trajectory import Trajectory
 

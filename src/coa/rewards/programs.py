@@ -11,15 +11,14 @@ import ast
 import math
 import re
 import secrets
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal, InvalidOperation
 from typing import Any, Literal, get_args
 
 from coa.errors import ConfigError, RecordError, did_you_mean
-from coa.rewards.scored import Checker, Part
-from coa.sandbox import Limits, Outcome, Sandbox, SandboxError
+from coa.rewards.answers import Part
+from coa.sandbox import Limits, Sandbox, SandboxError
 from coa.tasks import Task
 from coa.tools.code import describe
 from coa.trajectory import Trajectory
@@ -100,7 +99,12 @@ def read_suite(tests: Any) -> Suite:
         if not isinstance(found, bool):
             raise RecordError(f"tests: {name} is {found!r}, expected true or false.")
     tests = _from_apps(tests)
-    cases = [*_outputs(tests), *_calls(tests), *_checks(tests)]
+    given, wanted = _texts(tests, "stdin"), _texts(tests, "expected_output")
+    if len(given) != len(wanted):
+        raise RecordError(f"tests: {len(given)} stdin and {len(wanted)} expected_output.")
+    cases = [ProgramCase(stdin, output) for stdin, output in zip(given, wanted, strict=True)]
+    cases += _calls(tests)
+    cases += [_as_call(text) or ProgramCase(check=text) for text in _texts(tests, "functional")]
     if not cases:
         raise RecordError(
             "tests: found none; expected stdin with expected_output, function with calls, or "
@@ -135,15 +139,6 @@ def _from_apps(tests: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**tests, "function": tests["fn_name"], "calls": calls}
 
 
-def _outputs(tests: Mapping[str, Any]) -> list[ProgramCase]:
-    given, wanted = _texts(tests, "stdin"), _texts(tests, "expected_output")
-    if len(given) != len(wanted):
-        raise RecordError(f"tests: {len(given)} stdin and {len(wanted)} expected_output.")
-    return [
-        ProgramCase(stdin=stdin, output=output) for stdin, output in zip(given, wanted, strict=True)
-    ]
-
-
 def _texts(tests: Mapping[str, Any], key: str) -> list[str]:
     found = tests.get(key) or []
     found = [found] if isinstance(found, str) else found
@@ -175,31 +170,22 @@ def _calls(tests: Mapping[str, Any]) -> list[ProgramCase]:
         raise RecordError("tests: every call needs args (a list) and expected.") from None
 
 
-def _checks(tests: Mapping[str, Any]) -> list[ProgramCase]:
-    return [_as_call(text) or ProgramCase(check=text) for text in _texts(tests, "functional")]
-
-
 def _as_call(check: str) -> ProgramCase | None:
-    """`result = CALL; assert result == LITERAL` as a call with its value, compared out here."""
+    """`assert CALL == LITERAL`, or `result = CALL; assert result == LITERAL`, as a call with its
+    value, which is compared out here."""
     try:
         match ast.parse(check.strip()).body:
-            case [
-                ast.Assign(targets=[ast.Name(id=name)], value=ast.Call() as call),
-                ast.Assert(
-                    test=ast.Compare(
-                        left=ast.Name(id=asked), ops=[ast.Eq()], comparators=[expected]
-                    )
-                ),
-            ] if name == asked:
-                return ProgramCase(call=ast.unparse(call), values=(ast.literal_eval(expected),))
-            case [
-                ast.Assert(
-                    test=ast.Compare(
-                        left=ast.Call() as call, ops=[ast.Eq()], comparators=[expected]
-                    )
-                )
-            ]:
-                return ProgramCase(call=ast.unparse(call), values=(ast.literal_eval(expected),))
+            case [ast.Assign(targets=[ast.Name(id=name)], value=call), ast.Assert(test=test)]:
+                pass
+            case [ast.Assert(test=ast.Compare(left=call) as test)]:
+                name = ""
+            case _:
+                return None
+        match test:
+            case ast.Compare(left=left, ops=[ast.Eq()], comparators=[expected]):
+                same = left is call or (isinstance(left, ast.Name) and left.id == name)
+                if same and isinstance(call, ast.Call):
+                    return ProgramCase(call=ast.unparse(call), values=(ast.literal_eval(expected),))
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         pass
     return None
@@ -336,27 +322,16 @@ class ProgramSettings:
     unsafe: bool = False
     """Run them without a sandbox, with all your rights."""
 
-    def limits(self) -> Limits:
-        return replace(
-            Limits(),
-            seconds=self.seconds,
-            cpu_seconds=self.cpu_seconds,
-            memory_mb=self.memory_mb,
-            output_bytes=self.output_bytes,
-        )
-
     def __post_init__(self) -> None:
-        self.limits()
         if self.slots < 1:
             raise ConfigError(f"reward.tests: slots is {self.slots!r}, expected 1 or more.")
+        self.sandbox()  # says what is wrong with the limits
 
-
-@asynccontextmanager
-async def open_tests(settings: ProgramSettings) -> AsyncIterator[Checker]:
-    """The checker, with its sandbox."""
-    box = Sandbox(settings.limits(), settings.slots, unsafe=settings.unsafe)
-    async with box:
-        yield ProgramChecker(box, settings)
+    def sandbox(self) -> Sandbox:
+        """The sandbox that programs are tested in, not opened yet."""
+        names = ("seconds", "cpu_seconds", "memory_mb", "output_bytes")
+        limits = Limits(**{name: getattr(self, name) for name in names})
+        return Sandbox(limits, self.slots, unsafe=self.unsafe)
 
 
 class ProgramChecker:
@@ -391,14 +366,10 @@ class ProgramChecker:
     async def _fault(self, suite: Suite, case: ProgramCase, source: str) -> str:
         """Why a case is not passed; empty when it is."""
         mark = secrets.token_hex(8)
-        outcome = await self._box.run(
-            program_for(case, source, mark, library=suite.library), case.stdin
-        )
-        if outcome.ended != "ok":
-            return self._last_words(outcome)
-        return fault_of(suite, case, outcome.stdout, mark)
-
-    def _last_words(self, outcome: Outcome) -> str:
+        program = program_for(case, source, mark, library=suite.library)
+        outcome = await self._box.run(program, case.stdin)
+        if outcome.ended == "ok":
+            return fault_of(suite, case, outcome.stdout, mark)
         if outcome.ended == "timeout":
             limits = self._settings
             return f"it took more than {limits.cpu_seconds} s of CPU, or {limits.seconds:g} s"

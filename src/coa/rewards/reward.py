@@ -23,49 +23,39 @@ from collections.abc import (
     Iterator,
     Sequence,
 )
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from coa.errors import ConfigError, boundary, did_you_mean
 from coa.io.runs import Json
 from coa.io.settings import load_object
-from coa.rewards.answers import exact, f1, squad
-from coa.rewards.calls import calls
-from coa.rewards.form import FormatSettings, open_format
-from coa.rewards.judge import JudgeSettings, open_judge
+from coa.rewards.answers import Checker, Part, Scored, Scorer, exact, f1, part_of, squad
+from coa.rewards.chains import FormatSettings, calls, check_format
+from coa.rewards.judge import Judge, JudgeSettings
 from coa.rewards.mathematics import MathSettings, open_math
-from coa.rewards.programs import ProgramSettings, open_tests, suite_of
-from coa.rewards.scored import Checker, Part, Scored, Scorer, part_of
+from coa.rewards.programs import ProgramChecker, ProgramSettings, suite_of
 from coa.tasks import Task
 from coa.tools.functions import is_state
 from coa.trajectory import Trajectory
 
 _TOKEN = re.compile(r"\s*(?:(\d+\.?\d*|\.\d+)|([A-Za-z_][\w.]*(?::[\w.]*)?)|([-+*/()]))")
 _ROUNDING = 1e-9
+T = TypeVar("T")
+_MOST_BRACKETS = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Weight:
-    value: float
+class Combined:
+    """A sum or a product."""
+
+    sign: str
+    """+ or *."""
+    parts: tuple[Node, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Name:
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Sum:
-    terms: tuple[Node, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Product:
-    factors: tuple[Node, ...]
-
-
-Node = Weight | Name | Sum | Product
+Node = float | str | Combined
+"""A weight, the name of a reward, or several of these."""
 Ask = Callable[[str], Awaitable[float | None]]
 
 
@@ -84,46 +74,44 @@ def parse_expression(text: str, known: Collection[str]) -> Node:
 
 def names_in(node: Node) -> Iterator[str]:
     """The names of an expression, in order, each as often as it stands there."""
-    if isinstance(node, Name):
-        yield node.name
-    elif isinstance(node, (Sum, Product)):
-        for inner in node.terms if isinstance(node, Sum) else node.factors:
-            yield from names_in(inner)
+    if isinstance(node, str):
+        yield node
+    elif isinstance(node, Combined):
+        for part in node.parts:
+            yield from names_in(part)
 
 
 async def evaluate(node: Node, ask: Ask, cost: Callable[[str], int]) -> float | None:
     """The value, asking for the parts that decide it: in a product the cheapest come first, and
     after a 0 the others are not asked."""
-    if isinstance(node, Weight):
-        return node.value
-    if isinstance(node, Name):
-        return await ask(node.name)
-    if isinstance(node, Sum):
-        terms = [await evaluate(term, ask, cost) for term in node.terms]
-        known = [term for term in terms if term is not None]
-        return _tidy(math.fsum(known)) if len(known) == len(terms) else None
-    found: list[float | None] = []
-    for factor in sorted(node.factors, key=lambda each: max(map(cost, names_in(each)), default=0)):
-        value = await evaluate(factor, ask, cost)
-        if value == 0:
+    if isinstance(node, str):
+        return await ask(node)
+    if isinstance(node, float):
+        return node
+    parts, values = list(node.parts), list[float | None]()
+    if node.sign == "*":
+        parts.sort(key=lambda each: max(map(cost, names_in(each)), default=0))
+    for part in parts:
+        values.append(await evaluate(part, ask, cost))
+        if node.sign == "*" and values[-1] == 0:
             return 0.0
-        found.append(value)
-    factors = [value for value in found if value is not None]
-    return _tidy(math.prod(factors)) if len(factors) == len(found) else None
-
-
-def _tidy(value: float) -> float:
-    """Without what adding binary fractions leaves: 0.7 + 0.2 + 0.1 is 1."""
+    known = [value for value in values if value is not None]
+    if len(known) < len(values):
+        return None
+    value = _combine(node.sign, known)
+    # Without what adding binary fractions leaves: 0.7 + 0.2 + 0.1 is 1.
     return min(1.0, round(value, 12)) if value <= 1 + _ROUNDING else value
+
+
+def _combine(sign: str, values: Iterable[float]) -> float:
+    return math.fsum(values) if sign == "+" else math.prod(values)
 
 
 def _most(node: Node) -> float:
     """The largest value that an expression can have."""
-    if isinstance(node, Weight):
-        return node.value
-    if isinstance(node, Sum):
-        return math.fsum(map(_most, node.terms))
-    return math.prod(map(_most, node.factors)) if isinstance(node, Product) else 1.0
+    if isinstance(node, Combined):
+        return _combine(node.sign, map(_most, node.parts))
+    return node if isinstance(node, float) else 1.0
 
 
 class _Reader:
@@ -133,49 +121,42 @@ class _Reader:
         self._text, self._known, self._at = text, known, 0
 
     def read(self) -> Node:
-        node = self._sum(0)
-        if (left := self._text[self._at :].strip()) and node:
+        node = self._combined("+", 0)
+        if left := self._text[self._at :].strip():
             raise self._wrong(f"found {left!r}, expected + or * or the end")
         return node
 
-    def _sum(self, depth: int) -> Node:
-        terms = [self._product(depth)]
-        while self._take("+"):
-            terms.append(self._product(depth))
-        return terms[0] if len(terms) == 1 else Sum(tuple(terms))
-
-    def _product(self, depth: int) -> Node:
-        factors = [self._factor(depth)]
-        while self._take("*"):
-            factors.append(self._factor(depth))
-        return factors[0] if len(factors) == 1 else Product(tuple(factors))
+    def _combined(self, sign: str, depth: int) -> Node:
+        parts = list[Node]()
+        while not parts or self._take(sign):
+            parts.append(self._combined("*", depth) if sign == "+" else self._factor(depth))
+        return parts[0] if len(parts) == 1 else Combined(sign, tuple(parts))
 
     def _factor(self, depth: int) -> Node:
         found = _TOKEN.match(self._text, self._at)
         if found is None or (found[3] and found[3] != "("):
             left = self._text[self._at :].strip()
-            raise self._wrong(f"found {left!r}, expected a reward or a weight" if left else "ends")
+            wanted = "a reward or a weight"
+            raise self._wrong(
+                f"found {left!r}, expected {wanted}"
+                if left
+                else f"ends where {wanted} was expected"
+            )
         self._at = found.end()
         if found[1]:
             if not (weight := float(found[1])):
                 raise self._wrong("a weight of 0 has no effect; leave that part out")
-            return Weight(weight)
-        if found[2]:
-            return Name(self._checked(found[2]))
-        if depth > 20:
+            return weight
+        if name := found[2]:
+            if name not in self._known and ":" not in name:
+                raise _unknown(name, self._known)
+            return str(name)
+        if depth > _MOST_BRACKETS:
             raise self._wrong("has too many brackets")
-        node = self._sum(depth + 1)
+        node = self._combined("+", depth + 1)
         if not self._take(")"):
             raise self._wrong("a bracket is not closed")
         return node
-
-    def _checked(self, name: str) -> str:
-        if name in self._known or ":" in name:
-            return name
-        raise ConfigError(
-            f"{name!r} is not a reward.{did_you_mean(name, self._known)} "
-            "Own ones: module:attribute."
-        )
 
     def _take(self, sign: str) -> bool:
         found = _TOKEN.match(self._text, self._at)
@@ -185,9 +166,12 @@ class _Reader:
         return True
 
     def _wrong(self, problem: str) -> ConfigError:
-        if problem == "ends":
-            problem = "ends where a reward or a weight was expected"
         return ConfigError(f"reward {self._text!r}: {problem}. Example: 0.9*exact + 0.1*format.")
+
+
+def _unknown(name: str, known: Collection[str]) -> ConfigError:
+    hint = did_you_mean(name, known)
+    return ConfigError(f"{name!r} is not a reward.{hint} Own ones: module:attribute.")
 
 
 OPENED = ("format", "judge", "math", "tests")
@@ -199,22 +183,18 @@ _MATHEMATICS = frozenset(
 )
 
 
+SCORERS: dict[str, Scorer] = {"exact": exact, "squad": squad, "f1": f1, "calls": calls}
+"""Rewards that need nothing to be opened."""
+REWARDS = (*SCORERS, "auto", *OPENED)
+"""The rewards that have a name."""
+
+
 def auto(task: Task, trajectory: Trajectory) -> float | None:
     """What the task itself says that it is judged by.
 
     Without being opened it cannot run tests, and takes the answers of other tasks as text.
     """
-    named = reward_for(task)
-    return SCORERS[named if named in SCORERS and named != "auto" else "exact"](task, trajectory)
-
-
-SCORERS: dict[str, Scorer] = {
-    "exact": exact,
-    "squad": squad,
-    "f1": f1,
-    "calls": calls,
-    "auto": auto,
-}
+    return SCORERS.get(reward_for(task), exact)(task, trajectory)
 
 
 def reward_for(task: Task) -> str:
@@ -263,11 +243,8 @@ def load_scorer(reference: str) -> Scorer:
     """A scorer by name, or `module:attribute` for one's own."""
     if reference in SCORERS:
         return SCORERS[reference]
-    if reference in OPENED:
-        raise ConfigError(f"reward {reference!r} has to be opened first: use open_reward.")
     if ":" not in reference:
-        hint = did_you_mean(reference, [*SCORERS, *OPENED])
-        raise ConfigError(f"{reference!r} is not a reward.{hint} Own ones: module:attribute.")
+        raise _unknown(reference, REWARDS)
     scorer = load_object(reference)
     if not callable(scorer):
         raise ConfigError(f"reward {reference!r} is a {type(scorer).__name__}, not a function.")
@@ -276,8 +253,6 @@ def load_scorer(reference: str) -> Scorer:
 
 Own = Callable[..., Any]
 """A reward of one's own: a function of (task, trajectory) or (task, trajectory, state)."""
-REWARDS = (*SCORERS, *OPENED)
-"""The rewards that have a name."""
 _COSTS = {"math": 1, "tests": 2, "judge": 3}
 """How dear a part is; own ones are taken for as dear as comparing mathematics."""
 _SPEED = {
@@ -349,6 +324,8 @@ class Reward:
         self.settings, self._own = settings, own
         self._node: Node = parse_expression(settings.expression, REWARDS)
         self._checkers: dict[str, Checker] = {}
+        self._with_state: set[str] = set()
+        """Names of those that judge with the state of a rollout."""
         self._held, self._opening = held, asyncio.Lock()
 
     @property
@@ -360,7 +337,7 @@ class Reward:
     @property
     def takes_state(self) -> bool:
         """Whether it judges with the state of a rollout, which is gone when that is over."""
-        return any(getattr(each, "takes_state", False) for each in self._checkers.values())
+        return bool(self._with_state)
 
     async def score(self, task: Task, trajectory: Trajectory, state: Any = None) -> Scored:
         """Judge one trajectory; as many at once as you like."""
@@ -369,7 +346,8 @@ class Reward:
         async def ask(name: str) -> float | None:
             if name not in parts:
                 checker = self._checkers.get(name) or await self.open(name)
-                parts[name] = await _asked(checker, task, trajectory, state)
+                more = (state,) if name in self._with_state else ()
+                parts[name] = await checker(task, trajectory, *more)
             return parts[name].score
 
         value = await evaluate(self._node, ask, lambda name: _COSTS.get(name, ":" in name))
@@ -383,8 +361,8 @@ class Reward:
 
     def usage(self) -> Json:
         """What the parts counted, by name: calls and tokens of a judge."""
-        counts = {name: getattr(each, "counts", None) for name, each in self._checkers.items()}
-        return {name: count() for name, count in counts.items() if count is not None}
+        judge = self._checkers.get("judge")
+        return {"judge": asdict(judge.usage)} if isinstance(judge, Judge) else {}
 
     async def open(self, name: str) -> Checker:
         """The checker of that name, opened if it is not open yet."""
@@ -394,29 +372,34 @@ class Reward:
             return self._checkers[name]
 
     async def _open(self, name: str) -> Checker:
-        if name == "auto":
-            return self._by_task if self._own is None else function(self._own, own_name(self._own))
-        if name not in OPENED:
-            return function(load_scorer(name), name)
-        makers: dict[str, Callable[[Any], AbstractAsyncContextManager[Checker]]]
-        makers = {"math": open_math, "tests": open_tests, "judge": open_judge}
-        makers["format"] = open_format
-        return await self._held.enter_async_context(makers[name](getattr(self.settings, name)))
+        if name == "format":
+            return self._format
+        if name == "math":
+            return await self._held.enter_async_context(open_math(self.settings.math))
+        if name == "tests":
+            tests = self.settings.tests
+            return ProgramChecker(await self._held.enter_async_context(tests.sandbox()), tests)
+        if name == "judge":
+            judge = Judge(self.settings.judge)
+            self._held.push_async_callback(judge.close)
+            return judge
+        if name == "auto" and self._own is None:
+            return self._by_task
+        scorer: Own = self._own if name == "auto" and self._own else load_scorer(name)
+        asked = state_parameter(scorer)
+        if asked:
+            self._with_state.add(name)
+        return as_checker(scorer, own_name(scorer) if name == "auto" else name, asked)
+
+    async def _format(self, task: Task, trajectory: Trajectory) -> Part:
+        return check_format(trajectory, self.settings.format)
 
     async def _by_task(self, task: Task, trajectory: Trajectory) -> Part:
         name = reward_for(task)
         if name == "auto":
             raise ConfigError(f"task {task.id}: names the reward 'auto', which is no reward.")
         checker = self._checkers.get(name) or await self.open(name)
-        return await _asked(checker, task, trajectory, None)
-
-
-def _asked(
-    checker: Checker, task: Task, trajectory: Trajectory, state: Any
-) -> Coroutine[Any, Any, Part]:
-    with_state = getattr(checker, "takes_state", False)
-    asked: Any = checker(task, trajectory, state) if with_state else checker(task, trajectory)
-    return asked  # type: ignore[no-any-return]
+        return await checker(task, trajectory)
 
 
 def own_name(own: Own) -> str:
@@ -424,9 +407,9 @@ def own_name(own: Own) -> str:
     return getattr(own, "__name__", "own")
 
 
-def function(scorer: Own, name: str) -> Checker:
-    """A function as a part: ours or one's own, synchronous or not, with the state or without."""
-    asked = state_parameter(scorer)
+def as_checker(scorer: Own, name: str, asked: str = "") -> Checker:
+    """A function as a part, ours or one's own, synchronous or not; `asked` is the parameter that
+    gets the state."""
 
     async def judge(task: Task, trajectory: Trajectory, state: Any = None) -> Part:
         with boundary(ConfigError, f"reward {name!r}, on task {task.id},", located=True):
@@ -435,7 +418,6 @@ def function(scorer: Own, name: str) -> Checker:
                 found = await found
         return part_of(found, name, task)
 
-    judge.takes_state = bool(asked)  # type: ignore[attr-defined]
     return judge
 
 
@@ -454,7 +436,7 @@ def state_parameter(scorer: Own) -> str:
     return third.name if third is not None and plain and third.default is third.empty else ""
 
 
-async def together(judging: Iterable[Coroutine[Any, Any, Scored]]) -> list[Scored]:
+async def together(judging: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """Wait for all, in the order given; the first failure ends the others."""
     tasks = [asyncio.create_task(each) for each in judging]
     try:

@@ -9,19 +9,17 @@ that cannot build them refuses. A warm process waits behind each wall, so a run 
 
 from __future__ import annotations
 
-from coa.sandbox.box import PACKAGES, Sandbox, SandboxSession
-from coa.sandbox.limits import Ended, Limits, Outcome, SandboxError
-from coa.sandbox.tiers import Finding, Tier, reach_tier
+from coa.sandbox.box import PACKAGES, Sandbox
+from coa.sandbox.slot import Outcome
+from coa.sandbox.tiers import Tier, reach_tier
+from coa.sandbox.walls import Limits, SandboxError
 
 __all__ = [
     "PACKAGES",
-    "Ended",
-    "Finding",
     "Limits",
     "Outcome",
     "Sandbox",
     "SandboxError",
-    "SandboxSession",
     "Tier",
     "reach_tier",
 ]

@@ -9,42 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
 import socket
 import struct
 import sys
-import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from dataclasses import replace
-from typing import Protocol, Self
+from typing import Self
 
-from coa.sandbox.limits import Ended, Exchange, Limits, Outcome, SandboxError
-from coa.sandbox.plain import PlainSlot
-from coa.sandbox.slot import Ending, Slot
+from coa.io.progress import say
+from coa.sandbox.slot import Ending, Exchange, Outcome, PlainSlot, Slot
 from coa.sandbox.tiers import Tier, reach, refusal
-from coa.sandbox.walls import Walls, find_layout
-
-# ------------------------------------------------------------------------------------------------
-# What goes into a program and comes out of it: descriptors to pass on, and capped reading.
-#
-# Output is read as it comes, so a program never blocks on a full pipe. What is beyond the limit
-# is not kept; the first byte of it calls `flooded`, which ends the program.
-# ------------------------------------------------------------------------------------------------
-
+from coa.sandbox.walls import Limits, SandboxError, Walls, find_layout
 
 PACKAGES = ("numpy", "sympy")
 NOT_OPEN = "the sandbox is not open; use it inside `async with`."
-
-
-class _AnySlot(Protocol):
-    @property
-    def warm(self) -> bool: ...
-    async def start(self) -> None: ...
-    def launch(self, kind: bytes, descriptors: list[int]) -> None: ...
-    def tell(self, word: bytes) -> None: ...
-    async def ended(self, limit_s: float | None) -> Ending: ...
-    async def settled(self) -> bool: ...
-    async def close(self) -> None: ...
 
 
 class Sandbox:
@@ -70,13 +48,12 @@ class Sandbox:
         self.limits = limits or Limits()
         self.packages = self.asked = tuple(packages)
         """Those that can be imported, once it is open; and those that were asked for."""
-        self.tier = Tier.NONE
         self.slots, self.sessions = slots, sessions
         self._require, self._at_most, self.unsafe = require, at_most, unsafe
         self._walls: Walls | None = None
-        self._idle: asyncio.Queue[_AnySlot | None] | None = None
-        self._waiting = 0
-        self._all: list[_AnySlot] = []
+        self._idle: asyncio.Queue[Slot | None] | None = None
+        """Slots that wait for a program; None in it says that the sandbox was closed."""
+        self._all: list[Slot] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self.session_places = asyncio.Semaphore(sessions)
         self._open_sessions: set[SandboxSession] = set()
@@ -85,17 +62,19 @@ class Sandbox:
         if self._idle is not None:
             raise SandboxError("this sandbox is open already; make one for each use.")
         if self.unsafe:
-            self._warn()
+            if not hasattr(socket, "send_fds"):
+                raise SandboxError(f"programs cannot be run on {sys.platform}; use Linux.")
+            text = "programs run WITHOUT a sandbox (unsafe): they can do whatever you can do here."
+            say(f"coa: warning: {text}")
         else:
             reached = await asyncio.to_thread(reach, self._at_most)
             if reached.tier < self._require or reached.walls is None:
                 raise SandboxError(refusal(reached, self._require))
-            self.tier = reached.tier
             layout = await asyncio.to_thread(find_layout, self.packages)
             self._walls = replace(reached.walls, layout=layout)
             self.packages = layout.preload
             for name, reason in layout.missing:
-                print(f"coa: programs run without {name}: {reason}", file=sys.stderr)
+                say(f"coa: programs run without {name}: {reason}")
         self._idle = asyncio.Queue()
         self._all = [self.new_slot() for _ in range(self.slots)]
         try:
@@ -110,13 +89,7 @@ class Sandbox:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    def _warn(self) -> None:
-        if not hasattr(socket, "send_fds"):
-            raise SandboxError(f"programs cannot be run on {sys.platform}; use Linux.")
-        text = "programs run WITHOUT a sandbox (unsafe): they can do whatever you can do here."
-        print(f"coa: warning: {text}", file=sys.stderr)
-
-    def new_slot(self, preload: bool = True) -> _AnySlot:
+    def new_slot(self, preload: bool = True) -> Slot:
         """A slot that is not started yet."""
         if self.unsafe:
             return PlainSlot(self.limits)
@@ -128,39 +101,28 @@ class Sandbox:
 
         A program's failure is an outcome; `SandboxError` is raised when the sandbox itself failed.
         """
-        if self._idle is None:
+        idle = self._idle
+        if idle is None:
             raise SandboxError(NOT_OPEN)
-        self._waiting += 1
-        try:
-            slot = await self._idle.get()
-        finally:
-            self._waiting -= 1
+        slot = await idle.get()
         if slot is None:
+            idle.put_nowait(None)  # for the next one that waits
             raise SandboxError("the sandbox was closed before the program could run.")
         clean = False
         try:
             if not slot.warm:
                 await slot.start()
-            with self.exchange(program, stdin, slot) as exchange:
-                started = time.monotonic()
-                slot.launch(b"E" if echo else b"J", exchange.passed)
-                exchange.handed_over()
-                ending = await slot.ended(self.limits.seconds)
-                clean = True
-                return outcome_of(ending, exchange, time.monotonic() - started)
+            outcome = await slot.run(b"E" if echo else b"J", program, stdin)
+            clean = True
+            return outcome
         finally:
-            self._later(self._give_back(slot, clean))
-
-    def exchange(self, program: str, stdin: str, slot: _AnySlot) -> Exchange:
-        """The streams of a program that is to run there."""
-        return Exchange(program, stdin, self.limits.output_bytes, lambda: slot.tell(b"K"))
-
-    def session(self) -> contextlib.AbstractAsyncContextManager[SandboxSession]:
-        """Programs that share their state; see `Session`."""
-        return self._session()
+            task = asyncio.ensure_future(self._give_back(slot, clean))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
     @contextlib.asynccontextmanager
-    async def _session(self) -> AsyncIterator[SandboxSession]:
+    async def session(self) -> AsyncIterator[SandboxSession]:
+        """Programs that share their state; see `SandboxSession`."""
         if self._idle is None:
             raise SandboxError(NOT_OPEN)
         session = SandboxSession(self)
@@ -171,12 +133,7 @@ class Sandbox:
             self._open_sessions.discard(session)
             await session.close()
 
-    def _later(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _give_back(self, slot: _AnySlot, clean: bool) -> None:
+    async def _give_back(self, slot: Slot, clean: bool) -> None:
         """Make a slot ready for the next program: as it is when it is clean, else anew."""
         if self._idle is None:  # closed meanwhile
             await slot.close()
@@ -192,10 +149,9 @@ class Sandbox:
 
     async def close(self) -> None:
         """End everything; nothing is left behind."""
-        idle, self._idle = self._idle, None
-        for _ in range(self._waiting):
-            assert idle is not None
-            idle.put_nowait(None)
+        if self._idle is not None:
+            self._idle.put_nowait(None)
+            self._idle = None
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -213,7 +169,7 @@ class SandboxSession:
 
     def __init__(self, box: Sandbox) -> None:
         self._box = box
-        self._slot: _AnySlot | None = None
+        self._slot: Slot | None = None
         self._channel: socket.socket | None = None
         self._ended: asyncio.Task[Ending] | None = None
         self._placed, self._closed = False, False
@@ -228,14 +184,13 @@ class SandboxSession:
             whole = False
             try:
                 slot, channel, ended = await self._open()
-                with self._box.exchange(program, stdin, slot) as exchange:
-                    started = time.monotonic()
+                with Exchange(program, stdin, slot) as exchange:
                     slot.tell(b"C")
                     socket.send_fds(channel, [b"E" if echo else b"J"], exchange.passed)
                     exchange.handed_over()
-                    status = await self._reply(channel, ended)
+                    status = await self._reply(slot, channel, ended)
                     ending = Ending("x", status) if status is not None else ended.result()
-                    outcome = outcome_of(ending, exchange, time.monotonic() - started)
+                    outcome = exchange.outcome(ending)
                 # After a flood the end of the process is on its way, whatever it replied.
                 whole = status is not None and not exchange.overflow
                 if whole:
@@ -248,7 +203,7 @@ class SandboxSession:
                 if not whole:
                     await self._stop()
 
-    async def _open(self) -> tuple[_AnySlot, socket.socket, asyncio.Task[Ending]]:
+    async def _open(self) -> tuple[Slot, socket.socket, asyncio.Task[Ending]]:
         if self._slot is None or self._channel is None or self._ended is None:
             if not self._placed:
                 await self._box.session_places.acquire()
@@ -262,18 +217,18 @@ class SandboxSession:
             self._ended = asyncio.ensure_future(self._slot.ended(None))
         return self._slot, self._channel, self._ended
 
-    async def _reply(self, channel: socket.socket, ended: asyncio.Task[Ending]) -> int | None:
+    async def _reply(
+        self, slot: Slot, channel: socket.socket, ended: asyncio.Task[Ending]
+    ) -> int | None:
         """The status of the program; None when its process ended instead."""
-        loop = asyncio.get_running_loop()
-        reply = asyncio.ensure_future(loop.sock_recv(channel, 16))
+        reply = asyncio.ensure_future(asyncio.get_running_loop().sock_recv(channel, 16))
         try:
             await asyncio.wait({reply, ended}, return_when=asyncio.FIRST_COMPLETED)
             if ended.done() or not reply.done():
                 return None
             said = reply.result()
             if len(said) != 4:  # the process is about to end, or a program wrote to our socket
-                if self._slot is not None:
-                    self._slot.tell(b"K")
+                slot.tell(b"K")
                 await ended
                 return None
             return int(struct.unpack("!i", said)[0]) & 0xFF
@@ -299,21 +254,3 @@ class SandboxSession:
         if self._placed:
             self._placed = False
             self._box.session_places.release()
-
-
-def outcome_of(ending: Ending, exchange: Exchange, seconds: float) -> Outcome:
-    """What a program wrote, and how it ended in one word."""
-    stdout, stderr = exchange.drain()
-    ended: Ended = "ok" if ending.status == 0 else "error"
-    if exchange.overflow:
-        ended = "output"
-    elif ending.why in ("t", "f", "m"):
-        reasons: dict[str, Ended] = {"t": "timeout", "f": "files", "m": "memory"}
-        ended = reasons[ending.why]
-    elif ending.status == -signal.SIGXCPU:
-        ended = "timeout"
-    elif ending.status < 0:
-        ended = "killed"
-    elif ending.status and "MemoryError" in stderr.rstrip().rpartition("\n")[2]:
-        ended = "memory"
-    return Outcome(stdout, stderr, ended, ending.status, seconds)

@@ -2,6 +2,7 @@
 
 `launch` hands a job over, `ended` waits for its end, `settled` for its traces to be gone. Whatever
 is unclear is solved by `close`, which ends every process in there at once; `start` begins anew.
+`Exchange` holds the streams of a program: descriptors to pass on, and capped reading.
 """
 
 from __future__ import annotations
@@ -15,19 +16,36 @@ import signal
 import socket
 import struct
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-from coa.sandbox.limits import Limits, SandboxError
-from coa.sandbox.walls import Walls, give_back_uid, take_uid
+from coa.sandbox.walls import INSIDE, Limits, SandboxError, Walls, give_back_uid, take_uid
 
 _START_S, _SETTLE_S, _GRACE_S = 60.0, 5.0, 10.0
 _WATCH_S = 0.02
 _PAGE_MB = os.sysconf("SC_PAGE_SIZE") / 2**20 if hasattr(os, "sysconf") else 4096 / 2**20
+_CHUNK = 65536
+Ended = Literal["ok", "error", "timeout", "memory", "output", "files", "killed"]
+"""How a program ended. `error`: an exception or a status other than 0. `timeout`: of the clock or
+of the CPU. `files`: it made too many. `killed`: by a signal, so also by a forbidden system call."""
+_REASONS: dict[str, Ended] = {"t": "timeout", "f": "files", "m": "memory"}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a program wrote and how it ended."""
+
+    stdout: str
+    stderr: str
+    ended: Ended
+    exit: int | None
+    """The status, or minus the number of the signal that ended it."""
+    seconds: float
 
 
 class Ending(NamedTuple):
@@ -51,7 +69,7 @@ class Slot:
     """One zygote and the walls around it."""
 
     def __init__(self, walls: Walls, limits: Limits, preload: bool = True) -> None:
-        self._walls, self._limits, self._preload = walls, limits, preload
+        self._walls, self.limits, self._preload = walls, limits, preload
         self._running: _Running | None = None
         self._busy = False
         self._word: asyncio.Task[bytes] | None = None
@@ -74,7 +92,6 @@ class Slot:
             except (OSError, ValueError, subprocess.SubprocessError, SandboxError) as error:
                 ours.close()
                 raise SandboxError(f"{self._walls.way}: {error}") from error
-            pid = 0
             try:
                 pid = await asyncio.wait_for(_first_word(ours), _START_S)
                 handle = os.pidfd_open(pid)
@@ -93,12 +110,12 @@ class Slot:
 
     def _spawn(self, control: int, complaints: int) -> subprocess.Popen[bytes]:
         uid = self._uid = take_uid() if self._walls.drops else None
-        settings = self._walls.settings(self._limits, self._preload)
+        settings = self._walls.settings(self.limits, self._preload)
         settings |= {"control": control, "uid": uid if self._walls.drops == "inside" else None}
         outside = uid if self._walls.drops == "outside" else None
         # The loop's own thread starts it: it is to die with the thread that started it.
         return subprocess.Popen(
-            [*self._walls.command(self._limits), json.dumps(settings)],
+            [*self._walls.command(self.limits), json.dumps(settings)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=complaints,
@@ -110,6 +127,13 @@ class Slot:
             group=outside,
             extra_groups=None if outside is None else [],
         )
+
+    async def run(self, kind: bytes, program: str, stdin: str = "") -> Outcome:
+        """Run a program as a job of this kind (J or E) to its end."""
+        with Exchange(program, stdin, self) as exchange:
+            self.launch(kind, exchange.passed)
+            exchange.handed_over()
+            return exchange.outcome(await self.ended(self.limits.seconds))
 
     def launch(self, kind: bytes, descriptors: Sequence[int]) -> None:
         """Hand over a job: J or E (echo) with four descriptors, S with the socket of a session."""
@@ -139,7 +163,7 @@ class Slot:
                 # When it was this process that hung, the answer is there: look once more.
                 if late and not (await asyncio.wait({self._word}, timeout=1.0))[0]:
                     raise SandboxError("the sandbox hung and was replaced; run the program again.")
-                if not heavy and self.memory_mb() > self._limits.memory_mb:
+                if not heavy and self.memory_mb() > self.limits.memory_mb:
                     heavy = True
                     self.tell(b"K")
             if self._word.cancelled():
@@ -170,7 +194,7 @@ class Slot:
 
         One process alone is held by the limit on its address space, and not looked at.
         """
-        if self._running is None or not self._walls.forks:
+        if self._running is None or not self._walls.alone:
             return 0.0
         pids = _descendants(self._running.pid)
         if len(pids) < 2:
@@ -208,6 +232,194 @@ class Slot:
             running.control.close()
             running.process.kill()
             running.process.wait()
+
+
+class PlainSlot(Slot):
+    """A slot without walls: a subprocess per program, for whoever asked for it with `unsafe`.
+
+    It keeps time, caps output and kills the process group, and that is all: a program has the
+    rights of whoever started it.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self._process: subprocess.Popen[bytes] | None = None
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._clock: asyncio.TimerHandle | None = None
+        self._why = "x"
+
+    @property
+    def warm(self) -> bool:
+        return True
+
+    async def start(self) -> None:
+        """Nothing waits: a process is started for each program."""
+
+    def launch(self, kind: bytes, descriptors: Sequence[int]) -> None:
+        self._why = "x"
+        self._folder = tempfile.TemporaryDirectory(prefix="coa-unsafe-")
+        command = [sys.executable, "-s", "-P", "-B", "-X", "utf8", str(INSIDE / "program.py")]
+        self._process = subprocess.Popen(
+            [*command, kind.decode(), *map(str, descriptors)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=list(descriptors),
+            env={"PATH": os.defpath, "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"},
+            cwd=self._folder.name,
+            start_new_session=True,
+        )
+        if kind != b"S":
+            self.tell(b"C")
+
+    def tell(self, word: bytes) -> None:
+        if self._clock is not None:
+            self._clock.cancel()
+        if word == b"K":
+            self._stop("k")
+        elif word == b"F":
+            self._signal(signal.SIGSTOP)
+        else:
+            self._signal(signal.SIGCONT)
+            loop = asyncio.get_running_loop()
+            self._clock = loop.call_later(self.limits.seconds, self._stop, "t")
+
+    def _stop(self, why: str) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._why = why
+            self._signal(signal.SIGKILL)
+
+    def _signal(self, number: int) -> None:
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, number)
+
+    async def ended(self, limit_s: float | None) -> Ending:
+        assert self._process is not None
+        while (status := self._process.poll()) is None:
+            await asyncio.sleep(0.002)
+        return Ending(self._why, status)
+
+    async def settled(self) -> bool:
+        await self.close()
+        return True
+
+    async def close(self) -> None:
+        if self._clock is not None:
+            self._clock.cancel()
+        self._signal(signal.SIGKILL)
+        if self._process is not None:
+            self._process.wait()
+        if self._folder is not None:
+            self._folder.cleanup()
+        self._process = self._folder = self._clock = None
+
+
+class Exchange:
+    """The streams of one program. Use it as a context: leaving closes what is open.
+
+    Output is read as it comes, so a program never blocks on a full pipe. What is beyond the limit
+    is not kept; the first byte of it ends the program.
+    """
+
+    def __init__(self, program: str, stdin: str, slot: Slot) -> None:
+        self._slot, self._limit = slot, slot.limits.output_bytes
+        self.overflow = False
+        self._kept: dict[int, bytearray] = {}
+        """What was read, by our ends of the two pipes: standard output, standard error."""
+        self.passed: list[int] = []
+        """For the program: its source, and its three streams."""
+        try:
+            self.passed += [_holding(program), _holding(stdin)]
+            for _ in range(2):
+                reading, writing = os.pipe()
+                self._kept[reading] = bytearray()
+                self.passed.append(writing)
+                os.set_blocking(reading, False)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Exchange:
+        loop = asyncio.get_running_loop()
+        for end in self._kept:
+            loop.add_reader(end, self._read, end)
+        self._started = time.monotonic()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def handed_over(self) -> None:
+        """The program has its ends; ours of them are closed, so that an end is an end."""
+        while self.passed:
+            os.close(self.passed.pop())
+
+    def _read(self, end: int) -> bool:
+        """Take what is there; whether there may be more."""
+        try:
+            chunk = os.read(end, _CHUNK)
+        except BlockingIOError:
+            return False
+        if not chunk:
+            asyncio.get_running_loop().remove_reader(end)
+            return False
+        kept = self._kept[end]
+        kept += chunk[: self._limit - len(kept) + 1]
+        if len(kept) > self._limit:
+            del kept[self._limit :]
+            if not self.overflow:
+                self.overflow = True
+                self._slot.tell(b"K")
+        return True
+
+    def outcome(self, ending: Ending) -> Outcome:
+        """What the program wrote in all, and how it ended in one word; after its end."""
+        seconds = time.monotonic() - self._started
+        for end in self._kept:
+            while self._read(end) and not self.overflow:
+                pass
+        stdout, stderr = (bytes(kept).decode("utf-8", "replace") for kept in self._kept.values())
+        ended: Ended = "ok" if ending.status == 0 else "error"
+        if self.overflow:
+            ended = "output"
+        elif ending.why in _REASONS:
+            ended = _REASONS[ending.why]
+        elif ending.status == -signal.SIGXCPU:
+            ended = "timeout"
+        elif ending.status < 0:
+            ended = "killed"
+        elif ending.status and "MemoryError" in stderr.rstrip().rpartition("\n")[2]:
+            ended = "memory"
+        return Outcome(stdout, stderr, ended, ending.status, seconds)
+
+    def close(self) -> None:
+        self.handed_over()
+        while self._kept:
+            end, _ = self._kept.popitem()
+            try:
+                asyncio.get_running_loop().remove_reader(end)
+            finally:
+                os.close(end)
+
+
+def _holding(text: str) -> int:
+    """A descriptor of a file in memory with this text, which nobody can change any more."""
+    content = text.encode("utf-8", "replace")
+    if not hasattr(os, "memfd_create"):
+        with tempfile.TemporaryFile() as file:
+            file.write(content)
+            file.seek(0)
+            return os.dup(file.fileno())
+    import fcntl
+
+    file_in_memory = os.memfd_create("text", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    with open(file_in_memory, "wb", closefd=False) as file:
+        file.write(content)
+    os.lseek(file_in_memory, 0, os.SEEK_SET)
+    seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
+    fcntl.fcntl(file_in_memory, fcntl.F_ADD_SEALS, seals)
+    return file_in_memory
 
 
 async def _first_word(control: socket.socket) -> int:

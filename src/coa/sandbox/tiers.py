@@ -2,7 +2,7 @@
 
 FULL is everything: a view of its own (bubblewrap), Landlock, a filter of system calls and limits,
 and a throwaway uid where we are root. PROCESS is the same without namespaces. A tier is reached
-when a program runs in it and the attacks in `probes` do not get through.
+when a program runs in it and the attacks in `PROBES` do not get through.
 """
 
 from __future__ import annotations
@@ -14,108 +14,74 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cache
 
-from coa.sandbox.limits import Limits, SandboxError
 from coa.sandbox.slot import Slot
-from coa.sandbox.walls import Walls, can_drop, find_layout
+from coa.sandbox.walls import Limits, SandboxError, Walls, can_drop, find_layout
 
-_CALL = """
-import ctypes, platform
-libc = ctypes.CDLL(None, use_errno=True)
-x86 = platform.machine() == "x86_64"
-def call(on_x86, on_arm, *arguments):
-    if libc.syscall(on_x86 if x86 else on_arm, *arguments) >= 0:
-        print("OPEN")
+_TRY = """
+import contextlib, ctypes, os, platform, resource, socket, sys, time
+def attempt(call, *arguments):
+    try:
+        call(*arguments)
+        print("OPEN", *arguments)
+    except (MemoryError, OSError, ValueError):
+        pass
+def system_call(on_x86, on_arm, *arguments):
+    number = on_x86 if platform.machine() == "x86_64" else on_arm
+    if ctypes.CDLL(None, use_errno=True).syscall(number, *arguments) >= 0:
+        print("OPEN", number)
 """
-_CONNECT = """
-import socket
-for family, address in ((socket.AF_INET, ("127.0.0.1", 9)), (socket.AF_UNIX, "\\0coa")):
+_SOCKETS = """
+for family in (socket.AF_INET, socket.AF_UNIX):
     for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
-        try:
-            socket.socket(family, kind)
-            print("OPEN")
-        except OSError:
-            pass
+        attempt(socket.socket, family, kind)
 """
 _HOST_FILES = """
-import os
 for path in ("/etc/passwd", "/etc/hostname", "/proc/1/environ", "/proc/self/maps", "/sys", "/usr"):
-    try:
-        os.listdir(path) if os.path.isdir(path) else open(path).read()
-        print("OPEN", path)
-    except OSError:
-        pass
+    attempt(lambda path: os.listdir(path) if os.path.isdir(path) else open(path).read(), path)
 """
 _WRITES = """
-import sys, os
 for folder in ("/", "/dev", "/var/tmp", os.path.dirname(os.__file__), "/py", "/py/site"):
-    try:
-        open(os.path.join(folder, "coa-was-here"), "w")
-        print("OPEN", folder)
-    except OSError:
-        pass
+    attempt(open, os.path.join(folder, "coa-was-here"), "w")
 """
 _SIGNALS = """
-import os
-try:
+with contextlib.suppress(OSError):
     os.kill(os.getppid(), 9)  # one that arrives ends the sandbox, and that is noticed
-except OSError:
-    pass
 """
 _EXECUTES = """
-import os, sys
 for path in ("/bin/sh", sys.executable or "/py/bin/python3", "/py/bin/python3"):
-    try:
-        os.execv(path, [path, "-c", "print('OPEN')"])
-    except OSError:
-        pass
+    attempt(os.execv, path, [path, "-c", "print('OPEN')"])
 """
 _IDENTITY = """
-import os
-for become in (lambda: os.setuid(0), lambda: os.setgid(0), lambda: os.setgroups([0])):
-    try:
-        become()
-        print("OPEN")
-    except OSError:
-        pass
+attempt(os.setuid, 0)
+attempt(os.setgid, 0)
+attempt(os.setgroups, [0])
 if os.getuid() == 0:
     print("OPEN")
 """
 _LIMITS = """
-import resource
 for kind in (resource.RLIMIT_AS, resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE):
-    try:
-        resource.setrlimit(kind, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-        print("OPEN")
-    except (OSError, ValueError):
-        pass
-try:
-    bytearray(1 << 36)
-    print("OPEN")
-except MemoryError:
-    pass
+    attempt(resource.setrlimit, kind, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+attempt(bytearray, 1 << 36)
 """
-
 _FORKS = """
-import os, time
 started = 0
 for _ in range(64):
-    try:
+    with contextlib.suppress(OSError):
         if os.fork() == 0:
             time.sleep(60)
             os._exit(0)
         started += 1
-    except OSError:
-        pass
 if started == 64:
     print("OPEN")
 """
 
 PROBES = {
-    "sockets": _CONNECT,
+    "sockets": _SOCKETS,
     "files of the host": _HOST_FILES,
     "writing outside": _WRITES,
     "signals": _SIGNALS,
@@ -123,18 +89,23 @@ PROBES = {
     "becoming root": _IDENTITY,
     "raising a limit": _LIMITS,
     "processes without end": _FORKS,
-    "ptrace": f"{_CALL}call(101, 117, 0, 0, 0, 0)",
-    "unshare": f"{_CALL}call(272, 97, 0x10000000)",
-    "mount": f"{_CALL}call(165, 40, b'none', b'/tmp', b'tmpfs', 0, None)",
-    "bpf": f"{_CALL}call(321, 280, 0, ctypes.create_string_buffer(64), 64)",
-    "io_uring": f"{_CALL}call(425, 425, 4, ctypes.create_string_buffer(120))",
-    "keyctl": f"{_CALL}call(250, 219, 0, -3, 1)",
-    "memory outside the limit": f"{_CALL}call(319, 279, b'x', 0)",
-    "another's descriptors": f"{_CALL}call(434, 434, 1, 0)",
+    "ptrace": "system_call(101, 117, 0, 0, 0, 0)",
+    "unshare": "system_call(272, 97, 0x10000000)",
+    "mount": "system_call(165, 40, b'none', b'/tmp', b'tmpfs', 0, None)",
+    "bpf": "system_call(321, 280, 0, ctypes.create_string_buffer(64), 64)",
+    "io_uring": "system_call(425, 425, 4, ctypes.create_string_buffer(120))",
+    "keyctl": "system_call(250, 219, 0, -3, 1)",
+    "memory outside the limit": "system_call(319, 279, b'x', 0)",
+    "another's descriptors": "system_call(434, 434, 1, 0)",
 }
-"""Name of the attack -> program."""
+"""Name of the attack -> program, after `_TRY`. It prints OPEN when it got through."""
 
-
+_NAMESPACES_FIX = (
+    "allow user namespaces: sysctl kernel.unprivileged_userns_clone=1 "
+    "kernel.apparmor_restrict_unprivileged_userns=0; in a container, "
+    "--security-opt seccomp=unconfined --security-opt apparmor=unconfined"
+)
+_CONFINEMENT_FIX = "run as an ordinary user, with a Python that every user may read"
 _lock = threading.Lock()
 
 
@@ -195,17 +166,17 @@ def _reach(at_most: Tier) -> Reach:
     findings = list(_grounds())
     if not all(each.ok for each in findings):
         return Reach(Tier.NONE, findings)
+    stopped = Finding("self-test", True, f"{len(PROBES)} attacks stopped")
     if at_most >= Tier.FULL:
-        bwrap, finding = _bubblewrap()
-        findings.append(finding)
+        bwrap = shutil.which("bwrap") or ""
+        findings.append(_bubblewrap(bwrap))
         reasons = []
         for walls in _full_walls(bwrap):
             failure = _try(walls)
             if failure is None:
                 shut = "dropped" if walls.drops else "not root: a user namespace"
                 findings.append(Finding("namespaces", True, f"bubblewrap as {walls.way}"))
-                findings.append(Finding("uid", True, shut))
-                findings.append(_stopped())
+                findings += [Finding("uid", True, shut), stopped]
                 return Reach(Tier.FULL, findings, walls)
             reasons.append(failure)
         if bwrap:
@@ -214,61 +185,41 @@ def _reach(at_most: Tier) -> Reach:
         walls = Walls("process", find_layout(()), drops="inside" if can_drop() else "")
         failure = _try(walls)
         if failure is None:
-            return Reach(Tier.PROCESS, [*findings, _stopped()], walls)
+            return Reach(Tier.PROCESS, [*findings, stopped], walls)
         findings.append(Finding("confinement", False, failure, _CONFINEMENT_FIX))
     return Reach(Tier.NONE, findings)
 
 
-_NAMESPACES_FIX = (
-    "allow user namespaces: sysctl kernel.unprivileged_userns_clone=1 "
-    "kernel.apparmor_restrict_unprivileged_userns=0; in a container, "
-    "--security-opt seccomp=unconfined --security-opt apparmor=unconfined"
-)
-_CONFINEMENT_FIX = "run as an ordinary user, with a Python that every user may read"
-
-
-def _finding(layer: str, ok: bool, found: str, fix: str) -> Finding:
-    return Finding(layer, ok, found, "" if ok else fix)
-
-
 def _grounds() -> Iterator[Finding]:
-    """What every tier needs."""
-    remedy = "run coa in Linux: a virtual machine, WSL 2 or a container with bubblewrap"
-    yield _finding("system", sys.platform == "linux", platform.system() or sys.platform, remedy)
+    """What every tier needs; `fix` counts where it is missing."""
+    fix = "run coa in Linux: a virtual machine, WSL 2 or a container with bubblewrap"
+    yield Finding("system", sys.platform == "linux", platform.system() or sys.platform, fix)
     if sys.platform != "linux":
         return
     from coa.sandbox.inside.confine import landlock_version
     from coa.sandbox.inside.syscalls import ARCHITECTURES
 
     machine, known = platform.machine(), ", ".join(ARCHITECTURES)
-    yield _finding("seccomp", machine in ARCHITECTURES, machine, f"known machines: {known}")
+    yield Finding("seccomp", machine in ARCHITECTURES, machine, f"known machines: {known}")
     version = landlock_version()
-    remedy = "boot a kernel of 5.13 or newer with lsm=landlock,... ; containers: allow its calls"
-    yield _finding("landlock", version > 0, f"version {version}" if version else "off", remedy)
+    fix = "boot a kernel of 5.13 or newer with lsm=landlock,... ; containers: allow its calls"
+    yield Finding("landlock", version > 0, f"version {version}" if version else "off", fix)
 
 
-def _bubblewrap() -> tuple[str, Finding]:
-    path = shutil.which("bwrap")
-    if path is None:
+def _bubblewrap(path: str) -> Finding:
+    if not path:
         fix = "apt install bubblewrap (dnf, pacman and apk have it under the same name)"
-        return "", Finding("bubblewrap", False, "not installed", fix)
+        return Finding("bubblewrap", False, "not installed", fix)
     done = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
-    return path, Finding("bubblewrap", True, done.stdout.strip() or path)
+    return Finding("bubblewrap", True, done.stdout.strip() or path)
 
 
 def _full_walls(bwrap: str) -> Iterator[Walls]:
-    if not bwrap:
-        return
-    layout = find_layout(())
-    if can_drop():
-        yield Walls("root", layout, bwrap, "inside")
-        yield Walls("user", layout, bwrap, "outside")
-    else:
-        yield Walls("user", layout, bwrap)
-
-
-def _stopped() -> Finding:
-    return Finding("self-test", True, f"{len(PROBES)} attacks stopped")
+    if bwrap and can_drop():
+        yield Walls("root", find_layout(()), bwrap, "inside")
+        yield Walls("user", find_layout(()), bwrap, "outside")
+    elif bwrap:
+        yield Walls("user", find_layout(()), bwrap)
 
 
 def _try(walls: Walls) -> str | None:
@@ -276,38 +227,25 @@ def _try(walls: Walls) -> str | None:
 
     In a thread of its own, so that it works whether or not a loop is running here.
     """
-    failures: list[str | None] = []
-
-    def work() -> None:
+    with ThreadPoolExecutor(1, "sandbox self-test") as thread:
         try:
-            failures.append(asyncio.run(_attack(walls)))
+            return thread.submit(asyncio.run, _attack(walls)).result()
         except (SandboxError, OSError) as error:
-            failures.append(str(error))
-
-    thread = threading.Thread(target=work, name="sandbox self-test")
-    thread.start()
-    thread.join()
-    return failures[0] if failures else "the self-test failed"
+            return str(error)
 
 
 async def _attack(walls: Walls) -> str | None:
-    from coa.sandbox.limits import Exchange
-
-    limits = Limits(seconds=10, memory_mb=512)
-    slot = Slot(walls, limits)
+    slot = Slot(walls, Limits(seconds=10, memory_mb=512))
     try:
         await slot.start()
         for name, program in {"a sum": "print(6 * 7)", **PROBES}.items():
-            with Exchange(program, "", limits.output_bytes, lambda: slot.tell(b"K")) as exchange:
-                slot.launch(b"J", exchange.passed)
-                exchange.handed_over()
-                ending = await slot.ended(limits.seconds)
-                out, err = exchange.drain()
+            outcome = await slot.run(b"J", f"{_TRY}{program}")
+            out, err = outcome.stdout, outcome.stderr.strip()[-200:]
             if name == "a sum" and out != "42\n":
-                return f"{walls.way}: a program printed {out!r} {err.strip()[-200:]!r}, expected 42"
+                return f"{walls.way}: a program printed {out!r} {err!r}, expected 42"
             if "OPEN" in out:
                 return f"{walls.way}: an attack got through: {name} {out.split()[1:]}"
-            if ending.why != "x" or not await slot.settled():
+            if outcome.ended not in ("ok", "error", "killed") or not await slot.settled():
                 return f"{walls.way}: the sandbox did not survive: {name}"
     finally:
         await slot.close()

@@ -1,4 +1,4 @@
-"""How a zygote is shut in: the command that starts it, and what it is told.
+"""What a program may use, and how a zygote is shut in: its command, and what it is told.
 
 Three ways, from the strongest. `root`: bubblewrap runs as root, so it can show an interpreter from
 a folder that others cannot enter, and the zygote then drops to a uid of its own. `user`:
@@ -9,25 +9,26 @@ process and write no file, because neither could be cleared away with certainty.
 
 from __future__ import annotations
 
-import itertools
+import contextlib
 import json
 import os
 import re
+import secrets
 import subprocess
 import sys
 import sysconfig
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from coa.sandbox.limits import Limits, SandboxError
+from coa.errors import CoaError, ConfigError
 
 HOME = "/py"
 DEVICES = ("/dev/null", "/dev/full", "/dev/random", "/dev/urandom")
 """Not /dev/zero: mapped, it is shared memory that no limit counts."""
-_INSIDE = Path(__file__).with_name("inside")
+INSIDE = Path(__file__).with_name("inside")
 _HIDDEN = {"site-packages", "dist-packages", "test", "idlelib", "ensurepip", "turtledemo"}
 """Parts of the standard library's folder that are not shown: others' packages, and bulk."""
 _LOOK_S = 120
@@ -62,6 +63,39 @@ json.dump({"loaded": loaded, "missing": missing, "mapped": sorted(mapped)}, sys.
 """
 
 
+class SandboxError(CoaError, RuntimeError):
+    """Programs cannot be run here, or the sandbox (not a program in it) failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one program may use."""
+
+    seconds: float = 10.0
+    """By the clock."""
+    cpu_seconds: int = 10
+    """Of each process; a session is limited by the clock alone."""
+    memory_mb: int = 1024
+    """Of address space in each process, and of memory in all of them together."""
+    output_bytes: int = 65536
+    """On standard output, and as many on standard error."""
+    file_mb: int = 64
+    """All files together: they are in memory."""
+    processes: int = 16
+    """Processes and threads together."""
+    open_files: int = 64
+    files: int = 4096
+    """How many there may be."""
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            value = getattr(self, each.name)
+            fits = isinstance(value, (int, float) if each.name == "seconds" else int)
+            if not fits or isinstance(value, bool) or not value > 0:
+                kind = "a number" if each.name == "seconds" else "a whole number"
+                raise ConfigError(f"limits.{each.name} is {value!r}, expected {kind} above 0.")
+
+
 @dataclass(frozen=True)
 class Layout:
     """Paths of this machine that a program may read."""
@@ -86,37 +120,13 @@ class Layout:
         yield str(self.stdlib), f"{HOME}/{self.stdlib.parent.name}/{self.stdlib.name}"
         yield from ((str(path), f"{HOME}/so/{name}") for name, path in self.libraries)
         yield from ((str(path), f"{HOME}/site/{name}") for name, path in self.packages)
-        yield str(_INSIDE), f"{HOME}/box/inside"
-
-    def masks(self) -> Iterator[str]:
-        """Folders in there that are shown empty."""
-        root = f"{HOME}/{self.stdlib.parent.name}/{self.stdlib.name}"
-        present = sorted(name for name in _HIDDEN if (self.stdlib / name).is_dir())
-        yield from (f"{root}/{name}" for name in present)
+        yield str(INSIDE), f"{HOME}/box/inside"
 
     def readable(self) -> list[str]:
         """Paths here that a program reads where it is not given a view of its own."""
         parts = [str(each) for each in sorted(self.stdlib.iterdir()) if each.name not in _HIDDEN]
         others = [path for _, path in (*self.libraries, *self.packages)]
-        return [*parts, *map(str, others), str(_INSIDE)]
-
-    def sites(self) -> list[str]:
-        """Folders here that hold the packages."""
-        return sorted({str(path.parent) for _, path in self.packages})
-
-
-def start_code(home: str = "") -> str:
-    """Python that starts the zygote, in there (`home`) or here."""
-    folder = f"{home}/box" if home else str(_INSIDE.parent)
-    return (
-        f"import sys; sys.path.insert(0, {folder!r}); from inside.zygote import main; "
-        "del sys.path[0]; main(sys.argv[1])"
-    )
-
-
-def program_file() -> Path:
-    """The script that runs a program without walls."""
-    return _INSIDE / "program.py"
+        return [*parts, *map(str, others), str(INSIDE)]
 
 
 @cache
@@ -139,6 +149,8 @@ def find_layout(packages: tuple[str, ...]) -> Layout:
         reason = (done.stderr.strip().splitlines() or ["no output"])[-1]
         raise SandboxError(f"this Python cannot be looked at: {reason}") from None
     executable = Path(getattr(sys, "_base_executable", sys.executable)).resolve()
+    with executable.open("rb") as file:
+        loader = _LOADER.search(file.read(1 << 16))
     bundled = {name: Path(path) for name, path in found["loaded"].items()}
     shown = {path.name: path for path in bundled.values()}
     for path in bundled.values():
@@ -149,19 +161,13 @@ def find_layout(packages: tuple[str, ...]) -> Layout:
     absent = {name for name, _ in found["missing"]}
     return Layout(
         executable,
-        _loader_of(executable),
+        loader.group().decode() if loader else "",
         stdlib,
         tuple(sorted(_by_name(outside).items())),
         tuple(sorted(shown.items())),
         tuple(name for name in packages if name not in absent),
         tuple((str(name), str(reason)) for name, reason in found["missing"]),
     )
-
-
-def _loader_of(executable: Path) -> str:
-    with executable.open("rb") as file:
-        found = _LOADER.search(file.read(1 << 16))
-    return found.group().decode() if found else ""
 
 
 def _by_name(libraries: list[Path]) -> dict[str, Path]:
@@ -179,9 +185,7 @@ def _by_name(libraries: list[Path]) -> dict[str, Path]:
 Way = Literal["root", "user", "process"]
 Drops = Literal["", "inside", "outside"]
 _STACK_MB = 64
-_OWN_UIDS, _MOST_UIDS = 256, 1024
-"""Uids of each process, and how many it tries before it gives up."""
-_counter = itertools.count()
+_UIDS_TRIED = 1000
 
 
 @dataclass(frozen=True)
@@ -195,17 +199,21 @@ class Walls:
     """Where the uid is dropped: by the zygote, before bubblewrap starts, or not at all."""
 
     @property
-    def forks(self) -> bool:
-        """Whether programs may start processes: a namespace of their own ends them all."""
+    def alone(self) -> bool:
+        """Whether programs have namespaces and a view of their own. Only there may they start
+        processes and write files, since both can be cleared away with certainty."""
         return self.way != "process"
 
     def command(self, limits: Limits) -> list[str]:
         """All but the settings, which come last."""
-        python = ["-s", "-S", "-P", "-B", "-X", "utf8", "-c"]
-        if self.way == "process":
-            return [str(self.layout.executable), *python, start_code()]
-        inside = [f"{HOME}/bin/python3", *python, start_code(HOME)]
-        return [self.bwrap, *self._namespaces(), *self._view(limits), "--", *inside]
+        folder = f"{HOME}/box" if self.alone else str(INSIDE.parent)
+        start = f"import sys; sys.path.insert(0, {folder!r}); from inside.zygote import main; "
+        start += "del sys.path[0]; main(sys.argv[1])"
+        python = f"{HOME}/bin/python3" if self.alone else str(self.layout.executable)
+        zygote = [python, "-s", "-S", "-P", "-B", "-X", "utf8", "-c", start]
+        if not self.alone:
+            return zygote
+        return [self.bwrap, *self._namespaces(), *self._view(limits), "--", *zygote]
 
     def _namespaces(self) -> list[str]:
         words = "--unshare-pid --unshare-net --unshare-ipc --unshare-uts --unshare-cgroup-try "
@@ -226,8 +234,11 @@ class Walls:
             words += ["--dir", folder]
         for source, target in binds:
             words += ["--ro-bind", source, target]
-        for folder in self.layout.masks():
-            words += ["--tmpfs", folder, "--remount-ro", folder]
+        stdlib = self.layout.stdlib
+        for name in sorted(_HIDDEN):  # shown empty
+            if (stdlib / name).is_dir():
+                folder = f"{HOME}/{stdlib.parent.name}/{stdlib.name}/{name}"
+                words += ["--tmpfs", folder, "--remount-ro", folder]
         words += ["--tmpfs", "/dev"]
         for device in DEVICES:
             words += ["--dev-bind", device, device]
@@ -248,45 +259,42 @@ class Walls:
             "PYTHONHASHSEED": "0",
             "TZ": "UTC",
         }
-        if self.way != "process":
+        if self.alone:
             shown |= {"LD_LIBRARY_PATH": f"{HOME}/so", "PYTHONHOME": HOME}
         return shown
 
     def settings(self, limits: Limits, preload: bool) -> dict[str, Any]:
         """What the zygote is told, but for its socket and its uid."""
-        layout, alone = self.layout, self.way != "process"
+        layout, alone = self.layout, self.alone
+        sites = sorted({str(path.parent) for _, path in layout.packages})
         return {
             "seconds": limits.seconds,
             "files": limits.files,
             "disk": "/tmp" if alone else "",
-            "site": [f"{HOME}/site"] if alone else layout.sites(),
+            "site": [f"{HOME}/site"] if alone else sites,
             # Without a view of its own a program cannot look for a package in its folder.
             "preload": list(layout.preload) if preload or not alone else [],
-            "forks": self.forks,
+            "forks": alone,
             # Tasks are counted per uid: where others have it too, theirs have to be added.
-            "crowd": 0 if self.forks or self.drops else limits.processes,
+            "crowd": 0 if alone or self.drops else limits.processes,
             "confinement": {
                 "readable": [HOME] if alone else layout.readable(),
                 "listable": [] if alone else [str(layout.stdlib)],
                 "writable": ["/tmp"] if alone else [],
                 "devices": [each for each in DEVICES if alone or Path(each).exists()],
-                "limits": self._rlimits(limits),
+                "limits": {
+                    "AS": limits.memory_mb << 20,
+                    "CPU": limits.cpu_seconds,
+                    "FSIZE": limits.file_mb << 20,
+                    "NOFILE": limits.open_files,
+                    "STACK": _STACK_MB << 20,
+                    "CORE": 0,
+                    "MEMLOCK": 0,
+                    "MSGQUEUE": 0,
+                    "NPROC": limits.processes + 1,  # the zygote counts too
+                },
             },
         }
-
-    def _rlimits(self, limits: Limits) -> dict[str, int]:
-        named = {
-            "AS": limits.memory_mb << 20,
-            "CPU": limits.cpu_seconds,
-            "FSIZE": limits.file_mb << 20,
-            "NOFILE": limits.open_files,
-            "STACK": _STACK_MB << 20,
-            "CORE": 0,
-            "MEMLOCK": 0,
-            "MSGQUEUE": 0,
-            "NPROC": limits.processes + 1,  # the zygote counts too
-        }
-        return named
 
 
 @cache
@@ -314,29 +322,21 @@ def take_uid() -> int:
     """A uid that no other slot of this process has and no account uses.
 
     The number of processes is limited per uid, over the whole machine: a shared one would let one
-    program take the processes of another. Each process therefore has a stretch of uids to itself,
-    by its number; stretches meet only where the range is short, or beyond 256 slots.
+    program take the processes of another. It is drawn from a wide range, so that another process
+    with a sandbox hardly has the same, and the next slot not the one that was just given back.
     """
+    import pwd
+
     spare = _spare_uids()
-    first = os.getpid() * _OWN_UIDS
-    # In turn, so that the next slot does not get the one that was just given back.
-    own = (next(_counter) % _OWN_UIDS for _ in range(_OWN_UIDS))
-    for offset in itertools.chain(own, range(_OWN_UIDS, _MOST_UIDS)):
-        uid = spare[(first + offset) % len(spare)]
-        if uid not in _in_use and not _is_account(uid):
+    for _ in range(_UIDS_TRIED):
+        uid = spare[secrets.randbelow(len(spare))]
+        with contextlib.suppress(KeyError):
+            pwd.getpwuid(uid)
+            continue
+        if uid not in _in_use:
             _in_use.add(uid)
             return uid
     raise SandboxError(f"no uid is free for another slot: {len(_in_use)} are in use here.")
-
-
-def _is_account(uid: int) -> bool:
-    import pwd
-
-    try:
-        pwd.getpwuid(uid)
-    except KeyError:
-        return False
-    return True
 
 
 def give_back_uid(uid: int) -> None:

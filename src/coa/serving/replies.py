@@ -1,4 +1,4 @@
-"""What goes back: objects of OpenAI's chat API, and server-sent events around them.
+"""What goes back: the pieces of a chain, and the objects of OpenAI's chat API around them.
 
 The chain is sent twice for clients and once for programs: `reasoning_content` (DeepSeek's name, and
 vLLM's for long) and `reasoning` (vLLM's present name, and OpenRouter's) hold the same running text,
@@ -13,19 +13,117 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
+from coa.grammar import Grammar, Splitter
+from coa.grammar.parse import Event
 from coa.io.runs import Json
-from coa.serving.stream import Piece
-from coa.trajectory import StopReason, Trajectory, Usage
+from coa.serving.request import ChatRequest
+from coa.trajectory import Step, Trajectory
+from coa.view.terminal import observed
 
+STRAY = "stray"
+"""Role of what a model wrote outside any block."""
 DONE = b"data: [DONE]\n\n"
-
-
 STILL_HERE = b": still at work\n\n"
 """A comment, which clients skip: it keeps a silent connection open."""
+
+
+class Piece(NamedTuple):
+    """More text of one block."""
+
+    block: int
+    """Counts the blocks of a chain; pieces with the same number belong together."""
+    role: str
+    kind: str
+    """The kind of the role in its grammar; or observation, or stray."""
+    text: str
+    first: bool
+    """It opens its block."""
+    accepted: bool = False
+    """It is the answer, which is sent as content and not as part of the chain."""
+
+    def to_json(self) -> Json:
+        return {"block": self.block, "role": self.role, "kind": self.kind, "text": self.text}
+
+    def as_reasoning(self) -> str:
+        """The piece as part of one running text, where each block is a labelled paragraph."""
+        if not self.first:
+            return self.text
+        return f"{self.role}: {self.text}" if self.block == 0 else f"\n\n{self.role}: {self.text}"
+
+
+class Narrator:
+    """Tells the chain of one rollout piece by piece, as it is written.
+
+    The text of the answer is held back until the rollout has accepted it: an answer that stands
+    where the grammar allows none is taken back by the runtime, and content cannot be.
+    """
+
+    def __init__(self, grammar: Grammar, tell: Callable[[Piece], None]) -> None:
+        self._grammar, self._tell = grammar, tell
+        self._answers = grammar.of_kind("answer")
+        self._blocks = 0
+        self._opened = False
+        """The open block has been told of."""
+        self._begin_turn()
+
+    def _begin_turn(self) -> None:
+        self._splitter = Splitter(self._grammar, events=True)
+        self._heard = self._answer = ""
+
+    def model_text(self, text: str) -> None:
+        """More text of the present turn."""
+        self._heard += text
+        self._take(self._splitter.feed(text))
+
+    def end_turn(self, step: Step, accepted: bool) -> None:
+        """The turn is complete, and the environment has answered; `accepted` when its answer
+        block ended the rollout."""
+        whole = step.model.text
+        if whole.startswith(self._heard):  # an engine may show less than it sampled
+            self.model_text(whole[len(self._heard) :])
+        self._splitter.finish()
+        self._take(self._splitter.take_events())
+        if not accepted:
+            self._close()
+            self._say(self._answers[0], self._answer)
+        if step.observation is not None:
+            self._close()
+            self._say(self._grammar.observation, observed(step.observation, self._grammar))
+        self._close()
+        self._begin_turn()
+
+    def answer(self, text: str) -> None:
+        """Tell the accepted answer, as a block of its own."""
+        self._close()  # a budget may have cut a block that is still open
+        self._tell(Piece(self._blocks, self._answers[0], "answer", text, True, accepted=True))
+
+    def _take(self, events: Sequence[Event]) -> None:
+        """Faults are not told: the observation after the turn explains them."""
+        for event in events:
+            if event.kind in ("open", "close"):
+                self._close()
+            elif event.kind == "text" and event.role in self._answers:
+                self._answer += event.text
+            elif event.kind == "text" and event.role != self._grammar.observation:
+                self._say(event.role or STRAY, event.text)
+
+    def _say(self, role: str, text: str) -> None:
+        text = text if self._opened else text.lstrip()
+        if text:
+            kind = "observation" if role == self._grammar.observation else STRAY
+            if role in self._grammar.by_name:
+                kind = self._grammar.by_name[role].kind
+            self._tell(Piece(self._blocks, role, kind, text, not self._opened))
+            self._opened = True
+
+    def _close(self) -> None:
+        self._blocks += self._opened
+        self._opened = False
 
 
 def as_json(record: Json) -> bytes:
@@ -41,63 +139,48 @@ def event(record: Json) -> bytes:
 class Reply:
     """Makes the objects that answer one request."""
 
-    model: str
-    include_usage: bool = False
-    ignored: tuple[str, ...] = ()
+    asked: ChatRequest
     id: str = field(default_factory=lambda: f"chatcmpl-{secrets.token_hex(12)}")
     created: int = field(default_factory=lambda: int(time.time()))
 
     def whole(self, pieces: Iterable[Piece], trajectory: Trajectory) -> Json:
         """The answer in one object."""
-        chain = list(pieces)
+        chain = [piece for piece in pieces if not piece.accepted]
         reasoning = "".join(piece.as_reasoning() for piece in chain)
         message = {"role": "assistant", "content": trajectory.answer or "", "refusal": None}
         message |= {"reasoning_content": reasoning, "reasoning": reasoning}
         choice = {"index": 0, "message": message, "finish_reason": finish_reason(trajectory)}
-        return {
-            "id": self.id,
-            "object": "chat.completion",
-            "created": self.created,
-            "model": self.model,
-            "choices": [{**choice, "logprobs": None}],
-            "usage": usage_of(trajectory.usage),
-            "coa": {**self._ending(trajectory), "steps": steps_of(chain)},
-        }
+        made = self._object("chat.completion", {**choice, "logprobs": None})
+        made["usage"] = usage_of(trajectory)
+        made["coa"] = {**self._ending(trajectory), "steps": steps_of(chain)}
+        return made
 
     def opening(self) -> Json:
         return self._chunk({"role": "assistant", "content": ""})
 
     def piece(self, piece: Piece) -> Json:
-        """More of the chain."""
+        """More of the chain, or the answer."""
         text = piece.as_reasoning()
-        return self._chunk({"reasoning_content": text, "reasoning": text}, coa=piece.to_json())
-
-    def answer(self, piece: Piece) -> Json:
-        return self._chunk({"content": piece.text}, coa=piece.to_json())
+        delta = {"reasoning_content": text, "reasoning": text}
+        return self._chunk({"content": piece.text} if piece.accepted else delta, piece.to_json())
 
     def closing(self, trajectory: Trajectory) -> list[Json]:
         """The last chunks: how it ended, and what it cost if that was asked for."""
-        ending, finish = self._ending(trajectory), finish_reason(trajectory)
-        chunks = [self._chunk({}, finish=finish, coa=ending)]
-        if self.include_usage:
-            usage = usage_of(trajectory.usage)
-            chunks.append({**self._chunk({}), "choices": [], "usage": usage})
+        chunks = [self._chunk({}, self._ending(trajectory), finish_reason(trajectory))]
+        if self.asked.include_usage:
+            chunks.append({**self._chunk({}), "choices": [], "usage": usage_of(trajectory)})
         return chunks
 
-    def _chunk(self, delta: Json, finish: str | None = None, coa: Json | None = None) -> Json:
+    def _object(self, kind: str, choice: Json) -> Json:
+        made = {"id": self.id, "object": kind, "created": self.created, "model": self.asked.model}
+        return {**made, "choices": [choice]}
+
+    def _chunk(self, delta: Json, coa: Json | None = None, finish: str | None = None) -> Json:
         choice = {"index": 0, "delta": delta, "finish_reason": finish, "logprobs": None}
-        made: Json = {
-            "id": self.id,
-            "object": "chat.completion.chunk",
-            "created": self.created,
-            "model": self.model,
-            "choices": [choice],
-        }
-        if self.include_usage:
+        made = self._object("chat.completion.chunk", choice)
+        if self.asked.include_usage:
             made["usage"] = None
-        if coa is not None:
-            made["coa"] = coa
-        return made
+        return made if coa is None else {**made, "coa": coa}
 
     def _ending(self, trajectory: Trajectory) -> Json:
         """What no field of the API says: how the rollout ended, and how to repeat it."""
@@ -111,11 +194,9 @@ class Reply:
             "seed": trajectory.seed,
             "turns": trajectory.usage.turns,
             "tool_calls": trajectory.usage.tool_calls,
-            "ignored": list(self.ignored),
+            "ignored": list(self.asked.ignored),
         }
-        if trajectory.error:
-            ending["error"] = trajectory.error
-        return ending
+        return {**ending, "error": trajectory.error} if trajectory.error else ending
 
 
 def finish_reason(trajectory: Trajectory) -> str:
@@ -128,8 +209,9 @@ def public_weights(weights: str) -> str:
     return Path(weights).name
 
 
-def usage_of(usage: Usage) -> Json:
+def usage_of(trajectory: Trajectory) -> Json:
     """Tokens as an API counts them: each turn sends the whole of what came before."""
+    usage = trajectory.usage
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.sampled_tokens,
@@ -146,12 +228,3 @@ def steps_of(pieces: Iterable[Piece]) -> list[Json]:
             steps[piece.block] = {"role": piece.role, "kind": piece.kind, "text": ""}
         steps[piece.block]["text"] += piece.text
     return list(steps.values())
-
-
-def failure(trajectory: Trajectory) -> tuple[str, str] | None:
-    """(message, code) when the world ended a rollout; details are for the log alone."""
-    if not trajectory.failed_outside:
-        return None
-    if trajectory.stop is StopReason.ENGINE_FAILED:
-        return "the engine of this model failed; try again.", "engine_failed"
-    return "a tool that the agent needs failed again and again; try later.", "tool_failed"

@@ -40,13 +40,6 @@ def landlock_version() -> int:
     return max(0, int(_libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), 1)))
 
 
-def _files_handled(version: int) -> int:
-    handled = _FILES_V1
-    handled |= _REFER if version >= 2 else 0
-    handled |= _TRUNCATE if version >= 3 else 0
-    return handled | (_IOCTL_DEV if version >= 5 else 0)
-
-
 def _checked(result: int, what: str) -> int:
     if result < 0:
         code = ctypes.get_errno()
@@ -60,7 +53,8 @@ Paths = Iterable[str]
 def _ruleset(readable: Paths, listable: Paths, writable: Paths, devices: Paths) -> int:
     """A Landlock ruleset: what is not named here cannot be opened, whatever its permissions."""
     version = landlock_version()
-    handled = _files_handled(version)
+    since = {_REFER: 2, _TRUNCATE: 3, _IOCTL_DEV: 5}
+    handled = _FILES_V1 | sum(right for right, first in since.items() if version >= first)
     parts = [handled]
     if version >= 4:
         parts.append(_BIND_TCP_CONNECT_TCP)
@@ -119,16 +113,10 @@ def _end(action: int) -> tuple[int, int, int, int]:
     return (_RETURN, 0, 0, action)
 
 
-def _only(index: int, values: Sequence[int]) -> Code:
-    """Pass when the argument is one of the values."""
-    tests = [step for value in values for step in ((_EQUAL, 0, 1, value), _end(_PASS))]
-    return [_load_argument(index), *tests, _end(_REFUSE)]
-
-
-def _but(index: int, values: Sequence[int]) -> Code:
-    """Pass unless the argument is one of the values."""
-    tests = [step for value in values for step in ((_EQUAL, 0, 1, value), _end(_REFUSE))]
-    return [_load_argument(index), *tests, _end(_PASS)]
+def _only(index: int, values: Sequence[int], these: int = _PASS, others: int = _REFUSE) -> Code:
+    """Pass when the argument is one of the values; or what `these` and `others` say."""
+    tests = [step for value in values for step in ((_EQUAL, 0, 1, value), _end(these))]
+    return [_load_argument(index), *tests, _end(others)]
 
 
 def _answer(numbers: Iterable[int], action: int) -> Code:
@@ -169,7 +157,7 @@ def _examinations(forks: bool, pid: int) -> dict[str, Code]:
         "clone3": [_end(_ABSENT)],
         "ioctl": _only(1, _TERMINAL_ASKS),
         "prctl": _only(0, _NAME_GETS_SETS),
-        "fcntl": _but(1, _OWNER_SETS),
+        "fcntl": _only(1, _OWNER_SETS, these=_REFUSE, others=_PASS),
         "socketpair": stream_pair,
         "getsockopt": _only(2, _SOCKET_KINDS),
         "mmap": private,

@@ -91,17 +91,13 @@ def run(source: str, scope: dict[str, Any], echo: bool) -> int:
                 print(repr(value))
         return 0
     except SystemExit as stop:
-        return _status(stop.code)
+        if stop.code is None or isinstance(stop.code, int):
+            return (stop.code or 0) & 0xFF
+        print(stop.code, file=sys.stderr)
+        return 1
     except BaseException as error:
         _show(error)
         return 1
-
-
-def _status(code: object) -> int:
-    if code is None or isinstance(code, int):
-        return (code or 0) & 0xFF
-    print(code, file=sys.stderr)
-    return 1
 
 
 def _show(error: BaseException) -> None:
@@ -169,8 +165,8 @@ def _close_from(first: int, kept: set[int]) -> None:
     os.closerange(first, 1 << 16)
 
 
-if __name__ == "__main__":  # without walls: coa.sandbox.plain
+if __name__ == "__main__":  # without walls: coa.sandbox.slot.PlainSlot
     reseed()
-    if sys.argv[1] == "session":
+    if sys.argv[1] == "S":
         serve(int(sys.argv[2]))
-    run_once([int(each) for each in sys.argv[2:6]], sys.argv[1] == "echo")
+    run_once([int(each) for each in sys.argv[2:6]], sys.argv[1] == "E")

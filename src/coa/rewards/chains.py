@@ -1,6 +1,12 @@
-"""calls: whether a chain called the tools that its task asks for, with the right arguments.
+"""Rewards of the chain itself: `format`, whether it keeps to its grammar, and `calls`, whether it
+called the tools that its task asks for.
 
-The rules are those of the Berkeley Function Calling Leaderboard, written anew: as many calls as
+`format` is binary, as the paper multiplies it: the whole text is legal, no turn was malformed, it
+ends with an answer, and every program stands in one ```py fence, followed by nothing but one ```sh
+fence with its input. Graded: the share of turns that keep to all this, of which the answer counts
+as one more when it is missing. What a budget cut has no answer, so it is not well formed either.
+
+`calls` has the rules of the Berkeley Function Calling Leaderboard, written anew: as many calls as
 wanted, in any order; every required argument, none that is unknown; each value of the declared type
 and one of those that gold lists, where an empty text means that the argument may be missing. Texts
 are compared without case, spaces and the marks , . / - _ * ^.
@@ -15,17 +21,25 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
 from coa.errors import GrammarError, ToolMistake
-from coa.grammar.parse import parse
+from coa.grammar import Block, Fault, Grammar, GrammarState, check, parse
 from coa.io.runs import Json
+from coa.rewards.answers import Part
 from coa.tasks import Task
 from coa.tools.arguments import read_arguments
 from coa.trajectory import Author, StopReason, Trajectory
 
+_FENCED = re.compile(
+    r"\s*```(?:py|python)[ \t]*\n(?:(?!```).)*?\n[ \t]*```"
+    r"(?:\s*```sh[ \t]*\n(?:(?!```).)*?\n?[ \t]*```)?\s*",
+    re.S,
+)
+NOT_FENCED = "a program is not in a ```py fence, with at most a ```sh fence after it"
 SOME = "some"
 """Gold of a task that needs a call, whichever."""
 _MARKS = str.maketrans(dict.fromkeys(" ,./-_*^", "") | {"'": '"'})
@@ -33,6 +47,70 @@ _TYPES: dict[str, type] = {
     **{"string": str, "integer": int, "number": float, "boolean": bool},
     **{"array": list, "object": dict},
 }
+
+
+@dataclass(frozen=True)
+class FormatSettings:
+    """What counts as well formed; see docs/rewards.md."""
+
+    graded: bool = False
+    """The share of turns that are well formed; otherwise 1 or 0."""
+    fences: bool = True
+    """Programs must stand in fences."""
+
+
+def check_format(trajectory: Trajectory, settings: FormatSettings | None = None) -> Part:
+    """How well formed a trajectory is."""
+    settings = settings or FormatSettings()
+    if not trajectory.steps:  # what has ended so has no answer either
+        return Part(None if trajectory.stop is None else 0.0, "the model wrote nothing")
+    bound = trajectory.protocol
+    if settings.graded:
+        faults = list(_faults(trajectory, bound, settings.fences))
+        first = next((f"turn {n}: {fault}" for n, fault in enumerate(faults, 1) if fault), "")
+        return Part(1.0 - sum(map(bool, faults)) / len(faults), first)
+    parsed = parse(bound, trajectory.text, env=True)
+    fault = check(bound, parsed)
+    if fault is not None:
+        return Part(0.0, fault.message)
+    if trajectory.usage.malformed:
+        return Part(0.0, f"{trajectory.usage.malformed} malformed turns")
+    if settings.fences and not all(_is_fenced(bound, block) for block in parsed.blocks):
+        return Part(0.0, NOT_FENCED)
+    return Part(1.0)
+
+
+def _faults(trajectory: Trajectory, grammar: Grammar, fences: bool) -> Iterator[str]:
+    """What is wrong with each turn, empty where nothing is; one more when no turn answers."""
+    state = GrammarState()
+    for step in trajectory.steps:
+        parsed = parse(grammar, step.model.text)
+        fault = parsed.faults[0] if parsed.faults else None
+        for block in parsed.blocks:
+            if fault is not None and fault.at < block.end:
+                break
+            moved = grammar.advance(state, block)
+            if isinstance(moved, Fault):
+                fault = moved
+                break
+            state = moved
+        wrong = fault.message if fault else ""
+        if not wrong and not (state.awaiting or state.done):
+            wrong = "it ends without a call or an answer"
+        if not wrong and fences and not all(_is_fenced(grammar, b) for b in parsed.blocks):
+            wrong = NOT_FENCED
+        yield wrong
+        if step.observation is not None:
+            moved = grammar.advance(state, Block(grammar.observation, ""))
+            assert isinstance(moved, GrammarState), moved
+            state = moved
+    if not state.done:
+        yield "the answer is missing"
+
+
+def _is_fenced(grammar: Grammar, block: Block) -> bool:
+    role = grammar.by_name.get(block.role)
+    return role is None or role.body != "code" or bool(_FENCED.fullmatch(block.body))
 
 
 class Call(NamedTuple):
@@ -53,9 +131,9 @@ def calls(task: Task, trajectory: Trajectory) -> float | None:
         return float(bool(made))
     if not wanted:
         return float(not made and trajectory.stop is StopReason.ANSWERED)
-    return float(
-        same_calls(made, wanted, declared) or same_calls(_without_repeats(made), wanted, declared)
-    )
+    # Without repeats, told apart by how they are written: 10 and 10.0 are not the same call.
+    once = list({repr(call): call for call in made}.values())
+    return float(same_calls(made, wanted, declared) or same_calls(once, wanted, declared))
 
 
 def calls_in(trajectory: Trajectory, declared: Mapping[str, Json]) -> list[Call]:
@@ -63,23 +141,19 @@ def calls_in(trajectory: Trajectory, declared: Mapping[str, Json]) -> list[Call]
 
     Of a grammar that is not known by its name the declared blocks are read as they stand.
     """
-    found = list[Call]()
+    written = [s.text for s in trajectory.segments if s.author is Author.MODEL]
+    blocks = list[tuple[str, str]]()
     try:
-        grammar = trajectory.protocol
+        for text in written:
+            parsed = parse(trajectory.protocol, text)
+            legal = parsed.faults[0].at if parsed.faults else len(text)
+            blocks += [(each.role, each.body) for each in parsed.blocks if each.end <= legal]
     except GrammarError:
         tags = "|".join(map(re.escape, declared))
-        written = "\n".join(s.text for s in trajectory.segments if s.author is Author.MODEL)
-        blocks = re.findall(rf"<({tags})>(.*?)</\1>", written, re.DOTALL) if tags else []
-        return [Call(name, _arguments(body, declared[name])) for name, body in blocks]
-    for segment in trajectory.segments:
-        if segment.author is not Author.MODEL:
-            continue
-        parsed = parse(grammar, segment.text)
-        legal = parsed.faults[0].at if parsed.faults else len(segment.text)
-        for block in parsed.blocks:
-            if block.role in declared and block.end <= legal:
-                found.append(Call(block.role, _arguments(block.body, declared[block.role])))
-    return found
+        blocks = re.findall(rf"<({tags})>(.*?)</\1>", "\n".join(written), re.DOTALL) if tags else []
+    return [
+        Call(role, _arguments(body, declared[role])) for role, body in blocks if role in declared
+    ]
 
 
 def _arguments(body: str, schema: Json) -> Json | None:
@@ -95,11 +169,6 @@ def _arguments(body: str, schema: Json) -> Json | None:
         return read_arguments(body.strip(), schema)
     except ToolMistake:
         return None
-
-
-def _without_repeats(made: Sequence[Call]) -> list[Call]:
-    """Told apart by how they are written: 10 and 10.0 are equal, and not the same call."""
-    return list({repr(call): call for call in made}.values())
 
 
 def same_calls(made: Sequence[Call], wanted: Sequence[Json], declared: Mapping[str, Json]) -> bool:
@@ -125,12 +194,11 @@ def _fits(arguments: Json | None, possible: Json, schema: Json) -> bool:
     known = schema.get("properties", {})
     if arguments is None or any(name not in arguments for name in schema.get("required", ())):
         return False
-    for name, value in arguments.items():
-        if name not in known or name not in possible:
-            return False
-        if not _value_fits(value, possible[name], known[name]):
-            return False
-    return all(name in arguments or "" in options for name, options in possible.items())
+    given = all(
+        name in known and name in possible and _value_fits(value, possible[name], known[name])
+        for name, value in arguments.items()
+    )
+    return given and all(name in arguments or "" in options for name, options in possible.items())
 
 
 def _value_fits(value: Any, options: Sequence[Any], schema: Json) -> bool:
