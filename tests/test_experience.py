@@ -87,7 +87,7 @@ def test_the_environment_the_unjudged_and_the_empty_take_no_part_and_none_is_no_
         )
     )
     assert left_out(found) == {"unjudged": 1, "environment": 2, "empty": 1}
-    expected = group_advantages([1.0, 0.0], [0, 0]).values
+    expected = group_advantages([1.0, 0.0], [0, 0])
     assert advantages(found) == pytest.approx(expected)
 
 
@@ -103,9 +103,7 @@ def test_the_same_task_drawn_twice_is_two_groups() -> None:
     first = group_of((made(GOOD), 1.0), (made(BAD), 0.5))
     second = group_of((made(GOOD), 0.5), (made(BAD), 0.0), visit=1)
     found = assigned(first, second)
-    assert advantages(found) == pytest.approx(
-        group_advantages([1.0, 0.5, 0.5, 0.0], [0, 0, 1, 1]).values
-    )
+    assert advantages(found) == pytest.approx(group_advantages([1.0, 0.5, 0.5, 0.0], [0, 0, 1, 1]))
 
 
 def test_overlong_shaping_is_part_of_the_reward_that_is_compared() -> None:
@@ -125,7 +123,7 @@ def test_void_turns_are_left_out_only_where_they_would_be_negative() -> None:
     assert left_out(found) == {"void": 1}
     assert [s.trajectory for s in found.samples] == [lucky, *group.trajectories[2:]]
     # It still counts in the mean of its group: the advantages are those of all four.
-    first, _, *others = group_advantages([1.0, 0.0, 0.0, 1.0], [0] * 4).values
+    first, _, *others = group_advantages([1.0, 0.0, 0.0, 1.0], [0] * 4)
     assert advantages(found) == pytest.approx([first, *others])
     assert left_out(assigned(group, void_turns="keep")) == {}
 
@@ -203,7 +201,7 @@ def test_a_divergence_in_the_reward_is_taken_off_before_rewards_are_compared(
         0.1 * float(kl_estimate(sampled_logprobs(s), s.reference, estimator).sum())
         for s in found.samples
     ]
-    expected = group_advantages([1.0 - taken_off[0], 0.0 - taken_off[1]], [0, 0]).values
+    expected = group_advantages([1.0 - taken_off[0], 0.0 - taken_off[1]], [0, 0])
     assert advantages(found) == pytest.approx(expected, abs=1e-6)
     assert [sample.reward for sample in found.samples] == [1.0, 0.0], "the record stays as it was"
 

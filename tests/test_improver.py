@@ -186,8 +186,8 @@ def test_the_loss_is_policy_loss_over_all_samples(start: Policy) -> None:
     )
     direct = policy_loss(torch.stack(logprobs), tokens, loss)
     assert steps[0].loss == pytest.approx(float(direct.loss), abs=1e-5)
-    assert metrics[0].entropy == pytest.approx(direct.metrics.entropy, rel=1e-4)
-    assert metrics[0].sampler_gap == pytest.approx(direct.metrics.sampler_gap, rel=1e-4)
+    assert metrics[0]["entropy"] == pytest.approx(direct.metrics["entropy"], rel=1e-4)
+    assert metrics[0]["sampler_gap"] == pytest.approx(direct.metrics["sampler_gap"], rel=1e-4)
 
 
 def improved(policy: Policy, settings: RlSettings, update: int = 0) -> tuple[Any, Any, Experience]:
@@ -209,14 +209,14 @@ def test_passes_and_minibatches_are_steps_with_ratios_to_the_first_weights(
     steps, metrics, found = improved(fresh(), settings)
     assert len(steps) == 6
     assert [step.lr for step in steps] == pytest.approx([1e-2 * (1 - i / 6) for i in range(6)])
-    assert metrics[0].ratio_max == pytest.approx(1.0, abs=1e-4), "nothing has moved yet"
-    assert max(m.ratio_max for m in metrics[3:]) > 1.01, "and now it has"
-    assert sum(m.weight for m in metrics) == 2 * sum(len(s.trained) for s in found.samples)
+    assert metrics[0]["ratio_max"] == pytest.approx(1.0, abs=1e-4), "nothing has moved yet"
+    assert max(m["ratio_max"] for m in metrics[3:]) > 1.01, "and now it has"
+    assert sum(m["weight"] for m in metrics) == 2 * sum(len(s.trained) for s in found.samples)
 
 
 def test_one_step_has_no_ratio(fresh: Callable[[], Policy]) -> None:
     steps, metrics, found = improved(fresh(), settings_of())
-    assert len(steps) == 1 and metrics[0].ratio_max == 1.0
+    assert len(steps) == 1 and metrics[0]["ratio_max"] == 1.0
     assert all(sample.old is None for sample in found.samples)
 
 
@@ -259,7 +259,7 @@ def test_a_divergence_from_the_start_pulls_back(fresh: Callable[[], Policy]) -> 
     found = []
     for update in range(20):
         _, metrics = improver.improve(experience_of([FLAT], ROW, settings, 200), update)
-        found.append(metrics[0].kl_reference)
+        found.append(metrics[0]["kl_reference"])
     assert found[0] > 0.01 and found[-1] < 0.5 * found[0]
 
 

@@ -313,13 +313,18 @@ def test_a_default_that_the_page_has_wrong_is_found() -> None:
 
 
 def test_every_metric_of_rl_is_documented_once() -> None:
+    import torch
+
     from coa.train.experience import Experience
     from coa.train.groups import Drawn
     from coa.train.learner import OptimizerStep
-    from coa.train.losses import PolicyMetrics
+    from coa.train.losses import PolicyTokens, policy_loss
     from coa.train.rl import learning_record, rollout_record
+    from coa.train.rl_settings import RlLossSettings
 
-    learnt = learning_record(Experience([]), [OptimizerStep(0.0, 0.0, 0.0)], [PolicyMetrics(1.0)])
+    one = torch.ones(1)
+    metrics = policy_loss(-one, PolicyTokens(one, one, one), RlLossSettings()).metrics
+    learnt = learning_record(Experience([]), [OptimizerStep(0.0, 0.0, 0.0)], [metrics])
     made = {*rollout_record(Drawn(0)), *learnt, "update", "parts"}
     made |= {"eval_accuracy", "eval_low", "eval_high", "eval_n", "eval_environment"}
     rows = [name for name, _ in documented("rl.md", "metric")]

@@ -49,7 +49,7 @@ from coa.train.experience import (
 )
 from coa.train.groups import Drawn, Group, LeftOut, Sampler
 from coa.train.learner import Learner, OptimizerStep, Part, deal, micro_batches, written
-from coa.train.losses import PolicyMetrics, Totals, policy_loss, value_loss
+from coa.train.losses import Metrics, Totals, join_metrics, policy_loss, value_loss
 from coa.train.policy import Policy, ValueHead, replace_folder
 from coa.train.processes import Processes
 from coa.train.rl_settings import RlRecipe, RlSettings
@@ -89,7 +89,7 @@ def rollout_record(drawn: Drawn) -> Json:
 
 
 def learning_record(
-    experience: Experience, steps: Sequence[OptimizerStep], metrics: Sequence[PolicyMetrics]
+    experience: Experience, steps: Sequence[OptimizerStep], metrics: Sequence[Metrics]
 ) -> Json:
     """Of the rows that were trained on; without any step only their number."""
     rows = [sample.row for sample in experience.samples]
@@ -102,7 +102,7 @@ def learning_record(
     if steps and metrics:
         record |= {"loss": fmean(step.loss for step in steps)}
         record |= {"grad_norm": max(step.grad_norm for step in steps), "lr": steps[-1].lr}
-        record |= PolicyMetrics.join(metrics).record()
+        record |= join_metrics(metrics)
         del record["weight"]  # trained_tokens, once for every pass
     return record
 
@@ -431,7 +431,7 @@ class Improver:
 
     def improve(
         self, experience: Experience, update: int, on_part: OnPart | None = None
-    ) -> tuple[list[OptimizerStep], list[PolicyMetrics]]:
+    ) -> tuple[list[OptimizerStep], list[Metrics]]:
         """Advantages, then `passes` times over the experience in `minibatches` steps each."""
         settings = self.settings
         look_before(
@@ -439,7 +439,7 @@ class Improver:
         )
         assign_advantages(experience, settings)
         steps: list[OptimizerStep] = []
-        found: list[PolicyMetrics] = []
+        found: list[Metrics] = []
         for turn in range(settings.passes):
             for batch in self._minibatches(experience.samples, update, turn):
                 at = update * settings.steps_per_update + len(steps)
@@ -469,7 +469,7 @@ class Improver:
         return added or self.value_head is not None or bool(sample.advantages.any())
 
     def _parts(
-        self, batch: Sequence[TrainingSample], found: list[PolicyMetrics], on_part: OnPart | None
+        self, batch: Sequence[TrainingSample], found: list[Metrics], on_part: OnPart | None
     ) -> Iterator[Part]:
         """The losses of one step, part by part. Silent samples count in what is divided by, but
         nothing is computed for them."""
@@ -481,34 +481,20 @@ class Improver:
                 on_part("train", at, len(parts))
             yield lambda part=part: self._loss(part, totals, found)  # type: ignore[misc]
 
-    def _loss(
-        self, part: list[TrainingSample], totals: Totals, found: list[PolicyMetrics]
-    ) -> Tensor:
+    def _loss(self, part: list[TrainingSample], totals: Totals, found: list[Metrics]) -> Tensor:
         settings = self.settings.loss
         hidden, targets = written(self.policy, [sample.row for sample in part])
         logprobs = self.policy.logprobs(hidden, targets, self.temperature)
         tokens = policy_tokens(part, hidden.device)
         made = policy_loss(logprobs, tokens, settings, totals)
         found.append(made.metrics)
-        loss = made.loss
-        if self.value_head is not None:
-            loss = (
-                loss
-                + settings.value_weight
-                * value_loss(
-                    self.value_head.values(hidden),
-                    _joined([s.returns for s in part], hidden.device),
-                    tokens.weights,
-                    tokens.sequence,
-                    old_values=_joined([s.values for s in part], hidden.device),
-                    clip=settings.value_clip,
-                    normalise=settings.normalise,
-                    constant_length=settings.constant_length,
-                    group=tokens.group,
-                    totals=totals,
-                ).loss
-            )
-        return loss
+        if self.value_head is None:
+            return made.loss
+        values = self.value_head.values(hidden)
+        returns = _joined([s.returns for s in part], hidden.device)
+        old = _joined([s.values for s in part], hidden.device)
+        off = value_loss(values, returns, old, tokens, settings, totals)
+        return made.loss + settings.value_weight * off
 
 
 def _joined(pieces: Sequence[Tensor | None], device: torch.device) -> Tensor:
