@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from coa.errors import ConfigError, TrainingError
 from coa.io.settings import load_recipe, to_json
 from coa.train.experience import group_advantages, overlong_penalty
-from coa.train.rl_settings import PRESETS, RlLossSettings, preset
+from coa.train.settings import PRESETS, RlLossSettings, preset
 
 
 def test_grpo_by_hand_with_groups_in_any_order() -> None:
@@ -141,9 +141,9 @@ def test_a_preset_is_a_table_of_a_recipe_that_a_recipe_can_change(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"clip_low": 0.0}, "clip_low: found 0.0, expected above 0, at most 1"),
+        ({"clip_low": 0.0}, "clip_low: found 0.0, expected more than 0, at most 1"),
         ({"clip_low": 1.5}, "clip_low: found 1.5"),
-        ({"clip_high": math.nan}, "clip_high: found nan, expected above 0"),
+        ({"clip_high": math.nan}, "clip_high: found nan, expected more than 0"),
         ({"dual_clip": 1.1}, r"dual_clip: found 1.1, expected above 1 \+ clip_high \(1.28\)"),
         ({"constant_length": 0}, "constant_length: found 0, expected at least 1"),
         ({"kl": -1.0}, "kl: found -1.0, expected 0 or more"),
@@ -152,7 +152,7 @@ def test_a_preset_is_a_table_of_a_recipe_that_a_recipe_can_change(
         ({"correction_cap": 0.5}, "correction_cap: found 0.5, expected at least 1"),
         ({"correction_floor": 2.0}, "correction_floor: found 2.0"),
         ({"overlong_buffer": 1.0}, "overlong_buffer: found 1.0, expected at least 0, below 1"),
-        ({"value_clip": 0.0}, "value_clip: found 0.0, expected above 0"),
+        ({"value_clip": 0.0}, "value_clip: found 0.0, expected more than 0"),
         ({"baseline": "value"}, "scale: found 'group' with baseline 'value'"),
         (
             {"kl": 0.1, "kl_estimator": "k1"},
@@ -175,6 +175,6 @@ def test_settings_need_no_torch() -> None:
     import subprocess
     import sys
 
-    code = "import sys, coa.train.rl_settings; print('torch' in sys.modules)"
+    code = "import sys, coa.train.settings; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from coa.errors import ConfigError
 from coa.train.monitors import Alarm, Alarms
-from coa.train.rl_settings import AlarmSettings
+from coa.train.settings import AlarmSettings
 
 HEALTHY: dict[str, Any] = {
     "reward": 0.5,

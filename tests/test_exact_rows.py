@@ -26,9 +26,8 @@ from coa.train.groups import Drawn, Sampler, TaskStream  # noqa: E402
 from coa.train.policy import Policy  # noqa: E402
 from coa.train.processes import Processes  # noqa: E402
 from coa.train.rl import Improver  # noqa: E402
-from coa.train.rl_settings import RlSettings  # noqa: E402
 from coa.train.rows import row_maker  # noqa: E402
-from coa.train.settings import SftSettings  # noqa: E402
+from coa.train.settings import RlSettings, SftSettings  # noqa: E402
 from coa.train.sft import make_policy, run_sft  # noqa: E402
 from coa.trajectory import Author  # noqa: E402
 from scripts import TOOLBOX_OF, episodes_of  # noqa: E402

@@ -31,12 +31,12 @@ from coa.train.policy import (  # noqa: E402
     ValueHead,
 )
 from coa.train.processes import Processes  # noqa: E402
-from coa.train.rl_settings import (  # noqa: E402
+from coa.train.rows import row_maker  # noqa: E402
+from coa.train.settings import (  # noqa: E402
     RlLossSettings,
     RlSettings,
     preset,
 )
-from coa.train.rows import row_maker  # noqa: E402
 from coa.trajectory import StopReason  # noqa: E402
 from rl_parts import CALL, WHOLE, group_of, made, side_by_side  # noqa: E402
 

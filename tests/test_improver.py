@@ -20,13 +20,13 @@ from coa.train.losses import PolicyTokens, policy_loss  # noqa: E402
 from coa.train.policy import Policy  # noqa: E402
 from coa.train.processes import Processes  # noqa: E402
 from coa.train.rl import Improver  # noqa: E402
-from coa.train.rl_settings import (  # noqa: E402
+from coa.train.rows import row_maker  # noqa: E402
+from coa.train.settings import (  # noqa: E402
     PRESETS,
     RlLossSettings,
     RlSettings,
     preset,
 )
-from coa.train.rows import row_maker  # noqa: E402
 from rl_parts import CALL, WHOLE, group_of, made, side_by_side  # noqa: E402
 
 ROW = row_maker(ByteCodec())

@@ -18,7 +18,7 @@ from coa.train.losses import (  # noqa: E402
     sampled_entropy,
     token_logprobs,
 )
-from coa.train.rl_settings import RlLossSettings  # noqa: E402
+from coa.train.settings import RlLossSettings  # noqa: E402
 
 
 def t(*values: float) -> Any:

@@ -23,7 +23,7 @@ from coa.train.losses import (  # noqa: E402
     sampler_correction,
     shares,
 )
-from coa.train.rl_settings import RlLossSettings, preset  # noqa: E402
+from coa.train.settings import RlLossSettings, preset  # noqa: E402
 
 LEVELS = ("token", "sequence", "trajectory")
 NORMALISATIONS = ("token", "sequence", "constant", "group")

@@ -33,7 +33,7 @@ from coa.train.losses import (  # noqa: E402
     value_loss,
     whiten,
 )
-from coa.train.rl_settings import RlLossSettings  # noqa: E402
+from coa.train.settings import RlLossSettings  # noqa: E402
 from parity.cases import GROUPS, LENGTH, PAIRED, SEQUENCES, inputs, masks  # noqa: E402
 
 HERE = Path(__file__).with_name("parity")

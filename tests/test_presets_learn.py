@@ -22,7 +22,7 @@ from coa.train.losses import (  # noqa: E402
     value_loss,
     whiten,
 )
-from coa.train.rl_settings import PRESETS, preset  # noqa: E402
+from coa.train.settings import PRESETS, preset  # noqa: E402
 
 CHOICES, ROLLOUTS, GROUP, UPDATES = 3, 64, 8, 60
 START = CHOICES

@@ -27,8 +27,8 @@ from coa.lab.speedrun_recipe import read_speedrun_recipe
 from coa.recording.budget import PriceTable
 from coa.tools.live import WebSettings
 from coa.tools.sources import web_settings
-from coa.train.rl_settings import RlRecipe
 from coa.train.rl_stage import read_rl_recipe
+from coa.train.settings import RlRecipe
 from coa.train.sft_stage import SftRecipe
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -320,7 +320,7 @@ def test_every_metric_of_rl_is_documented_once() -> None:
     from coa.train.learner import OptimizerStep
     from coa.train.losses import PolicyTokens, policy_loss
     from coa.train.rl import learning_record, rollout_record
-    from coa.train.rl_settings import RlLossSettings
+    from coa.train.settings import RlLossSettings
 
     one = torch.ones(1)
     metrics = policy_loss(-one, PolicyTokens(one, one, one), RlLossSettings()).metrics

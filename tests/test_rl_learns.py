@@ -25,8 +25,8 @@ from coa.rollouts import roll_out_all
 from coa.train.groups import Sampler, TaskStream
 from coa.train.monitors import open_watch
 from coa.train.rl import Improver, RlLoop, RlResult
-from coa.train.rl_settings import RlRecipe, RlSettings, RolloutSettings, preset
 from coa.train.rl_stage import load_sampler, make_policy
+from coa.train.settings import RlRecipe, RlSettings, RolloutSettings, preset
 from toy_tools import (
     GRAMMAR,
     demonstrations,

@@ -21,7 +21,6 @@ from coa.errors import CoaError, ConfigError, TrainingError, UsageError  # noqa:
 from coa.io.settings import find_recipe, to_json  # noqa: E402
 from coa.tasks import Task, TaskSet  # noqa: E402
 from coa.train.policy import Policy  # noqa: E402
-from coa.train.rl_settings import PRESETS, RlSettings, ignored, preset  # noqa: E402  # noqa: E402
 from coa.train.rl_stage import (  # noqa: E402
     _checker,
     _load_tasks,
@@ -29,6 +28,7 @@ from coa.train.rl_stage import (  # noqa: E402
     read_rl_recipe,
     run_rl,
 )
+from coa.train.settings import PRESETS, RlSettings, ignored, preset  # noqa: E402  # noqa: E402
 from rl_parts import Told, make_sampler, questions  # noqa: E402
 from rl_worker import TINY, settings, tiny_tasks  # noqa: E402
 from test_rl import lines, train  # noqa: E402

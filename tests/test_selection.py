@@ -27,8 +27,8 @@ from coa.loop import Budget, Decoding
 from coa.rewards import RewardSettings
 from coa.tasks import Task
 from coa.train.processes import Processes
-from coa.train.rl_settings import SelectSettings
 from coa.train.selection import Selected, select
+from coa.train.settings import SelectSettings
 from coa.trajectory import load_trajectories
 from playing import MHQA, box
 

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 
 from coa.errors import TrainingError  # noqa: E402
 from coa.train.losses import PolicyTokens, Totals, gae, value_loss, whiten  # noqa: E402
-from coa.train.rl_settings import RlLossSettings  # noqa: E402
+from coa.train.settings import RlLossSettings  # noqa: E402
 
 
 def t(*values: float) -> Any:

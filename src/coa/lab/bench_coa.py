@@ -79,8 +79,8 @@ def _lines(path: Path) -> list[Json]:
 
 def rl(asked: Json, folder: Path) -> Json:
     """As `coa rl` does it: one turn a rollout, no tool is called, no group is left out."""
-    from coa.train.rl_settings import AlarmSettings, RlRecipe, RlSettings, RolloutSettings, preset
     from coa.train.rl_stage import run_rl
+    from coa.train.settings import AlarmSettings, RlRecipe, RlSettings, RolloutSettings, preset
 
     tasks = TaskSet(tuple(Task.from_json(record) for record in asked["tasks"]), "train")
     tasks.save(folder / "tasks.jsonl")

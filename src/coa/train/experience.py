@@ -23,8 +23,8 @@ from coa.train.learner import deal, micro_batches, written
 from coa.train.losses import PolicyTokens, Totals, gae, kl_estimate, whiten
 from coa.train.policy import Policy, ValueHead
 from coa.train.processes import Processes
-from coa.train.rl_settings import Baseline, RlLossSettings, RlSettings, Scale
 from coa.train.rows import Row
+from coa.train.settings import Baseline, RlLossSettings, RlSettings, Scale
 from coa.trajectory import Author, Trajectory
 
 

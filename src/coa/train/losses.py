@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from coa.errors import ConfigError, TrainingError
-from coa.train.rl_settings import KlEstimator, Level, Normalise, Ratio, RlLossSettings
+from coa.train.settings import KlEstimator, Level, Normalise, Ratio, RlLossSettings
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from coa.io.progress import Mode
 from coa.io.runs import TIMINGS, Json, read_jsonl, write_atomic
 from coa.train.groups import Group
 from coa.train.live_view import LiveView
-from coa.train.rl_settings import AlarmSettings, RlRecipe
+from coa.train.settings import AlarmSettings, RlRecipe
 
 Record = Mapping[str, Any]
 Found = tuple[str, str]

@@ -52,8 +52,8 @@ from coa.train.learner import Learner, OptimizerStep, Part, deal, micro_batches,
 from coa.train.losses import Metrics, Totals, join_metrics, policy_loss, value_loss
 from coa.train.policy import Policy, ValueHead, replace_folder
 from coa.train.processes import Processes
-from coa.train.rl_settings import RlRecipe, RlSettings
 from coa.train.rows import row_maker
+from coa.train.settings import RlRecipe, RlSettings
 from coa.trajectory import Author, StopReason, Trajectory
 from coa.view.curves import curve
 

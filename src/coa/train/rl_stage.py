@@ -25,8 +25,8 @@ from coa.rollouts import References, choose_environments, choose_prompt, known_g
 from coa.statistics import estimate
 from coa.tasks import Task, TaskSet
 from coa.train.monitors import check_tracker, open_watch
-from coa.train.rl_settings import RlRecipe, ignored, preset_defaults, with_length
 from coa.train.selection import select
+from coa.train.settings import RlRecipe, ignored, preset_defaults, with_length
 
 if TYPE_CHECKING:
     from coa.train.groups import Sampler

@@ -31,7 +31,7 @@ from coa.io.runs import Json, read_records, write_jsonl
 from coa.loop import Budget, Decoding
 from coa.rollouts import choose_prompt, roll_out
 from coa.tasks import Task
-from coa.train.rl_settings import SelectSettings
+from coa.train.settings import SelectSettings
 
 if TYPE_CHECKING:
     from coa.train.processes import Processes

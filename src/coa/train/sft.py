@@ -41,9 +41,8 @@ from coa.train.learner import Learner, NotFinite, deal, micro_batches, written
 from coa.train.losses import masked_cross_entropy
 from coa.train.policy import Policy
 from coa.train.processes import Processes
-from coa.train.rl_settings import RlSettings
 from coa.train.rows import Row, batches, fingerprint, total_tokens
-from coa.train.settings import SftSettings
+from coa.train.settings import RlSettings, SftSettings
 
 POOL = 1024
 """Rows that are packed together; the next ones begin new packs, so every epoch has other packs."""
