@@ -23,12 +23,12 @@ from coa.rewards import RewardSettings  # noqa: E402
 from coa.tasks import Task  # noqa: E402
 from coa.train.experience import experience_of, look_before, sampled_logprobs  # noqa: E402
 from coa.train.groups import Drawn, Sampler, TaskStream  # noqa: E402
-from coa.train.policy import Policy  # noqa: E402
+from coa.train.policy import Policy, make_policy  # noqa: E402
 from coa.train.processes import Processes  # noqa: E402
-from coa.train.rl import Improver  # noqa: E402
+from coa.train.rl import RlUpdater  # noqa: E402
 from coa.train.rows import row_maker  # noqa: E402
 from coa.train.settings import RlSettings, SftSettings  # noqa: E402
-from coa.train.sft import make_policy, run_sft  # noqa: E402
+from coa.train.sft import run_sft  # noqa: E402
 from coa.trajectory import Author  # noqa: E402
 from scripts import TOOLBOX_OF, episodes_of  # noqa: E402
 from toy_tools import GRAMMAR, imitate, make_toy_model, toy_tasks, toy_toolbox  # noqa: E402
@@ -125,9 +125,9 @@ def test_every_row_of_an_update_of_200_rollouts_is_what_the_engine_sampled(
     assert found["observed"] > 200, "most rollouts have observations, some several"
     lively = any(not group.flat for group in drawn.all)
     experience = experience_of(drawn.all, row_maker(policy.codec), SETTINGS, 64)
-    steps, metrics = Improver(policy, SETTINGS, TEMPERATURE).improve(experience, 0)
+    steps, metrics = RlUpdater(policy, SETTINGS, TEMPERATURE).update(experience, 0)
     assert lively and len(steps) == 2
-    assert metrics[0].sampler_gap_max < 1e-4 and metrics[0].ratio_max < 1 + 1e-3
+    assert metrics[0]["sampler_gap_max"] < 1e-4 and metrics[0]["ratio_max"] < 1 + 1e-3
 
 
 @pytest.mark.slow

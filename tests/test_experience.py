@@ -24,8 +24,8 @@ from coa.train.experience import (  # noqa: E402
     totals_of,
 )
 from coa.train.groups import Group  # noqa: E402
-from coa.train.learner import deal  # noqa: E402
 from coa.train.losses import gae, kl_estimate, whiten  # noqa: E402
+from coa.train.optimizer import deal  # noqa: E402
 from coa.train.policy import (  # noqa: E402
     Policy,
     ValueHead,

@@ -317,8 +317,8 @@ def test_every_metric_of_rl_is_documented_once() -> None:
 
     from coa.train.experience import Experience
     from coa.train.groups import Drawn
-    from coa.train.learner import OptimizerStep
     from coa.train.losses import PolicyTokens, policy_loss
+    from coa.train.optimizer import OptimizerStep
     from coa.train.rl import learning_record, rollout_record
     from coa.train.settings import RlLossSettings
 

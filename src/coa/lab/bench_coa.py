@@ -38,9 +38,10 @@ def main() -> None:
 
 def sft(asked: Json, folder: Path) -> Json:
     """As `coa sft` does it, from rows on."""
+    from coa.train.policy import make_policy
     from coa.train.rows import Row
     from coa.train.settings import SftSettings
-    from coa.train.sft import UpdateReport, make_policy, run_sft
+    from coa.train.sft import UpdateReport, run_sft
 
     rows = [
         Row(str(at), row["input_ids"], [float(label >= 0) for label in row["labels"]])

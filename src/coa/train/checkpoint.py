@@ -56,9 +56,9 @@ class Checkpoints:
         """Write the state after `update`, with what the caller wants to know again.
 
         `made_by` goes into the manifest of the weights, from which another run may start. One
-        process writes. Where weights are spread, all must call this: they gather first.
+        process writes. Where weights are sharded, all must call this: they gather first.
         """
-        if self._processes.main or self._policy.is_spread:
+        if self._processes.main or self._policy.is_sharded:
             tensors = self._policy.gathered()
             state = {name: each.state_dict() for name, each in self._saved.items()}
             if self._processes.main:

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from coa.errors import TrainingError
 from coa.train.groups import Group, LeftOut, has_void_turn
-from coa.train.learner import deal, micro_batches, written
 from coa.train.losses import PolicyTokens, Totals, gae, kl_estimate, whiten
+from coa.train.optimizer import deal, micro_batches, written
 from coa.train.policy import Policy, ValueHead
 from coa.train.processes import Processes
 from coa.train.rows import Row

@@ -31,15 +31,14 @@ from torch import Tensor
 
 from coa.errors import ConfigError, TrainingError, boundary
 from coa.io.machine import fair_cores
-from coa.io.runs import Run
+from coa.io.runs import Json, Run
 from coa.io.settings import to_json, without_speed
 from coa.models.adapters import MANIFEST
 from coa.models.references import identity
 from coa.train.checkpoint import Checkpoints, held_interrupt
-from coa.train.forward import computing_dtype
-from coa.train.learner import Learner, NotFinite, deal, micro_batches, written
 from coa.train.losses import masked_cross_entropy
-from coa.train.policy import Policy
+from coa.train.optimizer import NotFinite, PolicyOptimizer, deal, micro_batches, written
+from coa.train.policy import Policy, make_policy
 from coa.train.processes import Processes
 from coa.train.rows import Row, batches, fingerprint, total_tokens
 from coa.train.settings import RlSettings, SftSettings
@@ -171,52 +170,34 @@ def run_sft(
             "expected at least one row for each of them."
         )
     set_up_torch(settings)
-    if policy is None:
-        policy = make_policy(settings)
+    policy = policy or make_policy(settings)
     check_positions(rows, policy)
-    run = _open_run(settings, rows, directory, policy, processes)
+    run = processes.by_main(lambda: _open_run(settings, rows, directory, policy.base_sha256))
     with run or nullcontext():
+        adapter = directory / "adapter"
+        if (adapter / MANIFEST).is_file():
+            held = json.loads((adapter / MANIFEST).read_text(encoding="utf-8"))
+            return SftResult(adapter, held["updates"], held.get("loss", math.nan), trained=False)
         training = _Training(settings, rows, directory, run, policy, processes)
-        if (training.adapter / MANIFEST).is_file():
-            return _finished(training.adapter)
         result = training.execute(manifest or {}, on_update)
         if run is not None:
             run.timing({"event": "finished"})
     return result
 
 
-def _open_run(
-    settings: SftSettings,
-    rows: Sequence[Row],
-    directory: Path,
-    policy: Policy,
-    processes: Processes,
-) -> Run | None:
-    """The run directory, in the main process."""
+def _open_run(settings: SftSettings, rows: Sequence[Row], directory: Path, base: str) -> Run:
+    inputs = {"rows": fingerprint(rows)}
+    inputs |= {k: v for k, v in identity(settings.model).items() if k != "base"}
+    recipe = to_json(settings)
+    if not settings.observation_weight:  # as in runs from before there was a choice
+        del recipe["observation_weight"]
 
-    def open_run() -> Run:
-        inputs = {"rows": fingerprint(rows)}
-        inputs |= {k: v for k, v in identity(settings.model).items() if k != "base"}
-        base = policy.base_sha256
-        recipe = to_json(settings)
-        if not settings.observation_weight:  # as in runs from before there was a choice
-            del recipe["observation_weight"]
-        return Run.open(
-            directory,
-            "sft",
-            recipe,
-            inputs,
-            settings.seed,
-            base=base,
-            counting=lambda table: without_speed({"sft": table})["sft"],
-        )
+    def counting(table: Json) -> Json:
+        counted: Json = without_speed({"sft": table})["sft"]
+        return counted
 
-    return processes.by_main(open_run)
-
-
-def _finished(adapter: Path) -> SftResult:
-    held = json.loads((adapter / MANIFEST).read_text(encoding="utf-8"))
-    return SftResult(adapter, held["updates"], held.get("loss", math.nan), trained=False)
+    seed = settings.seed
+    return Run.open(directory, "sft", recipe, inputs, seed, base=base, counting=counting)
 
 
 def set_up_torch(settings: SftSettings | RlSettings) -> None:
@@ -224,21 +205,6 @@ def set_up_torch(settings: SftSettings | RlSettings) -> None:
     torch.set_num_threads(settings.threads or fair_cores())
     torch.manual_seed(settings.seed)  # nothing draws from it, but checkpoints hold its state
     torch.use_deterministic_algorithms(settings.deterministic)
-
-
-def make_policy(settings: SftSettings, note: Callable[[str], None] | None = None) -> Policy:
-    """The policy that these settings train; its codec encodes the rows."""
-    return Policy(
-        settings.model,
-        full=settings.full,
-        rank=settings.rank,
-        alpha=settings.alpha,
-        dtype=computing_dtype(settings.dtype, settings.deterministic),
-        seed=settings.seed,
-        max_length=settings.max_length,
-        checkpointing=settings.checkpointing,
-        note=note,
-    )
 
 
 def check_rows(rows: Sequence[Row], max_length: int) -> None:
@@ -279,18 +245,9 @@ class _Training:
         self._run = run
         self.adapter = directory / "adapter"
         self._order = Order(rows, settings)
-        self._learner = Learner(
-            policy,
-            lr=settings.lr,
-            steps=self._order.updates,
-            schedule=settings.schedule,
-            warmup=settings.warmup,
-            weight_decay=settings.weight_decay,
-            grad_clip=settings.grad_clip,
-            processes=processes,
-        )
+        self._optimizer = PolicyOptimizer(policy, settings, self._order.updates, processes)
         self._checkpoints = Checkpoints(
-            directory / "checkpoints", policy, processes, optimizer=self._learner.saved
+            directory / "checkpoints", policy, processes, optimizer=self._optimizer.saved
         )
 
     def execute(self, manifest: Mapping[str, Any], on_update: OnUpdate | None) -> SftResult:
@@ -324,7 +281,7 @@ class _Training:
         return made | {"settings": asdict(self._settings), **manifest}
 
     def _finish(self, made_by: Mapping[str, Any]) -> None:
-        if self._processes.main or self._policy.is_spread:
+        if self._processes.main or self._policy.is_sharded:
             with boundary(TrainingError, f"{self.adapter}: writing it"):
                 self._policy.save(self.adapter, **made_by)
 
@@ -342,7 +299,7 @@ class _Training:
         parts = parts_of(batch, self._settings, self._processes)
         losses = [partial(sft_loss, self._policy, part, total) for part in parts]
         try:
-            step = self._learner.step(done, losses)
+            step = self._optimizer.step(done, losses)
         except NotFinite as wrong:
             raise TrainingError(
                 f"Update {done + 1}: {str(wrong).rstrip('.')}. The last checkpoint is good; lower "
@@ -377,17 +334,9 @@ def sft_loss(policy: Policy, rows: Sequence[Row], total: float) -> Tensor:
     return masked_cross_entropy(logprobs, torch.tensor(weights, device=hidden.device), total)
 
 
-@dataclass(frozen=True, slots=True)
-class Rehearsed:
-    """What two parts and a step took."""
-
-    seconds_per_token: float
-    seconds_per_step: float
-    peak_bytes: int
-
-
-def rehearse(settings: SftSettings, rows: Sequence[Row], policy: Policy) -> Rehearsed:
-    """Time a middling and the largest part of a run, and a step. The policy is spent afterwards."""
+def rehearse(settings: SftSettings, rows: Sequence[Row], policy: Policy) -> tuple[float, float]:
+    """Seconds of a token, by a middling and the largest part of a run, and of a step. The policy is
+    spent afterwards."""
     check_rows(rows, settings.max_length)
     check_positions(rows, policy)
     set_up_torch(settings)
@@ -395,18 +344,17 @@ def rehearse(settings: SftSettings, rows: Sequence[Row], policy: Policy) -> Rehe
     batches = (order.batch(update) for update in range(order.updates))
     alone = Processes()
     parts = sorted((p for b in batches for p in parts_of(b, settings, alone)), key=total_tokens)
-    learner = Learner(policy, lr=settings.lr, steps=2)
+    optimizer = PolicyOptimizer(policy, settings, 2)
     # What is done first is slow, and the optimiser has no state before its first step.
-    learner.step(0, [partial(sft_loss, policy, parts[0], 1.0)])
+    optimizer.step(0, [partial(sft_loss, policy, parts[0], 1.0)])
     chosen = [parts[len(parts) // 2], parts[-1]]
     begun = time.perf_counter()
     for part in chosen:
         sft_loss(policy, part, 1.0).backward()
     between = time.perf_counter()
-    learner.step(1, [])
+    optimizer.step(1, [])
     ended = time.perf_counter()
-    tokens = sum(total_tokens(part) for part in chosen)
-    return Rehearsed((between - begun) / tokens, ended - between, peak_memory())
+    return (between - begun) / sum(total_tokens(part) for part in chosen), ended - between
 
 
 def peak_memory() -> int:

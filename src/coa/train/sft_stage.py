@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -101,11 +102,9 @@ def sft_from_recipe(path: Path | None, overrides: Sequence[str], note: Note) -> 
 def preview_from_recipe(path: Path, overrides: Sequence[str], out: Console | None) -> RowReport:
     """Figures of what would be trained on, printed with a few rows when `out` is given."""
     recipe, trajectories = _read(path, overrides)
-    try:
-        from coa.train.export import codec_of
-        from coa.train.row_report import print_preview, row_report
-    except ImportError as exc:
-        raise MissingExtra("Training", "train") from exc
+    check_installed()
+    from coa.train.export import codec_of
+    from coa.train.row_report import print_preview, row_report
 
     codec = codec_of(recipe.sft.model)
     chosen = choose(trajectories, recipe.sft, codec)
@@ -120,26 +119,25 @@ def preview_from_recipe(path: Path, overrides: Sequence[str], out: Console | Non
 def plan_from_recipe(path: Path, overrides: Sequence[str]) -> SftPlan:
     """What the run would take, by trying two of its parts; writes nothing."""
     recipe, trajectories = _read(path, overrides)
-    try:
-        from coa.train.row_report import row_report
-        from coa.train.sft import make_policy, rehearse
-    except ImportError as exc:
-        raise MissingExtra("Training", "train") from exc
+    check_installed()
+    from coa.train.policy import make_policy
+    from coa.train.row_report import row_report
+    from coa.train.sft import peak_memory, rehearse
 
     settings = recipe.sft
     policy = make_policy(settings)
     chosen = choose(trajectories, settings, policy.codec)
     report = row_report(chosen.trajectories, chosen.rows, settings, policy.codec)
-    tried = rehearse(settings, chosen.rows, policy)
+    per_token, per_step = rehearse(settings, chosen.rows, policy)
     tokens = report.tokens * settings.epochs
-    seconds = tokens * tried.seconds_per_token + report.updates * tried.seconds_per_step
+    seconds = tokens * per_token + report.updates * per_step
     return SftPlan(
         report=report,
         parameters=policy.trainable,
         tokens=tokens,
         tokens_per_second=round(tokens / seconds, 1),
         seconds=round(seconds, 3),
-        memory_gb=round(tried.peak_bytes / 1e9, 2),
+        memory_gb=round(peak_memory() / 1e9, 2),
         # float32: the parameters, and in a checkpoint two moments of each
         disk_mb=round((3 * 3 + 1) * 4 * policy.trainable / 1e6, 1),
     )
@@ -149,18 +147,17 @@ def train_on(
     trajectories: Sequence[Trajectory], settings: SftSettings, directory: Path, note: Note
 ) -> Path:
     """Train on trajectories in a run directory; continues what is there."""
-    try:
-        from coa.train.processes import Processes
-        from coa.train.rows import total_tokens
-        from coa.train.sft import UpdateReport, make_policy, run_sft
-    except ImportError as exc:
-        raise MissingExtra("Training", "train") from exc
+    check_installed()
     from coa.io.progress import Progress
+    from coa.train.policy import make_policy
+    from coa.train.processes import Processes
+    from coa.train.rows import total_tokens
+    from coa.train.sft import UpdateReport, run_sft
 
     processes = Processes.open()
     if not processes.main:
         note = _silent
-    policy = make_policy(settings, note)
+    policy = make_policy(settings, note=note)
     chosen = choose(trajectories, settings, policy.codec)
     tokens, trained = total_tokens(chosen.rows), sum(row.trained for row in chosen.rows)
     note(
@@ -197,6 +194,12 @@ def train_on(
 
 def _silent(line: str) -> None:
     """For processes that are not the one that speaks."""
+
+
+def check_installed() -> None:
+    """Raise, naming the extra, unless what training needs is installed."""
+    if find_spec("torch") is None:
+        raise MissingExtra("Training", "train")
 
 
 def choose(trajectories: Sequence[Trajectory], settings: SftSettings, codec: Codec) -> Chosen:
