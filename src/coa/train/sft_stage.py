@@ -103,8 +103,8 @@ def preview_from_recipe(path: Path, overrides: Sequence[str], out: Console | Non
     """Figures of what would be trained on, printed with a few rows when `out` is given."""
     recipe, trajectories = _read(path, overrides)
     check_installed()
-    from coa.train.export import codec_of
     from coa.train.row_report import print_preview, row_report
+    from coa.train.rows import codec_of
 
     codec = codec_of(recipe.sft.model)
     chosen = choose(trajectories, recipe.sft, codec)
