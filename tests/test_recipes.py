@@ -28,8 +28,7 @@ from coa.recording.budget import PriceTable
 from coa.tools.live import WebSettings
 from coa.tools.sources import web_settings
 from coa.train.rl_stage import read_rl_recipe
-from coa.train.settings import RlRecipe
-from coa.train.sft_stage import SftRecipe
+from coa.train.settings import RlRecipe, SftRecipe
 
 ROOT = Path(__file__).resolve().parent.parent
 SHIPPED = sorted((ROOT / "src" / "coa" / "recipes").glob("*.toml"))

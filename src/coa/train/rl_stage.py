@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from coa.engines import load_engine, rollouts_at_once, slots_for
 from coa.environment import Environment, OpenEnvironment, open_environments
-from coa.errors import ConfigError, TrainingError
+from coa.errors import ConfigError, MissingExtra, TrainingError
 from coa.io.progress import Mode
 from coa.io.runs import METRICS, Json, Run, read_jsonl, write_jsonl
 from coa.io.settings import load_recipe, to_json, without_speed
@@ -26,7 +26,6 @@ from coa.statistics import estimate
 from coa.tasks import Task, TaskSet
 from coa.train.selection import select
 from coa.train.settings import RlRecipe, ignored, preset_defaults, with_length
-from coa.train.sft_stage import check_installed
 
 if TYPE_CHECKING:
     from coa.train.groups import Sampler
@@ -79,9 +78,10 @@ def run_rl(
 ) -> RlResult:
     """Train in the recipe's run directory; the same call continues an interrupted run. `env` are
     environments as values, instead of the recipe's references."""
-    check_installed()
-    from coa.train.processes import Processes
-
+    try:
+        from coa.train.processes import Processes
+    except ImportError as exc:
+        raise MissingExtra("Training", "train") from exc
     processes = Processes.open()
     if not processes.main:
         note, quiet = (lambda line: None), True

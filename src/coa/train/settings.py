@@ -114,6 +114,16 @@ class SftSettings:
         return self.pack_tokens or self.max_length
 
 
+@dataclass(frozen=True)
+class SftRecipe:
+    """What `coa sft` reads: trajectories in, where to write, and how to train."""
+
+    trajectories: str = ""
+    """Path of a trajectories.jsonl, or of the directory that `coa distill` wrote."""
+    out: str = "runs/sft"
+    sft: SftSettings = field(default_factory=SftSettings)
+
+
 @dataclass(frozen=True, slots=True)
 class RlLossSettings:
     """A policy loss; the defaults are DAPO's without its overlong shaping."""
