@@ -64,7 +64,7 @@ def train(model: Path, out: Path, kind: str) -> None:
         record["losses"].append(done.loss)
         record["norms"].append(done.grad_norm)
         if at == 0:
-            policy.write(out / "early", update=1)
+            policy.write(out / "early", policy.gathered(), update=1)
             held = optimizer.saved.state_dict()
             if processes.main:
                 torch.save(held, out / "early.pt")

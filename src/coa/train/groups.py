@@ -75,18 +75,6 @@ class Drawn:
     def all(self) -> list[Group]:
         return [*self.groups, *self.dropped]
 
-    def account(self) -> dict[str, int]:
-        """How many groups were drawn, and what became of them."""
-        flat = [group for group in self.all if group.flat]
-        return {
-            "groups": len(self.all),
-            "groups_used": len(self.groups),
-            "groups_flat": len(flat),
-            "groups_solved": sum(group.solved for group in flat),
-            "refills": self.refills,
-            "rollouts": sum(len(group.trajectories) for group in self.all),
-        }
-
 
 class TaskStream:
     """All tasks in random order, again and again; any place of it can be asked for."""

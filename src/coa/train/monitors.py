@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import calendar
 import importlib
 import json
 import math
 import sys
-import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -265,41 +263,33 @@ def _not_finite(record: Record, known: Iterable[str]) -> str:
 
 
 # ------------------------------------------------------------------------------------------------
-# Trackers: the figures of a run in TensorBoard or trackio, beside metrics.jsonl.
+# Trackers: the figures of a run in TensorBoard or trackio, a copy of metrics.jsonl to look at.
 #
-# metrics.jsonl is the record; a tracker is a copy to look at. When a run is resumed, `earlier`
-# are the records of the updates that count, and the tracker's copy agrees with them afterwards:
-# no update is there twice, and none that was taken back remains.
-#
-# * TensorBoard: event files in `tensorboard/` of the run directory, `tensorboard --logdir DIR`.
-#   Written by torch's own writer, which needs the package `tensorboard`. (tensorboardX would save
-#   60 MB, but who writes such files also wants to look at them.)
-# * trackio: rows in the user's own trackio folder (`TRACKIO_DIR`, otherwise its default), project
-#   `coa`; `trackio show --project coa`. It needs no network and no account. Which of the runs there
-#   is this one is kept in `trackio.json`.
-#
-# Both are written anew when a run is resumed, with the figures of timings.jsonl (in trackio at
-# the price of the earlier updates' time of day). trackio cannot drop single updates, and of
-# TensorBoard's two readers only the one that it uses by default heeds `purge_step` (2.21; the
-# other one, --load_fast=false, shows such updates twice).
+# Both are written anew when a run is resumed, from the records of the updates that count, so that
+# no update is there twice and none that was taken back remains: trackio cannot drop single
+# updates, and of TensorBoard's two readers only the default one heeds `purge_step` (2.21).
 # ------------------------------------------------------------------------------------------------
 
 
 Figures = Mapping[str, Any]
 PROJECT = "coa"
-AT = "%Y-%m-%dT%H:%M:%SZ"
-"""How timings.jsonl writes the time of day."""
 
 
 def check_tracker(log: str) -> None:
     """Say at once what would be missing after the first update: a name, or a package."""
-    if log == "tensorboard":
-        _summary_writer()
-    elif log == "trackio":
-        _trackio()
+    if log in ("tensorboard", "trackio"):
+        _package(log)
     elif log != "none":
         known = ("none", "tensorboard", "trackio")
         raise ConfigError(f"rl.log: found {log!r}.{did_you_mean(log, known)}")
+
+
+def _package(log: str) -> Any:
+    try:
+        name = {"tensorboard": "torch.utils.tensorboard", "trackio": "trackio"}[log]
+        return importlib.import_module(name)
+    except ImportError as exc:
+        raise MissingExtra(f"rl.log = {log!r}", log) from exc
 
 
 def open_tracker(
@@ -307,34 +297,27 @@ def open_tracker(
 ) -> Tracker:
     """The tracker of a run directory; `earlier` are updates with their records, in order."""
     check_tracker(log)
-    if log == "none":
-        return Tracker(None)
-    timed = _timed(directory, earlier)
+    backend: _TensorBoard | _Trackio | None = None
     if log == "tensorboard":
-        return Tracker(_TensorBoard(directory, timed))
-    return Tracker(_Trackio(directory, name, timed))
+        backend = _TensorBoard(directory)
+    elif log == "trackio":
+        backend = _Trackio(directory, name)
+    tracker = Tracker(backend)
+    for update, record in _timed(directory, earlier) if backend else ():
+        tracker.log(update, record)
+    return tracker
 
 
-def _timed(directory: Path, earlier: Iterable[tuple[int, Figures]]) -> list[tuple[int, Figures]]:
+def _timed(
+    directory: Path, earlier: Iterable[tuple[int, Figures]]
+) -> Iterator[tuple[int, Figures]]:
     """Earlier updates with their wall-clock figures, which stand in a file of their own."""
     path = directory / TIMINGS
     lines = read_jsonl(path, growing=True) if path.is_file() else ()
     timings = {line["update"]: line for _, line in lines if "update" in line}
-    merged: list[tuple[int, Figures]] = []
     for update, record in earlier:
-        timing = timings.get(update, {})
-        if "eval_accuracy" in record:  # an evaluation after that update, not the update itself
-            timing = {key: timing[key] for key in ("at",) if key in timing}
-        merged.append((update, {**timing, **record}))
-    return merged
-
-
-def _wall_time(record: Figures) -> float | None:
-    """Seconds since the epoch, where the record knows its time of day."""
-    try:
-        return float(calendar.timegm(time.strptime(str(record["at"]), AT)))
-    except (KeyError, ValueError):
-        return None
+        of_update = "eval_accuracy" not in record  # else an evaluation after that update
+        yield update, {**(timings.get(update, {}) if of_update else {}), **record}
 
 
 def figures(record: Figures, prefix: str = "") -> Iterator[tuple[str, float]]:
@@ -348,21 +331,6 @@ def figures(record: Figures, prefix: str = "") -> Iterator[tuple[str, float]]:
             yield f"{prefix}{key}", float(value)
 
 
-def _summary_writer() -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as exc:
-        raise MissingExtra("rl.log = 'tensorboard'", "tensorboard") from exc
-    return SummaryWriter
-
-
-def _trackio() -> Any:
-    try:
-        return importlib.import_module("trackio")
-    except ImportError as exc:
-        raise MissingExtra("rl.log = 'trackio'", "trackio") from exc
-
-
 class Tracker:
     """Where figures go, or nowhere. It may fail: that is said once, and training goes on."""
 
@@ -371,7 +339,8 @@ class Tracker:
 
     def log(self, update: int, record: Figures) -> None:
         if backend := self._backend:
-            self._try(f"at update {update}", lambda: backend.log(update, record))
+            found = dict(figures(record))
+            self._try(f"at update {update}", lambda: backend.log(update, found))
 
     def close(self) -> None:
         if backend := self._backend:
@@ -391,19 +360,19 @@ class Tracker:
 
 
 class _TensorBoard:
-    def __init__(self, directory: Path, earlier: list[tuple[int, Figures]]) -> None:
+    """Event files in `tensorboard/` of the run directory, by torch's own writer."""
+
+    def __init__(self, directory: Path) -> None:
         folder = directory / "tensorboard"
         with boundary(Unavailable, f"TensorBoard's writer in {folder}"):
             for old in folder.glob("events.out.tfevents.*") if folder.is_dir() else ():
                 old.unlink()
             # A reader that is open now is told to forget what it has read.
-            self._writer: Any = _summary_writer()(str(folder), purge_step=0)
-        for update, record in earlier:
-            self.log(update, record)
+            self._writer = _package("tensorboard").SummaryWriter(str(folder), purge_step=0)
 
-    def log(self, update: int, record: Figures) -> None:
-        for key, value in figures(record):
-            self._writer.add_scalar(key, value, update, walltime=_wall_time(record))
+    def log(self, update: int, found: Mapping[str, float]) -> None:
+        for key, value in found.items():
+            self._writer.add_scalar(key, value, update)
         self._writer.flush()  # what a kill takes would be missing for ever
 
     def close(self) -> None:
@@ -411,11 +380,14 @@ class _TensorBoard:
 
 
 class _Trackio:
-    def __init__(self, directory: Path, name: str, earlier: list[tuple[int, Figures]]) -> None:
-        self._trackio = _trackio()
+    """Rows of the project `coa` in the user's own trackio folder (`TRACKIO_DIR`); which of the runs
+    there is this one is kept in `trackio.json`. trackio greets on stdout, which is for results."""
+
+    def __init__(self, directory: Path, name: str) -> None:
+        self._trackio = _package("trackio")
         noted = directory / "trackio.json"
-        with boundary(Unavailable, "trackio"), redirect_stdout(sys.stderr):  # it greets there
-            _delete_run(self._trackio, noted)
+        with boundary(Unavailable, "trackio"), redirect_stdout(sys.stderr):
+            self._delete_run(noted)
             # Its own figures of the machine are left out: threads that wake up while we compute.
             self._run: Any = self._trackio.init(
                 project=PROJECT,
@@ -426,11 +398,9 @@ class _Trackio:
                 auto_log_cpu=False,
             )
             write_atomic(noted, json.dumps({"project": PROJECT, "id": self._run.id}) + "\n")
-            for update, record in earlier:
-                self.log(update, record)
 
-    def log(self, update: int, record: Figures) -> None:
-        self._run.log(dict(figures(record)), step=update)
+    def log(self, update: int, found: Mapping[str, float]) -> None:
+        self._run.log(dict(found), step=update)
 
     def close(self) -> None:
         with redirect_stdout(sys.stderr):
@@ -439,17 +409,16 @@ class _Trackio:
             except RuntimeError:  # it was opened in another context, where it is remembered
                 self._run.finish()
 
-
-def _delete_run(trackio: Any, noted: Path) -> None:
-    """Delete what an earlier part of this run has left with trackio, and only that."""
-    try:
-        held = json.loads(noted.read_text(encoding="utf-8"))
-        runs = list(trackio.Api().runs(held["project"]))
-    except (OSError, ValueError, KeyError, TypeError):
-        return  # nothing is noted, or nothing is left of it
-    for run in runs:
-        if run.id == held.get("id"):
-            run.delete()
+    def _delete_run(self, noted: Path) -> None:
+        """Delete what an earlier part of this run has left with trackio, and only that."""
+        try:
+            held = json.loads(noted.read_text(encoding="utf-8"))
+            runs = list(self._trackio.Api().runs(held["project"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            return  # nothing is noted, or nothing is left of it
+        for run in runs:
+            if run.id == held.get("id"):
+                run.delete()
 
 
 class Monitors:

@@ -273,14 +273,11 @@ class Policy:
             sync_folder(target)
             replace_folder(target, folder)
 
-    def write(
-        self, folder: Path, gathered: dict[str, Tensor] | None = None, **manifest: Any
-    ) -> None:
+    def write(self, folder: Path, gathered: dict[str, Tensor], **manifest: Any) -> None:
         """Write the files into a folder of the caller's: a peft adapter, or a whole model."""
-        held = self.gathered() if gathered is None else gathered
-        if not held:
+        if not gathered:
             return
-        tensors = {name: tensor.contiguous() for name, tensor in sorted(held.items())}
+        tensors = {name: tensor.contiguous() for name, tensor in sorted(gathered.items())}
         folder.mkdir(parents=True, exist_ok=True)
         record = {"schema": 1, "base": self.base, "base_sha256": self.base_sha256}
         if self.full:

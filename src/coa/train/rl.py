@@ -75,13 +75,19 @@ def rollout_record(drawn: Drawn) -> Json:
     ]
     trajectories = [trajectory for trajectory, _, _ in pairs]
     judged = [score for _, score, _ in pairs if score is not None]
+    flat = [group for group in drawn.all if group.flat]
     n = max(1, len(pairs))
     lengths = [t.usage.sampled_tokens for t in trajectories] or [0]
     record: Json = {
         "reward": fmean(judged) if judged else None,
         "pass_rate": fmean(score >= 1.0 for score in judged) if judged else None,
         "environment_rate": sum(t.failed_outside for t in trajectories) / n,
-        **drawn.account(),
+        "groups": len(drawn.all),
+        "groups_used": len(drawn.groups),
+        "groups_flat": len(flat),
+        "groups_solved": sum(group.solved for group in flat),
+        "refills": drawn.refills,
+        "rollouts": len(pairs),
         "length_mean": fmean(lengths),
         "length_max": max(lengths),
         "turns": sum(t.usage.turns for t in trajectories) / n,

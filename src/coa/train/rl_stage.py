@@ -21,7 +21,7 @@ from coa.io.settings import load_recipe, to_json, without_speed
 from coa.loop import Decoding
 from coa.models.adapters import MANIFEST
 from coa.models.references import identity
-from coa.rollouts import References, choose_environments, choose_prompt, known_grammars, remembered
+from coa.rollouts import References, choose_environments, choose_prompt
 from coa.statistics import estimate
 from coa.tasks import Task, TaskSet
 from coa.train.selection import select
@@ -95,7 +95,7 @@ async def _run(
     from coa.train.monitors import check_tracker, open_monitors
     from coa.train.policy import make_policy
     from coa.train.rl import ADAPTER, ROLLOUTS, RlLoop, RlResult, RlUpdater
-    from coa.train.sft import set_up_torch
+    from coa.train.sft import known_by, set_up_torch
 
     settings, rollout, root = recipe.rl, recipe.rollout, Path(recipe.out)
     for line in ignored(recipe):
@@ -144,7 +144,9 @@ async def _run(
         sampler.on_rollout = partial(monitors.phase, "rollout")
         check = partial(evaluate_policy, recipe, check_tasks, sampler) if check_tasks else None
         updater = RlUpdater(policy, settings, rollout.temperature, processes)
-        known = made | _knows(settings.model, opened) | {"settings": to_json(settings)}
+        homes = [env.name for env in opened.environments]
+        known = known_by(settings.model, opened.grammars.names, homes, opened.grammars)
+        known = made | known | {"settings": to_json(settings)}
         loop = RlLoop(recipe, sampler, updater, run, monitors, check, known)
         result = await loop.execute()
         if monitors.solved:
@@ -310,17 +312,4 @@ async def evaluate_policy(
         "eval_high": round(value.high, 4),
         "eval_n": value.n,
         "eval_environment": round(len(reasons) / n, 4),
-    }
-
-
-def _knows(model: str, opened: OpenEnvironment) -> Json:
-    """The grammars that the adapter can be asked in, and the environments that it is at home in:
-    those of this run, and those that its start was trained on. Practice in one of them does not
-    make it forget that it knows others."""
-    names = {*remembered("grammar", model), *opened.grammars.names}
-    homes = {*remembered("environments", model), *(env.name for env in opened.environments)}
-    return {
-        "grammar": sorted(names) if len(names) > 1 else opened.grammar_names,
-        "environments": sorted(homes),
-        "grammars": known_grammars(model) | opened.grammars.to_json(),
     }

@@ -125,8 +125,8 @@ async def _judge(
                 closed = replace(closed, engine=engine, decoding=decoding, concurrency=at_once)
             found = await _rates("without_tools", tasks, samples, closed, folder, mode)
         for task_id, (rate, n) in found.items():
-            why = "needs_no_tool" if rate is not None and rate > settings.no_tool_most else ""
-            why = "unjudged" if rate is None else why
+            known = rate is not None and rate > settings.no_tool_most
+            why = "unjudged" if rate is None else "needs_no_tool" if known else ""
             verdicts[task_id] = Verdict(task_id, rate, n, why=why)
     if samples := settings.samples:
         left = [task for task in tasks if verdicts[task.id].kept]
@@ -175,32 +175,31 @@ def _selected(
 ) -> Selected:
     kept = [task for task, verdict in zip(tasks, verdicts, strict=True) if verdict.kept]
     dropped = Counter(verdict.why for verdict in verdicts if not verdict.kept)
-    counts = [f"{dropped[why]} {word}" for why, word in _words(settings, dropped).items()]
+    always = settings.most * settings.samples > settings.samples - 1
+    never = settings.least * settings.samples <= 1
+    words = {  # in the order of the questions: what is said of those dropped, and what to do
+        "needs_no_tool": (
+            "needs no tool" if dropped["needs_no_tool"] == 1 else "need no tool",
+            "Take tasks that need a tool, or raise select.no_tool_most.",
+        ),
+        "too_easy": (
+            "always solved" if always else "solved too often",
+            "Take harder tasks, or set select.samples to 0.",
+        ),
+        "too_hard": (
+            "never solved" if never else "solved too rarely",
+            "Take easier tasks, lower select.least, or train longer with coa sft first.",
+        ),
+        "unjudged": (
+            "could not be judged",
+            f"The attempts in {directory / ATTEMPTS} say why; put it right and go on.",
+        ),
+    }
+    counts = [f"{dropped[why]} {said}" for why, (said, _) in words.items() if dropped[why]]
     if kept:
         line = f"{len(tasks)} tasks: " + ", ".join([*counts, f"{len(kept)} kept"])
         return Selected(kept, verdicts, line)
-    advice = {
-        "needs_no_tool": "Take tasks that need a tool, or raise select.no_tool_most.",
-        "too_easy": "Take harder tasks, or set select.samples to 0.",
-        "too_hard": "Take easier tasks, lower select.least, or train longer with coa sft first.",
-        "unjudged": f"The attempts in {directory / ATTEMPTS} say why; put it right and go on.",
-    }
-    most = max(dropped, key=lambda why: dropped[why])
+    _, advice = words[max(dropped, key=lambda why: dropped[why])]
     raise TrainingError(
-        f"select: none of {len(tasks)} tasks is left to train on: {', '.join(counts)}. "
-        f"{advice[most]}"
+        f"select: none of {len(tasks)} tasks is left to train on: {', '.join(counts)}. {advice}"
     )
-
-
-def _words(settings: SelectSettings, dropped: Counter[str]) -> dict[str, str]:
-    """What is said of the tasks that were dropped, in the order of the questions."""
-    nearly_one = settings.most * settings.samples > settings.samples - 1
-    words = {
-        "needs_no_tool": "needs no tool" if dropped["needs_no_tool"] == 1 else "need no tool",
-        "too_easy": "always solved" if nearly_one else "solved too often",
-        "too_hard": "never solved"
-        if settings.least * settings.samples <= 1
-        else "solved too rarely",
-        "unjudged": "could not be judged",
-    }
-    return {why: word for why, word in words.items() if dropped[why]}

@@ -287,14 +287,8 @@ class RolloutSettings:
         Decoding(temperature=self.temperature)
 
     def budget(self) -> Budget:
-        return Budget(
-            turns=self.turns,
-            tokens=self.tokens,
-            turn_tokens=self.turn_tokens,
-            context=self.context,
-            seconds=self.seconds,
-            malformed=self.malformed,
-        )
+        names = ("turns", "tokens", "turn_tokens", "context", "seconds", "malformed")
+        return Budget(**{name: getattr(self, name) for name in names})
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ import random
 import sys
 import time
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -237,19 +237,24 @@ def choose(trajectories: Sequence[Trajectory], settings: SftSettings, codec: Cod
 
 
 def protocol_of(trajectories: Sequence[Trajectory], start: str = "") -> Json:
-    """Grammar and prompt that the adapter will know, one each or a list of several. A grammar that
-    its start was trained on counts: it is not forgotten because the rows are of another."""
-    grammars = {*(trajectory.grammar for trajectory in trajectories), *remembered("grammar", start)}
-    found = {
-        "grammar": sorted(grammars),
-        "prompt": sorted({trajectory.prompt for trajectory in trajectories}),
-    }
-    made: Json = {name: held[0] if len(held) == 1 else held for name, held in found.items()}
+    """Grammar and prompt that the adapter will know, one each or a list of several."""
+    grammars = [trajectory.grammar for trajectory in trajectories]
     said = (each.meta.get("environment") or each.meta.get("set") for each in trajectories)
-    homes = {str(name) for name in said if name}
-    if homes := homes | {*remembered("environments", start)}:
-        made["environments"] = sorted(homes)
-    return made | {"grammars": known_grammars(start) | book_of(trajectories).to_json()}
+    homes = [str(name) for name in said if name]
+    known = known_by(start, grammars, homes, book_of(trajectories))
+    prompts = sorted({trajectory.prompt for trajectory in trajectories})
+    prompt = prompts[0] if len(prompts) == 1 else prompts
+    return {"grammar": known["grammar"], "prompt": prompt, **known}
+
+
+def known_by(start: str, grammars: Iterable[str], homes: Iterable[str], book: GrammarBook) -> Json:
+    """The grammars that an adapter can be asked in, and the environments that it is at home in:
+    those of its run, and those that its start was trained on, which it does not forget."""
+    names = sorted({*grammars, *remembered("grammar", start)})
+    known: Json = {"grammar": names[0] if len(names) == 1 else names}
+    if everywhere := sorted({*homes, *remembered("environments", start)}):
+        known["environments"] = everywhere
+    return known | {"grammars": known_grammars(start) | book.to_json()}
 
 
 def book_of(trajectories: Sequence[Trajectory], where: str = "the dataset") -> GrammarBook:
