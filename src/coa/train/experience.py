@@ -316,17 +316,18 @@ def _by_token(samples: Sequence[TrainingSample], of: Callable[[TrainingSample], 
 def policy_tokens(samples: Sequence[TrainingSample], device: torch.device) -> PolicyTokens:
     """What the policy loss must know of the samples' trained tokens, in the order of `written`."""
     first = samples[0]
-
-    def joined(of: Callable[[TrainingSample], Tensor | None]) -> Tensor:
-        return torch.cat([_known(of(sample)) for sample in samples]).to(device)
-
     return PolicyTokens(
         **{name: values.to(device) for name, values in _places(samples).items()},
-        advantages=joined(lambda s: s.advantages),
-        old=None if first.old is None else joined(lambda s: s.old),
-        sampled=joined(sampled_logprobs),
-        reference=None if first.reference is None else joined(lambda s: s.reference),
+        advantages=joined(samples, "advantages", device),
+        old=None if first.old is None else joined(samples, "old", device),
+        sampled=torch.cat([sampled_logprobs(sample) for sample in samples]).to(device),
+        reference=None if first.reference is None else joined(samples, "reference", device),
     )
+
+
+def joined(samples: Sequence[TrainingSample], name: str, device: torch.device) -> Tensor:
+    """A tensor of all samples, one after the other."""
+    return torch.cat([_known(getattr(sample, name)) for sample in samples]).to(device)
 
 
 def totals_of(samples: Sequence[TrainingSample]) -> Totals:

@@ -25,7 +25,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Protocol, cast, get_args
 
-import torch
 from torch import Tensor
 
 from coa.engines.base import Engine
@@ -43,6 +42,7 @@ from coa.train.experience import (
     assign_advantages,
     check_judged,
     experience_of,
+    joined,
     look_before,
     policy_tokens,
     totals_of,
@@ -368,7 +368,7 @@ class Clock:
     """Seconds of an update by phase."""
 
     def __init__(self) -> None:
-        self._begun, self._seconds = time.perf_counter(), dict[str, float]()
+        self._begun, self._seconds = time.perf_counter(), Counter[str]()
 
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
@@ -376,16 +376,14 @@ class Clock:
         try:
             yield
         finally:
-            seconds = time.perf_counter() - begun
-            self._seconds[phase] = self._seconds.get(phase, 0.0) + seconds
+            self._seconds[phase] += time.perf_counter() - begun  # type: ignore[assignment]
 
     def record(self, made: Json) -> Json:
         """For timings.jsonl: seconds by phase, and speed."""
-        seconds = {f"{name}_s": round(value, 3) for name, value in self._seconds.items()}
         sampled = made["length_mean"] * made["rollouts"]
         return {
             "seconds": round(time.perf_counter() - self._begun, 3),
-            **seconds,
+            **{f"{name}_s": round(value, 3) for name, value in self._seconds.items()},
             "tokens_per_s": round(made["tokens"] / max(1e-9, self._seconds["train"]), 1),
             "sampled_per_s": round(sampled / max(1e-9, self._seconds["rollout"]), 1),
         }
@@ -482,11 +480,7 @@ class RlUpdater:
         if self.value_head is None:
             return made.loss
         values = self.value_head.values(hidden)
-        returns = _joined([s.returns for s in part], hidden.device)
-        old = _joined([s.values for s in part], hidden.device)
+        returns = joined(part, "returns", hidden.device)
+        old = joined(part, "values", hidden.device)
         off = value_loss(values, returns, old, tokens, settings, totals)
         return made.loss + settings.value_weight * off
-
-
-def _joined(pieces: Sequence[Tensor | None], device: torch.device) -> Tensor:
-    return torch.cat([piece for piece in pieces if piece is not None]).to(device)

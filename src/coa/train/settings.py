@@ -520,50 +520,40 @@ def with_length(rl: RlSettings, rollout: RolloutSettings) -> RlSettings:
 def ignored(recipe: RlRecipe) -> Iterator[str]:
     """A line for each setting that has no effect because of another one; what a recipe leaves as
     the defaults or its preset have it is not spoken of."""
-    rl, loss = recipe.rl, recipe.rl.loss
+    rl, loss, check = recipe.rl, recipe.rl.loss, recipe.check
+    of_values = "rl.value_lr rl.loss.gamma rl.loss.lam rl.loss.value_clip rl.loss.value_weight"
+    no_values = f"rl.loss.baseline is {loss.baseline!r}, so there is no value head"
+    bounds = "rl.loss.correction_cap rl.loss.correction_floor rl.loss.correction_mode"
+    from_adapter = "+" in rl.model or rl.model == OURS
     kl_in_loss = loss.kl > 0 and loss.kl_place == "loss"
-    idle = (
+    no_deviation = loss.scale == "none" or loss.baseline == "value"
+    of_check = "check.every check.samples check.temperature check.keep"
+    idle = (  # settings, when they have no effect, and why
+        (of_values, loss.baseline != "value", no_values),
+        ("rl.refills", rl.refills > 0 and not rl.compares, "the loss compares no groups"),
+        ("rl.rank rl.alpha", rl.full, "rl.full trains all weights"),
+        ("rl.rank rl.alpha", from_adapter and not rl.full, "the adapter of rl.model keeps its own"),
+        ("rl.loss.kl_estimator rl.loss.kl_place", not loss.kl, "rl.loss.kl is 0"),
+        ("rl.loss.kl_reweighted", not kl_in_loss, "there is no KL in the loss"),
+        (bounds, loss.correction == "none", "rl.loss.correction is 'none'"),
         (
-            loss.baseline != "value",
-            f"rl.loss.baseline is {loss.baseline!r}, so there is no value head",
-            "rl.value_lr rl.loss.gamma rl.loss.lam rl.loss.value_clip rl.loss.value_weight",
-        ),
-        (rl.refills > 0 and not rl.compares, "the loss compares no groups", "rl.refills"),
-        (rl.full, "rl.full trains all weights", "rl.rank rl.alpha"),
-        (
-            ("+" in rl.model or rl.model == OURS) and not rl.full,
-            "the adapter of rl.model keeps its own",
-            "rl.rank rl.alpha",
-        ),
-        (not loss.kl, "rl.loss.kl is 0", "rl.loss.kl_estimator rl.loss.kl_place"),
-        (not kl_in_loss, "there is no KL in the loss", "rl.loss.kl_reweighted"),
-        (
-            loss.correction == "none",
-            "rl.loss.correction is 'none'",
-            "rl.loss.correction_cap rl.loss.correction_floor rl.loss.correction_mode",
-        ),
-        (
+            "rl.loss.constant_length",
             loss.normalise != "constant",
             f"rl.loss.normalise is {loss.normalise!r}",
-            "rl.loss.constant_length",
         ),
+        ("rl.loss.std_epsilon", no_deviation, "no deviation of rewards divides"),
+        ("rl.loss.overlong_penalty", not loss.overlong_buffer, "rl.loss.overlong_buffer is 0"),
         (
-            loss.scale == "none" or loss.baseline == "value",
-            "no deviation of rewards divides",
-            "rl.loss.std_epsilon",
+            "select.no_tool_most",
+            not recipe.select.no_tool_samples,
+            "select.no_tool_samples is 0",
         ),
-        (not loss.overlong_buffer, "rl.loss.overlong_buffer is 0", "rl.loss.overlong_penalty"),
-        (not recipe.select.no_tool_samples, "select.no_tool_samples is 0", "select.no_tool_most"),
-        (not recipe.select.samples, "select.samples is 0", "select.least select.most"),
-        (
-            not (recipe.check.tasks or recipe.check.split),
-            "check.tasks is not set",
-            "check.every check.samples check.temperature check.keep",
-        ),
-        (bool(recipe.rollout.engine), "rollout.engine is a server", "rollout.memory_gb"),
+        ("select.least select.most", not recipe.select.samples, "select.samples is 0"),
+        (of_check, not (check.tasks or check.split), "check.tasks is not set"),
+        ("rollout.memory_gb", bool(recipe.rollout.engine), "rollout.engine is a server"),
     )
     usual = RlRecipe(rl=RlSettings(preset=rl.preset, loss=PRESETS[rl.preset]))
-    for holds, why, names in idle:
+    for names, holds, why in idle:
         for name in names.split() if holds else ():
             if (found := attrgetter(name)(recipe)) != attrgetter(name)(usual):
                 yield f"{name} = {json.dumps(found)} is ignored: {why}"
