@@ -21,7 +21,7 @@ from coa.grammar import load_grammar  # noqa: E402
 from coa.loop import Budget, Decoding  # noqa: E402
 from coa.rewards import RewardSettings  # noqa: E402
 from coa.tasks import Task  # noqa: E402
-from coa.train.experience import experience_of, look_before, sampled_logprobs  # noqa: E402
+from coa.train.experience import compute_before_update, experience_of, sampled_logprobs  # noqa: E402
 from coa.train.groups import Drawn, Sampler, TaskStream  # noqa: E402
 from coa.train.policy import Policy, make_policy  # noqa: E402
 from coa.train.processes import Processes  # noqa: E402
@@ -56,8 +56,8 @@ class Recording(LocalEngine):
 def check_rows(drawn: Drawn, engine: Recording, policy: Policy) -> dict[str, float]:
     """Check every row of the update against what the engine did; what was met on the way."""
     experience = experience_of(drawn.all, row_maker(policy.codec, max_length=2048), SETTINGS, 2048)
-    look_before(experience, policy, None, SETTINGS, TEMPERATURE, Processes())
-    rollouts = [t for group in drawn.all for t in group.trajectories]
+    compute_before_update(experience, policy, None, SETTINGS, TEMPERATURE, Processes())
+    rollouts = [t for group in drawn.all for t, _ in group.rollouts]
     assert len(experience.samples) + sum(experience.left_out.values()) == len(rollouts)
     by_prompt = {(tuple(prompt), tuple(c.ids)): c for prompt, c in engine.turns}
     widest, observed = 0.0, 0

@@ -79,12 +79,12 @@ async def test_a_group_is_the_rollouts_of_one_task_in_their_order(tmp_path: Path
     drawn = await make_sampler(tasks, engine, tmp_path).draw(1, 0, 3, refills=0)
     assert drawn.position == 3 and len(drawn.groups) == 3
     for group in drawn.groups:
-        assert {t.task_id for t in group.trajectories} == {group.task.id}
-        assert [t.sample for t in group.trajectories] == [0, 1, 2, 3]
-        assert group.scores == [float(t.answer or "") for t in group.trajectories]
+        assert {t.task_id for t, _ in group.rollouts} == {group.task.id}
+        assert [t.sample for t, _ in group.rollouts] == [0, 1, 2, 3]
+        assert group.scores == [float(t.answer or "") for t, _ in group.rollouts]
     later = await make_sampler(tasks, engine, tmp_path).draw(2, 5, 5, refills=0)
     assert {group.visit for group in later.groups} == {1}
-    assert [t.sample for t in later.groups[0].trajectories] == [4, 5, 6, 7]
+    assert [t.sample for t, _ in later.groups[0].rollouts] == [4, 5, 6, 7]
     assert len(set(engine.keys)) == len(engine.keys), "no draw is made twice"
 
 
@@ -188,7 +188,7 @@ async def test_rollouts_of_other_weights_are_not_taken_over(tmp_path: Path) -> N
     engine.weights = "update-0-of-another-try"
     drawn = await make_sampler(tasks, engine, tmp_path).draw(1, 0, 3, refills=0)
     assert len(engine.keys) == 12
-    versions = {t.weights for g in drawn.all for t in g.trajectories}
+    versions = {t.weights for g in drawn.all for t, _ in g.rollouts}
     assert versions == {"update-0-of-another-try"}
     kept = load_trajectories(tmp_path / "0000001-0.jsonl")
     assert len(kept) == 12 and {t.weights for t in kept} == versions
@@ -300,4 +300,4 @@ async def test_what_is_drawn_is_what_the_files_say(tmp_path: Path) -> None:
     drawn = await make_sampler(tasks, engine, tmp_path).draw(1, 0, 3, refills=0)
     lines = (tmp_path / "0000001-0.jsonl").read_text().splitlines()
     stored = Counter((r["task_id"], r["sample"]) for r in map(json.loads, lines))
-    assert stored == {(t.task_id, t.sample): 1 for g in drawn.all for t in g.trajectories}
+    assert stored == {(t.task_id, t.sample): 1 for g in drawn.all for t, _ in g.rollouts}

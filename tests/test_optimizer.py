@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch")
 
 from coa.errors import TrainingError  # noqa: E402
-from coa.train.optimizer import PolicyOptimizer, deal, micro_batches, schedule_factor  # noqa: E402
+from coa.train.optimizer import PolicyOptimizer, balanced_share, micro_batches, schedule_factor  # noqa: E402
 from coa.train.processes import Processes  # noqa: E402
 from coa.train.rows import Row  # noqa: E402
 from coa.train.settings import SftSettings  # noqa: E402
@@ -164,5 +164,5 @@ def test_micro_batches_keep_order_and_limit(sizes: list[int], limit: int) -> Non
 @given(st.lists(st.integers(1, 50)), st.integers(1, 5))
 def test_every_row_is_dealt_to_one_process(sizes: list[int], count: int) -> None:
     rows = [Row(str(at), list(range(size)), [1.0] * size) for at, size in enumerate(sizes)]
-    shares = [deal(rows, Processes(index, count)) for index in range(count)]
+    shares = [balanced_share(rows, Processes(index, count)) for index in range(count)]
     assert sorted(int(row.task_id) for share in shares for row in share) == list(range(len(rows)))

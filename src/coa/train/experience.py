@@ -20,7 +20,7 @@ from torch import Tensor
 from coa.errors import TrainingError
 from coa.train.groups import Group, LeftOut, has_void_turn
 from coa.train.losses import PolicyTokens, Totals, gae, kl_estimate, whiten
-from coa.train.optimizer import deal, micro_batches, written
+from coa.train.optimizer import balanced_share, micro_batches, states_and_targets
 from coa.train.policy import Policy, ValueHead
 from coa.train.processes import Processes
 from coa.train.rows import Row
@@ -107,8 +107,9 @@ class TrainingSample:
     """One rollout to learn from. Tensors hold a number for each trained token of the row."""
 
     number: int
-    """Of its sequence within the batch; the next of its group."""
+    """Tells its sequence from the others of the batch."""
     group: int
+    """Tells its group from the others of the batch."""
     row: Row
     trajectory: Trajectory
     reward: float
@@ -154,7 +155,7 @@ def experience_of(
     loss = settings.loss
     number = 0
     for place, group in enumerate(groups):
-        for trajectory, scored in zip(group.trajectories, group.scored, strict=True):
+        for trajectory, scored in group.rollouts:
             number += 1
             if trajectory.failed_outside:
                 found.left_out["environment"] += 1
@@ -174,8 +175,8 @@ def experience_of(
 def check_judged(groups: Sequence[Group], where: str) -> None:
     """Raise when not one rollout of an update, used or not, has a score: a model that fails is
     recorded, an environment or a judge that fails has to be repaired."""
-    pairs = [p for group in groups for p in zip(group.trajectories, group.scored, strict=True)]
-    if not pairs or any(score is not None for group in groups for score in group.scores):
+    pairs = [rollout for group in groups for rollout in group.rollouts]
+    if not pairs or any(rollout.score is not None for rollout in pairs):
         return
     outside = [trajectory for trajectory, _ in pairs if trajectory.failed_outside]
     if len(outside) == len(pairs):
@@ -194,7 +195,7 @@ def check_judged(groups: Sequence[Group], where: str) -> None:
 
 
 @torch.no_grad()
-def look_before(
+def compute_before_update(
     experience: Experience,
     policy: Policy,
     value_head: ValueHead | None,
@@ -214,7 +215,7 @@ def look_before(
         wanted["values"] = lambda hidden, targets: value_head.values(hidden)
     if not wanted and not settings.loss.kl:
         return
-    own = deal(experience.samples, processes)
+    own = balanced_share(experience.samples, processes)
     seen: dict[int, dict[str, Tensor]] = {sample.number: {} for sample in own}
     parts = micro_batches(own, settings.micro_tokens)
     # All compute equally often: where weights are sharded, a forward is a conversation of all.
@@ -222,7 +223,7 @@ def look_before(
 
     def compute(figures: Mapping[str, Callable[[Tensor, Tensor], Tensor]]) -> None:
         for part in parts:
-            hidden, targets = written(policy, [sample.row for sample in part])
+            hidden, targets = states_and_targets(policy, [sample.row for sample in part])
             sizes = [len(sample.trained) for sample in part]
             for name, figure in figures.items():
                 pieces = figure(hidden, targets).float().cpu().split(sizes)
@@ -248,9 +249,9 @@ def assign_advantages(experience: Experience, settings: RlSettings) -> None:
     if not experience.samples:
         return
     if loss.baseline == "value":
-        _by_value_head(experience.samples, settings)
+        _advantages_by_value(experience.samples, settings)
     else:
-        _by_comparison(experience, settings)
+        _advantages_by_group(experience, settings)
     failed = [s for s in experience.samples if _known(s.advantages).sum() < 0]
     if settings.truncated == "leave_out":
         cut = [s for s in failed if s.trajectory.truncated]
@@ -260,7 +261,7 @@ def assign_advantages(experience: Experience, settings: RlSettings) -> None:
         experience.leave_out("void", [s for s in failed if has_void_turn(s.trajectory)])
 
 
-def _by_comparison(experience: Experience, settings: RlSettings) -> None:
+def _advantages_by_group(experience: Experience, settings: RlSettings) -> None:
     loss, samples = settings.loss, experience.samples
     rewards = [sample.reward for sample in samples]
     if loss.kl > 0 and loss.kl_place == "reward":
@@ -274,7 +275,7 @@ def _by_comparison(experience: Experience, settings: RlSettings) -> None:
     experience.leave_out("lonely", [s for s in samples if s.advantages is None])
 
 
-def _by_value_head(samples: Sequence[TrainingSample], settings: RlSettings) -> None:
+def _advantages_by_value(samples: Sequence[TrainingSample], settings: RlSettings) -> None:
     loss = settings.loss
     sizes = [len(sample.trained) for sample in samples]
     weights, sequence = torch.ones(sum(sizes)), _by_token(samples, lambda s: s.number)
@@ -304,7 +305,7 @@ def sampled_logprobs(sample: TrainingSample) -> Tensor:
 
 
 def _known(values: Tensor | None) -> Tensor:
-    assert values is not None, "look_before() or assign_advantages() fills this in"
+    assert values is not None, "compute_before_update() or assign_advantages() fills this in"
     return values
 
 
@@ -314,7 +315,7 @@ def _by_token(samples: Sequence[TrainingSample], of: Callable[[TrainingSample], 
 
 
 def policy_tokens(samples: Sequence[TrainingSample], device: torch.device) -> PolicyTokens:
-    """What the policy loss must know of the samples' trained tokens, in the order of `written`."""
+    """What the policy loss must know of the samples' trained tokens, in the order of `states_and_targets`."""
     first = samples[0]
     return PolicyTokens(
         **{name: values.to(device) for name, values in _places(samples).items()},

@@ -152,7 +152,7 @@ class PlainModel(torch.nn.Module):
         return torch.autocast(device.type, dtype=self.cast, enabled=self.cast is not None)
 
     @torch.no_grad()
-    def find_out(self, name: str, note: Note) -> None:
+    def probe(self, name: str, note: Note) -> None:
         """Try whether rows can be packed, and whether logits are what we take them for."""
         causal = causal_of(self.model)
         device, size = causal.get_output_embeddings().weight.device, vocabulary_of(causal)

@@ -437,7 +437,7 @@ class Monitors:
 
     def group(self, group: Group) -> None:
         """Show one rollout of a group."""
-        trajectory, scored = group.trajectories[0], group.scored[0]
+        trajectory, scored = group.rollouts[0]
         self._view.rollout(group.task.question, trajectory.answer or "", scored.score)
 
     def recall(self, record: Json) -> None:

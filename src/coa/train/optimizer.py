@@ -146,7 +146,7 @@ class Sequenced(Protocol):
 R = TypeVar("R", bound=Sequenced)
 
 
-def written(policy: Policy, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
+def states_and_targets(policy: Policy, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
     """Hidden states before the tokens that count, and those tokens, of all rows in order.
 
     Only these go through the output layer: logits of a 49k vocabulary are the largest tensor of a
@@ -176,7 +176,7 @@ def micro_batches(rows: Iterable[R], limit: int) -> list[list[R]]:
     return parts
 
 
-def deal(rows: Sequence[R], processes: Processes) -> list[R]:
+def balanced_share(rows: Sequence[R], processes: Processes) -> list[R]:
     """This process's share of rows that all have: about as many tokens for each, longest first."""
     loads = [0] * processes.count
     own = []

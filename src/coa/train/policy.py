@@ -142,7 +142,7 @@ class Policy:
         self.positions = positions_of(config)
         self._fast: FastLlama | None = None
         if unsupported(config) or checkpointing or sharding_wanted() or gpu:
-            self._plain.find_out(ref, note or say)
+            self._plain.probe(ref, note or say)
         else:
             lora = None if full else ADAPTER
             self._fast = FastLlama(causal_of(self.model), config, lora, dtype, max_length)

@@ -41,9 +41,9 @@ from coa.train.experience import (
     TrainingSample,
     assign_advantages,
     check_judged,
+    compute_before_update,
     experience_of,
     joined,
-    look_before,
     policy_tokens,
     totals_of,
 )
@@ -54,9 +54,9 @@ from coa.train.optimizer import (
     OptimizerStep,
     Part,
     PolicyOptimizer,
-    deal,
+    balanced_share,
     micro_batches,
-    written,
+    states_and_targets,
 )
 from coa.train.policy import Policy, ValueHead, replace_folder
 from coa.train.processes import Processes
@@ -68,15 +68,11 @@ from coa.view.curves import curve
 
 def rollout_record(drawn: Drawn) -> Json:
     """Of all rollouts that were drawn, used or not: every one counts."""
-    pairs = [
-        pair
-        for group in drawn.all
-        for pair in zip(group.trajectories, group.scores, group.scored, strict=True)
-    ]
-    trajectories = [trajectory for trajectory, _, _ in pairs]
-    judged = [score for _, score, _ in pairs if score is not None]
+    rollouts = [rollout for group in drawn.all for rollout in group.rollouts]
+    trajectories = [rollout.trajectory for rollout in rollouts]
+    judged = [rollout.score for rollout in rollouts if rollout.score is not None]
     flat = [group for group in drawn.all if group.flat]
-    n = max(1, len(pairs))
+    n = max(1, len(rollouts))
     lengths = [t.usage.sampled_tokens for t in trajectories] or [0]
     record: Json = {
         "reward": fmean(judged) if judged else None,
@@ -87,7 +83,7 @@ def rollout_record(drawn: Drawn) -> Json:
         "groups_flat": len(flat),
         "groups_solved": sum(group.solved for group in flat),
         "refills": drawn.refills,
-        "rollouts": len(pairs),
+        "rollouts": len(rollouts),
         "length_mean": fmean(lengths),
         "length_max": max(lengths),
         "turns": sum(t.usage.turns for t in trajectories) / n,
@@ -97,7 +93,7 @@ def rollout_record(drawn: Drawn) -> Json:
         "truncated_rate": sum(t.truncated for t in trajectories) / n,
         "agents": agent_shares(trajectories),
     }
-    if len(parts := mean_parts([scored for _, _, scored in pairs])) > 1:
+    if len(parts := mean_parts([rollout.scored for rollout in rollouts])) > 1:
         record["parts"] = {name: part["mean"] for name, part in parts.items()}
     return record
 
@@ -426,7 +422,9 @@ class RlUpdater:
     ) -> tuple[list[OptimizerStep], list[Metrics]]:
         """Advantages, then `passes` times over the experience in `minibatches` steps each."""
         settings, processes = self.settings, self.processes
-        look_before(experience, self.policy, self.value_head, settings, self.temperature, processes)
+        compute_before_update(
+            experience, self.policy, self.value_head, settings, self.temperature, processes
+        )
         assign_advantages(experience, settings)
         steps: list[OptimizerStep] = []
         found: list[Metrics] = []
@@ -463,7 +461,7 @@ class RlUpdater:
         """The losses of one step, part by part. Samples without a gradient count in what is divided
         by, but nothing is computed for them."""
         totals = totals_of(batch)
-        own = deal([s for s in batch if self._has_gradient(s)], self.processes)
+        own = balanced_share([s for s in batch if self._has_gradient(s)], self.processes)
         parts = micro_batches(own, self.settings.micro_tokens)
         for at, part in enumerate(parts):
             if on_part is not None:
@@ -472,7 +470,7 @@ class RlUpdater:
 
     def _loss(self, part: list[TrainingSample], totals: Totals, found: list[Metrics]) -> Tensor:
         settings = self.settings.loss
-        hidden, targets = written(self.policy, [sample.row for sample in part])
+        hidden, targets = states_and_targets(self.policy, [sample.row for sample in part])
         logprobs = self.policy.logprobs(hidden, targets, self.temperature)
         tokens = policy_tokens(part, hidden.device)
         made = policy_loss(logprobs, tokens, settings, totals)

@@ -276,8 +276,8 @@ async def evaluate_policy(
     decoding = replace(sampler.decoding, temperature=part.temperature, seed=recipe.rl.seed + 1)
     pairs = [(task, at) for task in processes.share(tasks) for at in range(part.samples)]
     path = directory / f"{processes.named('trajectories')}.jsonl"
-    found, scored = await sampler.attempt(pairs, path, decoding)
-    failed = [t.error or str(t.stop) for t in found if t.failed_outside]
+    found = await sampler.attempt(pairs, path, decoding)
+    failed = [t.error or str(t.stop) for t, _ in found if t.failed_outside]
     reasons = list(chain.from_iterable(processes.gather(failed)))
     n = part.samples * len(tasks)
     if len(reasons) > min(n - 1, max(1, TOLERATED * n)):  # it would measure the environment
@@ -287,7 +287,7 @@ async def evaluate_policy(
         )
     own = [
         (t.task_id, t.sample, 0.0 if t.failed_outside else one.score, one.reason)
-        for t, one in zip(found, scored, strict=True)
+        for t, one in found
     ]
     scores: dict[str, dict[int, float]] = {task.id: {} for task in tasks}
     for task_id, sample, score, reason in chain.from_iterable(processes.gather(own)):

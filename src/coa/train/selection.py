@@ -158,11 +158,11 @@ async def _rates(
         seed = sampling_key(sampler.decoding.seed, f"selection {name}", 0, 0) >> 32
         decoding = replace(sampler.decoding, seed=seed)
         with counted(f"select {name}", len(pairs), mode) as on_done:
-            trajectories, scored = await sampler.attempt(pairs, path, decoding, on_done)
+            rollouts = await sampler.attempt(pairs, path, decoding, on_done)
         scores: dict[str, list[float]] = {task.id: [] for task in own}
-        for trajectory, one in zip(trajectories, scored, strict=True):
-            if one.score is not None and not trajectory.failed_outside:
-                scores[trajectory.task_id].append(one.score)
+        for rollout in rollouts:
+            if rollout.score is not None:
+                scores[rollout.trajectory.task_id].append(rollout.score)
         found = {i: (sum(s) / len(s) if s else None, len(s)) for i, s in scores.items()}
         if any(n for _, n in found.values()):
             lines = ({"task_id": i, "rate": rate, "n": n} for i, (rate, n) in found.items())

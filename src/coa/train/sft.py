@@ -55,7 +55,13 @@ from coa.models.references import identity
 from coa.rollouts import known_grammars, remembered
 from coa.train.checkpoint import Checkpoints, held_interrupt
 from coa.train.losses import masked_cross_entropy
-from coa.train.optimizer import NotFinite, PolicyOptimizer, deal, micro_batches, written
+from coa.train.optimizer import (
+    NotFinite,
+    PolicyOptimizer,
+    balanced_share,
+    micro_batches,
+    states_and_targets,
+)
 from coa.train.policy import Policy, make_policy
 from coa.train.processes import Processes
 from coa.train.rows import (
@@ -555,13 +561,13 @@ def parts_of(
     """What this process computes of a batch, each part at once: packs, or rows side by side."""
     if settings.layout == "pack":
         return processes.share(batch)
-    rows = deal([row for unit in batch for row in unit], processes)
+    rows = balanced_share([row for unit in batch for row in unit], processes)
     return micro_batches(rows, settings.micro_tokens)
 
 
 def sft_loss(policy: Policy, rows: Sequence[Row], total: float) -> Tensor:
     """Weighted cross-entropy of rows, normalised by `total` weight."""
-    hidden, targets = written(policy, rows)
+    hidden, targets = states_and_targets(policy, rows)
     weights = [row.weights[at] for row in rows for at in row.places]
     logprobs = policy.logprobs(hidden, targets)
     return masked_cross_entropy(logprobs, torch.tensor(weights, device=hidden.device), total)
