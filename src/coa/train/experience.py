@@ -315,7 +315,7 @@ def _by_token(samples: Sequence[TrainingSample], of: Callable[[TrainingSample], 
 
 
 def policy_tokens(samples: Sequence[TrainingSample], device: torch.device) -> PolicyTokens:
-    """What the policy loss must know of the samples' trained tokens, in the order of `states_and_targets`."""
+    """What the policy loss must know of the samples' trained tokens, in their order."""
     first = samples[0]
     return PolicyTokens(
         **{name: values.to(device) for name, values in _places(samples).items()},
