@@ -19,7 +19,7 @@ from coa.grammar import load_grammar
 from coa.loop import Budget, Decoding
 from coa.rewards import Part, Scored
 from coa.tasks import Task
-from coa.train.groups import Group, Sampler, TaskStream
+from coa.train.groups import Group, Sampler, ScoredRollout, TaskStream
 from coa.train.processes import Processes
 from coa.trajectory import Author, Segment, StopReason, Trajectory, Usage
 from playing import box
@@ -145,12 +145,13 @@ def made(
     )
 
 
-def group_of(*members: tuple[Trajectory, float | None], task: str = "t0", visit: int = 0) -> Group:
-    scored = [
-        Scored(score, {"judge": Part(score, "" if score is not None else "no answer of the judge")})
-        for _, score in members
-    ]
-    return Group(Task("q?", ("a",), id=task), visit, [t for t, _ in members], scored)
+def group_of(*members: tuple[Trajectory, float | None], task: str = "t0") -> Group:
+    def judged(score: float | None) -> Scored:
+        reason = "" if score is not None else "no answer of the judge"
+        return Scored(score, {"judge": Part(score, reason)})
+
+    rollouts = [ScoredRollout(trajectory, judged(score)) for trajectory, score in members]
+    return Group(Task("q?", ("a",), id=task), rollouts)
 
 
 @dataclass(frozen=True)

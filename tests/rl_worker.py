@@ -87,7 +87,7 @@ def die(draw: random.Random, out: Path) -> None:
 
 def killed_again_and_again(seed: int, model: Path, out: Path, *more: str) -> int:
     """Train to the end in spite of that; the number of kills."""
-    import coa.train.learner
+    import coa.train.optimizer
     import coa.train.rl_stage  # noqa: F401  # heavy: once, before the children
 
     draw = random.Random(seed)

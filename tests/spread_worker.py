@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 
-from coa.train.learner import Learner, OptimizerStep
+from coa.train.optimizer import OptimizerStep, PolicyOptimizer
 from coa.train.policy import Policy
 from coa.train.processes import Processes
 from coa.train.rows import Row
+from coa.train.settings import SftSettings
 from sft_worker import tiny_rows
 
 STEPS = 3
@@ -43,14 +44,15 @@ def train(model: Path, out: Path, kind: str) -> None:
         max_length=64,
     )
     processes = Processes.open()
-    learner = Learner(policy, lr=1e-2, steps=STEPS, schedule="constant", processes=processes)
+    settings = SftSettings(lr=1e-2, schedule="constant", warmup=0.0)
+    optimizer = PolicyOptimizer(policy, settings, STEPS, processes)
     rows = tiny_rows(3)  # an odd number: one process has a part more than the other
     total = float(sum(len(row.ids) - 3 for row in rows))
     record: dict[str, Any] = {"processes": processes.count, "losses": [], "norms": []}
 
     def step(at: int) -> OptimizerStep:
         own = processes.share(rows)
-        return learner.step(at, [partial(part_loss, policy, [row], total) for row in own])
+        return optimizer.step(at, [partial(part_loss, policy, [row], total) for row in own])
 
     def hidden() -> list[list[float]]:
         with torch.no_grad():
@@ -62,8 +64,8 @@ def train(model: Path, out: Path, kind: str) -> None:
         record["losses"].append(done.loss)
         record["norms"].append(done.grad_norm)
         if at == 0:
-            policy.write(out / "early", update=1)
-            held = learner.saved.state_dict()
+            policy.write(out / "early", policy.gathered(), update=1)
+            held = optimizer.saved.state_dict()
             if processes.main:
                 torch.save(held, out / "early.pt")
             processes.wait()
@@ -74,7 +76,7 @@ def train(model: Path, out: Path, kind: str) -> None:
     with policy.reference():
         record["reference_is_start"] = hidden() == start
     policy.restore(out / "early")
-    learner.saved.load_state_dict(torch.load(out / "early.pt", weights_only=True))
+    optimizer.saved.load_state_dict(torch.load(out / "early.pt", weights_only=True))
     record["again"] = step(1).loss
     if processes.main:
         (out / "record.json").write_text(json.dumps(record), encoding="utf-8")

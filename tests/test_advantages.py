@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from coa.errors import ConfigError, TrainingError
 from coa.io.settings import load_recipe, to_json
 from coa.train.experience import group_advantages, overlong_penalty
-from coa.train.rl_settings import PRESETS, RlLossSettings, preset
+from coa.train.settings import PRESETS, RlLossSettings, preset
 
 
 def test_grpo_by_hand_with_groups_in_any_order() -> None:
@@ -24,38 +24,35 @@ def test_grpo_by_hand_with_groups_in_any_order() -> None:
     found = group_advantages(rewards, ["a", "b", "a", "b", "a"], epsilon=0.0)
     a, b = math.sqrt(1 / 3), math.sqrt(4.5)  # deviations of (1, 0, 1) and (0, 3)
     expected = [(1 / 3) / a, -1.5 / b, (-2 / 3) / a, 1.5 / b, (1 / 3) / a]
-    assert found.values == pytest.approx(expected)
-    assert not found.flat and not found.lonely and found.unjudged == 0
+    assert found == pytest.approx(expected)
 
 
 def test_leave_one_out_subtracts_the_mean_of_the_others() -> None:
     found = group_advantages([1.0, 0.0, 0.5], [7, 7, 7], "leave_one_out", "none")
-    assert found.values == pytest.approx([1.0 - 0.25, 0.0 - 0.75, 0.5 - 0.5])
+    assert found == pytest.approx([1.0 - 0.25, 0.0 - 0.75, 0.5 - 0.5])
 
 
 def test_the_batch_can_be_baseline_and_scale() -> None:
     rewards = [1.0, 0.0, 0.5, 0.1]
     spread = statistics.stdev(rewards)
     whitened = group_advantages(rewards, "abcd", "batch", "batch", 0.0)
-    assert whitened.values == pytest.approx([(r - 0.4) / spread for r in rewards])
+    assert whitened == pytest.approx([(r - 0.4) / spread for r in rewards])
     mixed = group_advantages(rewards, "aabb", "group", "batch", 0.0)
     expected = [0.5 / spread, -0.5 / spread, 0.2 / spread, -0.2 / spread]
-    assert mixed.values == pytest.approx(expected)
-    assert group_advantages(rewards, "abcd", "none", "none").values == rewards
+    assert mixed == pytest.approx(expected)
+    assert group_advantages(rewards, "abcd", "none", "none") == rewards
 
 
 def test_a_reward_that_could_not_be_judged_takes_no_part() -> None:
     found = group_advantages([1.0, None, 0.0, None, 1.0], "aaabb", "group", "none")
-    assert found.values[:4] == [0.5, None, -0.5, None]
-    assert found.unjudged == 2
-    assert found.values[4] is None and found.lonely == {"b"}  # nobody left to compare with
+    assert found[:4] == [0.5, None, -0.5, None]
+    assert found[4] is None  # nobody left to compare with
 
 
 def test_an_alone_reward_is_used_where_groups_are_not_compared() -> None:
     found = group_advantages([1.0, 0.0, 0.0], "abb", "batch", "none")
-    assert found.values == pytest.approx([2 / 3, -1 / 3, -1 / 3])
-    assert found.lonely == {"a"}
-    assert group_advantages([1.0], ["a"], "batch", "batch").values == [None]
+    assert found == pytest.approx([2 / 3, -1 / 3, -1 / 3])
+    assert group_advantages([1.0], ["a"], "batch", "batch") == [None]
 
 
 @pytest.mark.parametrize("reward", [0.1, 1.0, 1 / 3])
@@ -63,8 +60,7 @@ def test_an_alone_reward_is_used_where_groups_are_not_compared() -> None:
 def test_a_group_of_equal_rewards_teaches_exactly_nothing(reward: float, scale: Any) -> None:
     """0.1 + 0.1 + 0.1 is not 0.3; over an epsilon of 1e-6 that would be a gradient."""
     found = group_advantages([reward] * 3 + [0.0, 1.0], "aaabb", "group", scale)
-    assert found.values[:3] == [0.0, 0.0, 0.0]
-    assert found.flat == {"a"}
+    assert found[:3] == [0.0, 0.0, 0.0]
 
 
 rewards_of = st.lists(
@@ -89,13 +85,10 @@ def test_the_order_of_trajectories_means_nothing(
     mixed = group_advantages(
         [rewards[at] for at in places], [groups[at] for at in places], baseline, scale
     )
-    assert mixed.values == pytest.approx([found.values[at] for at in places])
-    assert (mixed.flat, mixed.lonely, mixed.unjudged) == (found.flat, found.lonely, found.unjudged)
+    assert mixed == pytest.approx([found[at] for at in places])
     if baseline in ("group", "leave_one_out"):
         for key in set(groups):
-            own = [
-                v for v, k in zip(found.values, groups, strict=True) if k == key and v is not None
-            ]
+            own = [v for v, k in zip(found, groups, strict=True) if k == key and v is not None]
             size = max(map(abs, own), default=0.0)
             assert math.fsum(own) == pytest.approx(0.0, abs=1e-6 * max(1.0, size))
 
@@ -148,9 +141,9 @@ def test_a_preset_is_a_table_of_a_recipe_that_a_recipe_can_change(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"clip_low": 0.0}, "clip_low: found 0.0, expected above 0, at most 1"),
+        ({"clip_low": 0.0}, "clip_low: found 0.0, expected more than 0, at most 1"),
         ({"clip_low": 1.5}, "clip_low: found 1.5"),
-        ({"clip_high": math.nan}, "clip_high: found nan, expected above 0"),
+        ({"clip_high": math.nan}, "clip_high: found nan, expected more than 0"),
         ({"dual_clip": 1.1}, r"dual_clip: found 1.1, expected above 1 \+ clip_high \(1.28\)"),
         ({"constant_length": 0}, "constant_length: found 0, expected at least 1"),
         ({"kl": -1.0}, "kl: found -1.0, expected 0 or more"),
@@ -159,7 +152,7 @@ def test_a_preset_is_a_table_of_a_recipe_that_a_recipe_can_change(
         ({"correction_cap": 0.5}, "correction_cap: found 0.5, expected at least 1"),
         ({"correction_floor": 2.0}, "correction_floor: found 2.0"),
         ({"overlong_buffer": 1.0}, "overlong_buffer: found 1.0, expected at least 0, below 1"),
-        ({"value_clip": 0.0}, "value_clip: found 0.0, expected above 0"),
+        ({"value_clip": 0.0}, "value_clip: found 0.0, expected more than 0"),
         ({"baseline": "value"}, "scale: found 'group' with baseline 'value'"),
         (
             {"kl": 0.1, "kl_estimator": "k1"},
@@ -182,6 +175,6 @@ def test_settings_need_no_torch() -> None:
     import subprocess
     import sys
 
-    code = "import sys, coa.train.rl_settings; print('torch' in sys.modules)"
+    code = "import sys, coa.train.settings; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

@@ -24,7 +24,7 @@ class Weights:
 
     def __init__(self, processes: Processes | None = None, *, fails: bool = False) -> None:
         self._processes, self._fails = processes, fails
-        self.is_spread = processes is not None
+        self.is_sharded = processes is not None
         self.done: list[str] = []
 
     def _together(self, what: str) -> dict[str, Any]:

@@ -185,7 +185,7 @@ def test_a_mistake_is_one_line_on_stderr_and_exit_2(
 
 
 def test_a_recipe_with_a_typo_is_named_before_anything_heavy_is_loaded(tmp_path: Path) -> None:
-    pytest.importorskip("coa.train.sft_stage")
+    pytest.importorskip("coa.train.sft")
     (tmp_path / "typo.toml").write_text('trajectories = "x.jsonl"\n[sft]\nepoch = 2\n')
     (tmp_path / "unset.toml").write_text("[sft]\nepochs = 2\n")
     (tmp_path / "wrong.toml").write_text('[sft]\nepochs = "two"\n')

@@ -21,15 +21,14 @@ from coa.grammar import load_grammar  # noqa: E402
 from coa.loop import Budget, Decoding  # noqa: E402
 from coa.rewards import RewardSettings  # noqa: E402
 from coa.tasks import Task  # noqa: E402
-from coa.train.experience import experience_of, look_before, sampled_logprobs  # noqa: E402
+from coa.train.experience import compute_before_update, experience_of, sampled_logprobs  # noqa: E402
 from coa.train.groups import Drawn, Sampler, TaskStream  # noqa: E402
-from coa.train.policy import Policy  # noqa: E402
+from coa.train.policy import Policy, make_policy  # noqa: E402
 from coa.train.processes import Processes  # noqa: E402
-from coa.train.rl import Improver  # noqa: E402
-from coa.train.rl_settings import RlSettings  # noqa: E402
+from coa.train.rl import RlUpdater  # noqa: E402
 from coa.train.rows import row_maker  # noqa: E402
-from coa.train.settings import SftSettings  # noqa: E402
-from coa.train.sft import make_policy, run_sft  # noqa: E402
+from coa.train.settings import RlSettings, SftSettings  # noqa: E402
+from coa.train.sft import run_sft  # noqa: E402
 from coa.trajectory import Author  # noqa: E402
 from scripts import TOOLBOX_OF, episodes_of  # noqa: E402
 from toy_tools import GRAMMAR, imitate, make_toy_model, toy_tasks, toy_toolbox  # noqa: E402
@@ -57,8 +56,8 @@ class Recording(LocalEngine):
 def check_rows(drawn: Drawn, engine: Recording, policy: Policy) -> dict[str, float]:
     """Check every row of the update against what the engine did; what was met on the way."""
     experience = experience_of(drawn.all, row_maker(policy.codec, max_length=2048), SETTINGS, 2048)
-    look_before(experience, policy, None, SETTINGS, TEMPERATURE, Processes())
-    rollouts = [t for group in drawn.all for t in group.trajectories]
+    compute_before_update(experience, policy, None, SETTINGS, TEMPERATURE, Processes())
+    rollouts = [t for group in drawn.all for t, _ in group.rollouts]
     assert len(experience.samples) + sum(experience.left_out.values()) == len(rollouts)
     by_prompt = {(tuple(prompt), tuple(c.ids)): c for prompt, c in engine.turns}
     widest, observed = 0.0, 0
@@ -126,9 +125,9 @@ def test_every_row_of_an_update_of_200_rollouts_is_what_the_engine_sampled(
     assert found["observed"] > 200, "most rollouts have observations, some several"
     lively = any(not group.flat for group in drawn.all)
     experience = experience_of(drawn.all, row_maker(policy.codec), SETTINGS, 64)
-    steps, metrics = Improver(policy, SETTINGS, TEMPERATURE).improve(experience, 0)
+    steps, metrics = RlUpdater(policy, SETTINGS, TEMPERATURE).update(experience, 0)
     assert lively and len(steps) == 2
-    assert metrics[0].sampler_gap_max < 1e-4 and metrics[0].ratio_max < 1 + 1e-3
+    assert metrics[0]["sampler_gap_max"] < 1e-4 and metrics[0]["ratio_max"] < 1 + 1e-3
 
 
 @pytest.mark.slow

@@ -16,27 +16,27 @@ from coa.train.experience import (  # noqa: E402
     Experience,
     assign_advantages,
     check_judged,
+    compute_before_update,
     experience_of,
     group_advantages,
-    look_before,
     policy_tokens,
     sampled_logprobs,
     totals_of,
 )
 from coa.train.groups import Group  # noqa: E402
-from coa.train.learner import deal  # noqa: E402
 from coa.train.losses import gae, kl_estimate, whiten  # noqa: E402
+from coa.train.optimizer import balanced_share  # noqa: E402
 from coa.train.policy import (  # noqa: E402
     Policy,
     ValueHead,
 )
 from coa.train.processes import Processes  # noqa: E402
-from coa.train.rl_settings import (  # noqa: E402
+from coa.train.rows import row_maker  # noqa: E402
+from coa.train.settings import (  # noqa: E402
     RlLossSettings,
     RlSettings,
     preset,
 )
-from coa.train.rows import row_maker  # noqa: E402
 from coa.trajectory import StopReason  # noqa: E402
 from rl_parts import CALL, WHOLE, group_of, made, side_by_side  # noqa: E402
 
@@ -87,7 +87,7 @@ def test_the_environment_the_unjudged_and_the_empty_take_no_part_and_none_is_no_
         )
     )
     assert left_out(found) == {"unjudged": 1, "environment": 2, "empty": 1}
-    expected = group_advantages([1.0, 0.0], [0, 0]).values
+    expected = group_advantages([1.0, 0.0], [0, 0])
     assert advantages(found) == pytest.approx(expected)
 
 
@@ -101,11 +101,9 @@ def test_who_has_nobody_to_be_compared_with_is_left_out() -> None:
 
 def test_the_same_task_drawn_twice_is_two_groups() -> None:
     first = group_of((made(GOOD), 1.0), (made(BAD), 0.5))
-    second = group_of((made(GOOD), 0.5), (made(BAD), 0.0), visit=1)
+    second = group_of((made(GOOD), 0.5), (made(BAD), 0.0))
     found = assigned(first, second)
-    assert advantages(found) == pytest.approx(
-        group_advantages([1.0, 0.5, 0.5, 0.0], [0, 0, 1, 1]).values
-    )
+    assert advantages(found) == pytest.approx(group_advantages([1.0, 0.5, 0.5, 0.0], [0, 0, 1, 1]))
 
 
 def test_overlong_shaping_is_part_of_the_reward_that_is_compared() -> None:
@@ -123,9 +121,12 @@ def test_void_turns_are_left_out_only_where_they_would_be_negative() -> None:
     group = group_of((lucky, 1.0), (unlucky, 0.0), (made(BAD), 0.0), (made(GOOD), 1.0))
     found = assigned(group)
     assert left_out(found) == {"void": 1}
-    assert [s.trajectory for s in found.samples] == [lucky, *group.trajectories[2:]]
+    assert [s.trajectory for s in found.samples] == [
+        lucky,
+        *(r.trajectory for r in group.rollouts[2:]),
+    ]
     # It still counts in the mean of its group: the advantages are those of all four.
-    first, _, *others = group_advantages([1.0, 0.0, 0.0, 1.0], [0] * 4).values
+    first, _, *others = group_advantages([1.0, 0.0, 0.0, 1.0], [0] * 4)
     assert advantages(found) == pytest.approx([first, *others])
     assert left_out(assigned(group, void_turns="keep")) == {}
 
@@ -203,7 +204,7 @@ def test_a_divergence_in_the_reward_is_taken_off_before_rewards_are_compared(
         0.1 * float(kl_estimate(sampled_logprobs(s), s.reference, estimator).sum())
         for s in found.samples
     ]
-    expected = group_advantages([1.0 - taken_off[0], 0.0 - taken_off[1]], [0, 0]).values
+    expected = group_advantages([1.0 - taken_off[0], 0.0 - taken_off[1]], [0, 0])
     assert advantages(found) == pytest.approx(expected, abs=1e-6)
     assert [sample.reward for sample in found.samples] == [1.0, 0.0], "the record stays as it was"
 
@@ -270,7 +271,7 @@ def test_old_logprobs_the_reference_and_values_are_those_before_the_first_step(
     head = ValueHead(policy.hidden_size)
     torch.nn.init.normal_(head.weight)
     found = taken(*SEVERAL)
-    look_before(found, policy, head, settings, 0.7, Processes())
+    compute_before_update(found, policy, head, settings, 0.7, Processes())
     for sample in found.samples:
         assert torch.allclose(sample.old, directly(policy, sample, 0.7), atol=1e-4)
         with policy.reference():
@@ -284,18 +285,18 @@ def test_old_logprobs_the_reference_and_values_are_those_before_the_first_step(
 
 def test_nothing_is_computed_before_one_step_without_reference_and_values(policy: Policy) -> None:
     found = taken(*SEVERAL)
-    look_before(found, policy, None, RlSettings(), 1.0, Processes())
+    compute_before_update(found, policy, None, RlSettings(), 1.0, Processes())
     assert all(s.old is None and s.reference is None and s.values is None for s in found.samples)
 
 
 def test_processes_share_the_forward_passes_and_all_know_all(policy: Policy) -> None:
     settings = RlSettings(passes=2)
     alone = taken(*SEVERAL)
-    look_before(alone, policy, None, settings, 1.0, Processes())
+    compute_before_update(alone, policy, None, settings, 1.0, Processes())
 
     def look(processes: Processes) -> Experience:
         found = taken(*SEVERAL)
-        look_before(found, policy, None, settings, 1.0, processes)
+        compute_before_update(found, policy, None, settings, 1.0, processes)
         return found
 
     for found in side_by_side(3, look):
@@ -305,7 +306,7 @@ def test_processes_share_the_forward_passes_and_all_know_all(policy: Policy) -> 
 
 def test_rows_are_dealt_once_each_and_evenly() -> None:
     samples = taken(*SEVERAL, *SEVERAL).samples
-    shares = [deal(samples, Processes(index, 3)) for index in range(3)]
+    shares = [balanced_share(samples, Processes(index, 3)) for index in range(3)]
     numbers = sorted(sample.number for share in shares for sample in share)
     assert numbers == [sample.number for sample in samples]
     loads = [sum(len(sample.ids) for sample in share) for share in shares]

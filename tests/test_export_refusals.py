@@ -17,7 +17,7 @@ from coa.grammar.load import GrammarBook
 from coa.io.runs import Json
 from coa.models.codec import Codec
 from coa.tasks import Task, TaskSet
-from coa.train.export import row_maker, run_export
+from coa.train.rows import row_maker, run_export
 from coa.trajectory import Author, Segment, StopReason, Trajectory, save_trajectories
 from export_chains import (
     ANSWER,

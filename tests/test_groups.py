@@ -19,6 +19,7 @@ from coa.errors import ConfigError
 from coa.rewards import RewardSettings
 from coa.train.groups import Drawn, TaskStream, has_void_turn
 from coa.train.processes import Processes
+from coa.train.rl import rollout_record
 from coa.trajectory import StopReason, load_trajectories
 from rl_parts import (
     CALL,
@@ -78,13 +79,19 @@ async def test_a_group_is_the_rollouts_of_one_task_in_their_order(tmp_path: Path
     drawn = await make_sampler(tasks, engine, tmp_path).draw(1, 0, 3, refills=0)
     assert drawn.position == 3 and len(drawn.groups) == 3
     for group in drawn.groups:
-        assert {t.task_id for t in group.trajectories} == {group.task.id}
-        assert [t.sample for t in group.trajectories] == [0, 1, 2, 3]
-        assert group.scores == [float(t.answer or "") for t in group.trajectories]
+        assert {t.task_id for t, _ in group.rollouts} == {group.task.id}
+        assert [t.sample for t, _ in group.rollouts] == [0, 1, 2, 3]
+        assert group.scores == [float(t.answer or "") for t, _ in group.rollouts]
     later = await make_sampler(tasks, engine, tmp_path).draw(2, 5, 5, refills=0)
-    assert {group.visit for group in later.groups} == {1}
-    assert [t.sample for t in later.groups[0].trajectories] == [4, 5, 6, 7]
+    assert [t.sample for t, _ in later.groups[0].rollouts] == [4, 5, 6, 7]
     assert len(set(engine.keys)) == len(engine.keys), "no draw is made twice"
+
+
+def account_of(drawn: Drawn) -> dict[str, Any]:
+    """What the record of an update says of its groups."""
+    names = ("groups", "groups_used", "groups_flat", "groups_solved", "refills", "rollouts")
+    record = rollout_record(drawn)
+    return {name: record[name] for name in names}
 
 
 async def test_flat_groups_are_replaced_in_a_limited_number_of_rounds(tmp_path: Path) -> None:
@@ -96,7 +103,7 @@ async def test_flat_groups_are_replaced_in_a_limited_number_of_rounds(tmp_path: 
     # 3 tasks, of which 1 is lively; 2 more, 1 lively; 1 more, flat.
     assert [g.task for g in drawn.groups] == [order[1], order[4]]
     assert drawn.position == 6 and drawn.refills == 2
-    assert drawn.account() == {
+    assert account_of(drawn) == {
         "groups": 6,
         "groups_used": 2,
         "groups_flat": 4,
@@ -119,7 +126,7 @@ async def test_without_refills_flat_groups_stay(tmp_path: Path) -> None:
     tasks = questions(4)
     engine = Told([t.question for t in tasks], lambda question, draw: "1")
     drawn = await make_sampler(tasks, engine, tmp_path).draw(1, 0, 4, refills=0)
-    account = drawn.account()
+    account = account_of(drawn)
     assert account["groups_used"] == account["groups_flat"] == account["groups_solved"] == 4
 
 
@@ -129,7 +136,7 @@ def test_the_account_adds_up(scores: list[list[float | None]]) -> None:
     drawn = Drawn(0)
     for group in groups:
         (drawn.dropped if group.flat else drawn.groups).append(group)
-    account = drawn.account()
+    account = account_of(drawn)
     assert account["groups"] == len(scores) == account["groups_used"] + len(drawn.dropped)
     assert account["groups_flat"] == len(drawn.dropped) >= account["groups_solved"]
     assert account["rollouts"] == sum(map(len, scores))
@@ -180,7 +187,7 @@ async def test_rollouts_of_other_weights_are_not_taken_over(tmp_path: Path) -> N
     engine.weights = "update-0-of-another-try"
     drawn = await make_sampler(tasks, engine, tmp_path).draw(1, 0, 3, refills=0)
     assert len(engine.keys) == 12
-    versions = {t.weights for g in drawn.all for t in g.trajectories}
+    versions = {t.weights for g in drawn.all for t, _ in g.rollouts}
     assert versions == {"update-0-of-another-try"}
     kept = load_trajectories(tmp_path / "0000001-0.jsonl")
     assert len(kept) == 12 and {t.weights for t in kept} == versions
@@ -193,7 +200,7 @@ async def test_a_torn_last_line_costs_one_rollout(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-20])
     engine = Told([t.question for t in tasks], mixed)
     drawn = await make_sampler(tasks, engine, tmp_path).draw(1, 0, 3, refills=0)
-    assert len(engine.keys) == 6 and drawn.account()["rollouts"] == 12
+    assert len(engine.keys) == 6 and account_of(drawn)["rollouts"] == 12
 
 
 async def test_what_the_environment_ended_is_tried_again_by_the_same_command(
@@ -292,4 +299,4 @@ async def test_what_is_drawn_is_what_the_files_say(tmp_path: Path) -> None:
     drawn = await make_sampler(tasks, engine, tmp_path).draw(1, 0, 3, refills=0)
     lines = (tmp_path / "0000001-0.jsonl").read_text().splitlines()
     stored = Counter((r["task_id"], r["sample"]) for r in map(json.loads, lines))
-    assert stored == {(t.task_id, t.sample): 1 for g in drawn.all for t in g.trajectories}
+    assert stored == {(t.task_id, t.sample): 1 for g in drawn.all for t, _ in g.rollouts}

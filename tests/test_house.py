@@ -286,9 +286,7 @@ def test_the_base_modules_load_nothing_heavy(name: str) -> None:
     assert done.stdout.strip() == "False"
 
 
-@pytest.mark.parametrize(
-    "name", ["environment", "api", "cli", "evaluation.run", "train.rl_settings"]
-)
+@pytest.mark.parametrize("name", ["environment", "api", "cli", "evaluation.run", "train.settings"])
 def test_what_a_command_reads_first_needs_no_torch(name: str) -> None:
     code = f"import sys, coa.{name}; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

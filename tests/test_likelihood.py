@@ -13,13 +13,12 @@ from coa.train.losses import (  # noqa: E402
     PolicyTokens,
     entropy_of_logits,
     kl_estimate,
-    kl_penalty,
     masked_cross_entropy,
     policy_loss,
     sampled_entropy,
     token_logprobs,
 )
-from coa.train.rl_settings import RlLossSettings  # noqa: E402
+from coa.train.settings import RlLossSettings  # noqa: E402
 
 
 def t(*values: float) -> Any:
@@ -75,15 +74,12 @@ def test_k1_and_k3_have_the_mean_of_the_kl_and_only_k2_its_gradient() -> None:
     true = (logs.exp() * (logs - reference)).sum()
     slope = torch.autograd.grad(true, logits, retain_graph=True)[0]
 
-    def mean(kind: Any, straight: bool = False) -> tuple[Any, Any]:
-        estimate = (p * kl_estimate(logs, reference, kind, straight)).sum()
+    def mean(kind: Any) -> tuple[Any, Any]:
+        estimate = (p * kl_estimate(logs, reference, kind)).sum()
         return estimate.detach(), torch.autograd.grad(estimate, logits, retain_graph=True)[0]
 
     for kind in ("k1", "k3"):
         torch.testing.assert_close(mean(kind)[0], true.detach())
-        value, straight = mean(kind, straight=True)
-        torch.testing.assert_close(value, true.detach())
-        torch.testing.assert_close(straight, slope)
     torch.testing.assert_close(mean("k2")[1], slope)
     assert float(mean("k1")[1].abs().max()) < 1e-6  # the trap
     assert float((mean("k3")[1] - slope).abs().max()) > 1e-3
@@ -135,12 +131,7 @@ def test_the_bonus_raises_entropy_with_and_without_full_logits() -> None:
         entropy = entropy_of_logits(logits).expand(3) if known else None
         found = policy_loss(logs[0], tokens, RlLossSettings(entropy=0.5), entropy=entropy)
         found.loss.backward()
-        assert found.entropy == pytest.approx(0.5 * float(entropy_of_logits(logits.detach())[0]))
+        true = float(entropy_of_logits(logits.detach())[0])
+        assert found.loss.item() == pytest.approx(-0.5 * true)
         moved = logits.detach() - 0.1 * logits.grad
         assert float(entropy_of_logits(moved)[0]) > float(entropy_of_logits(logits.detach())[0])
-
-
-def test_a_kl_penalty_in_the_reward_is_of_model_tokens_only_and_has_no_gradient() -> None:
-    new = t(-1.0, math.nan, -2.0).requires_grad_()
-    found = kl_penalty(new, t(-1.5, 0.0, -1.0), t(1.0, 0.0, 1.0), 0.1)
-    assert found.tolist() == pytest.approx([0.05, 0.0, -0.1]) and not found.requires_grad

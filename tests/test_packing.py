@@ -101,7 +101,7 @@ def largest_gap(one: list[torch.Tensor], other: list[torch.Tensor]) -> float:
 
 
 @pytest.mark.parametrize(
-    ("kind", "path"), [("llama", "lean"), ("qwen3", "lean"), ("llama", "plain"), ("qwen2", "plain")]
+    ("kind", "path"), [("llama", "fast"), ("qwen3", "fast"), ("llama", "plain"), ("qwen2", "plain")]
 )
 def test_packed_rows_have_the_loss_and_the_gradient_of_single_rows(
     kind: str, path: str, tmp_path: Path
@@ -111,7 +111,7 @@ def test_packed_rows_have_the_loss_and_the_gradient_of_single_rows(
     policy = Policy(
         f"hf:{model}", rank=4, max_length=256, checkpointing=path == "plain", note=lambda line: None
     )
-    assert path == "lean" or policy._plain.packs
+    assert path == "fast" or policy._plain.packs
     with torch.no_grad():  # B starts at zero, which would hide half of the gradients
         torch.manual_seed(1)
         for parameter in policy.parameters:

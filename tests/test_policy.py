@@ -15,7 +15,7 @@ from tiny_model import make_tiny_model, make_tokenizer
 
 torch = pytest.importorskip("torch")
 
-from coa.errors import ConfigError, ModelError, TrainingError  # noqa: E402
+from coa.errors import ModelError, TrainingError  # noqa: E402
 from coa.train.forward import PlainModel, causal_of  # noqa: E402
 from coa.train.policy import (  # noqa: E402
     Policy,
@@ -152,7 +152,7 @@ def test_lora_factors_without_a_place_are_refused(models: dict[str, Path]) -> No
 
 
 @pytest.mark.parametrize("full", [False, True])
-def test_checkpointing_and_the_lean_path_have_the_same_gradients(
+def test_checkpointing_and_the_fast_path_have_the_same_gradients(
     models: dict[str, Path], full: bool
 ) -> None:
     rows = [row.ids for row in tiny_rows(3)]
@@ -160,7 +160,7 @@ def test_checkpointing_and_the_lean_path_have_the_same_gradients(
     found = []
     for checkpointing in (True, False):
         policy = plain(models["qwen3"], full=full, checkpointing=checkpointing)
-        assert (policy._lean is None) == checkpointing
+        assert (policy._fast is None) == checkpointing
         nudge(policy)
         logprobs, hidden = likelihood(policy, rows, places, targets, 0.7)
         assert hidden.shape == (len(places), policy.hidden_size)
@@ -242,16 +242,6 @@ def test_a_reference_that_was_not_kept_is_an_error(models: dict[str, Path]) -> N
         pass
 
 
-def test_devices_are_checked(models: dict[str, Path]) -> None:
-    with pytest.raises(ConfigError, match=r"Found device 'tpu', expected 'auto', 'cpu' or 'cuda'"):
-        plain(models["llama"], device="tpu")
-    if torch.cuda.is_available():
-        pytest.skip("there is a GPU here")
-    with pytest.raises(ConfigError, match="torch sees no GPU here"):
-        plain(models["llama"], device="cuda")
-    assert plain(models["llama"], device="auto").device == torch.device("cpu")
-
-
 def test_what_cannot_be_checkpointed_says_so() -> None:
     class Bare(torch.nn.Module):
         config: Any = None
@@ -260,7 +250,7 @@ def test_what_cannot_be_checkpointed_says_so() -> None:
         PlainModel(Bare(), cast=None, checkpointing=True)
 
 
-def test_a_value_head_starts_at_zero_learns_and_is_restored(tmp_path: Path) -> None:
+def test_a_value_head_starts_at_zero_and_learns() -> None:
     head = ValueHead(8)
     hidden = torch.randn(5, 8, generator=torch.Generator().manual_seed(0))
     assert head.values(hidden).tolist() == [0.0] * 5
@@ -271,11 +261,3 @@ def test_a_value_head_starts_at_zero_learns_and_is_restored(tmp_path: Path) -> N
         optimizer.step()
     assert head.values(hidden).tolist() == pytest.approx((hidden[:, 0] + 2.0).tolist(), abs=0.05)
     assert head.values(hidden.bfloat16()).dtype == torch.float32
-    head.save(tmp_path)
-    other = ValueHead(8)
-    other.restore(tmp_path)
-    assert torch.equal(other.values(hidden), head.values(hidden))
-    with pytest.raises(ModelError, match=r"value_head.safetensors: .*Expected one of width 9"):
-        ValueHead(9).restore(tmp_path)
-    with pytest.raises(ModelError, match="cannot take over the value head"):
-        head.restore(tmp_path / "nowhere")

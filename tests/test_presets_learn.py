@@ -18,12 +18,11 @@ from coa.train.losses import (  # noqa: E402
     PolicyTokens,
     Totals,
     gae,
-    last_token_rewards,
     policy_loss,
     value_loss,
     whiten,
 )
-from coa.train.rl_settings import PRESETS, preset  # noqa: E402
+from coa.train.settings import PRESETS, preset  # noqa: E402
 
 CHOICES, ROLLOUTS, GROUP, UPDATES = 3, 64, 8, 60
 START = CHOICES
@@ -53,13 +52,14 @@ def test_a_preset_learns(name: str) -> None:
         ids = torch.stack([first, torch.zeros_like(first), second], dim=1).flatten()
         old_values = values.detach()[states]
         if settings.baseline == "value":
-            placed = last_token_rewards(rewards, WEIGHTS, SEQUENCE)
+            placed = torch.zeros(len(SEQUENCE))
+            placed[2::3] = rewards
             seen = gae(placed, old_values, WEIGHTS, SEQUENCE, settings.gamma, settings.lam)
             returns, advantages = seen.returns, whiten(seen.advantages, WEIGHTS)
         else:
             groups = [at // GROUP for at in range(ROLLOUTS)]
             given = group_advantages(rewards.tolist(), groups, settings.baseline, settings.scale)
-            advantages = torch.tensor([value or 0.0 for value in given.values])[SEQUENCE]
+            advantages = torch.tensor([value or 0.0 for value in given])[SEQUENCE]
         logs = torch.log_softmax(table.detach(), dim=-1)[states, ids]
         tokens = PolicyTokens(
             WEIGHTS, SEQUENCE, advantages, old=logs, sampled=logs, reference=frozen[ids]
@@ -73,15 +73,8 @@ def test_a_preset_learns(name: str) -> None:
                 new = torch.log_softmax(table, dim=-1)[states[part], ids[part]]
                 policy_loss(new, taken, settings, totals).loss.backward()
                 if settings.baseline == "value":
-                    learnt = value_loss(
-                        values[states[part]],
-                        returns[part],
-                        WEIGHTS[part],
-                        SEQUENCE[part],
-                        old_values=old_values[part],
-                        clip=settings.value_clip,
-                        totals=totals,
-                    )
-                    (settings.value_weight * learnt.loss).backward()
+                    new_values, old = values[states[part]], old_values[part]
+                    learnt = value_loss(new_values, returns[part], old, taken, settings, totals)
+                    (settings.value_weight * learnt).backward()
             optimizer.step()
     assert sum(passed[:3]) / 3 < 0.3 and sum(passed[-3:]) / 3 > 0.9, passed

@@ -27,9 +27,8 @@ from coa.lab.speedrun_recipe import read_speedrun_recipe
 from coa.recording.budget import PriceTable
 from coa.tools.live import WebSettings
 from coa.tools.sources import web_settings
-from coa.train.rl_settings import RlRecipe
 from coa.train.rl_stage import read_rl_recipe
-from coa.train.sft_stage import SftRecipe
+from coa.train.settings import RlRecipe, SftRecipe
 
 ROOT = Path(__file__).resolve().parent.parent
 SHIPPED = sorted((ROOT / "src" / "coa" / "recipes").glob("*.toml"))
@@ -313,13 +312,18 @@ def test_a_default_that_the_page_has_wrong_is_found() -> None:
 
 
 def test_every_metric_of_rl_is_documented_once() -> None:
+    import torch
+
     from coa.train.experience import Experience
     from coa.train.groups import Drawn
-    from coa.train.learner import OptimizerStep
-    from coa.train.losses import PolicyMetrics
+    from coa.train.losses import PolicyTokens, policy_loss
+    from coa.train.optimizer import OptimizerStep
     from coa.train.rl import learning_record, rollout_record
+    from coa.train.settings import RlLossSettings
 
-    learnt = learning_record(Experience([]), [OptimizerStep(0.0, 0.0, 0.0)], [PolicyMetrics(1.0)])
+    one = torch.ones(1)
+    metrics = policy_loss(-one, PolicyTokens(one, one, one), RlLossSettings()).metrics
+    learnt = learning_record(Experience([]), [OptimizerStep(0.0, 0.0, 0.0)], [metrics])
     made = {*rollout_record(Drawn(0)), *learnt, "update", "parts"}
     made |= {"eval_accuracy", "eval_low", "eval_high", "eval_n", "eval_environment"}
     rows = [name for name, _ in documented("rl.md", "metric")]

@@ -23,10 +23,11 @@ from coa.loop import Decoding
 from coa.rewards import RewardSettings
 from coa.rollouts import roll_out_all
 from coa.train.groups import Sampler, TaskStream
-from coa.train.monitors import open_watch
-from coa.train.rl import Improver, RlLoop, RlResult
-from coa.train.rl_settings import RlRecipe, RlSettings, RolloutSettings, preset
-from coa.train.rl_stage import load_sampler, make_policy
+from coa.train.monitors import open_monitors
+from coa.train.policy import make_policy
+from coa.train.rl import RlLoop, RlResult, RlUpdater
+from coa.train.rl_stage import load_sampler
+from coa.train.settings import RlRecipe, RlSettings, RolloutSettings, preset
 from toy_tools import (
     GRAMMAR,
     demonstrations,
@@ -84,11 +85,11 @@ def train(start: str, root: Path, name: str, **settings: Any) -> RlResult:
         "threads": 1,
         "checkpoint_every": 1000,
     }
-    recipe = RlRecipe(rl=RlSettings(**chosen | settings), rollout=ROLLOUT)
+    recipe = RlRecipe(out=str(root), rl=RlSettings(**chosen | settings), rollout=ROLLOUT)
     tasks = toy_tasks(640)
 
     async def go() -> RlResult:
-        policy = make_policy(recipe)
+        policy = make_policy(recipe.rl, recipe.rollout.context)
         engine = load_sampler(recipe, policy)
         async with TOY.open(tasks, reward=RewardSettings()) as opened:
             sampler = Sampler(
@@ -100,12 +101,12 @@ def train(start: str, root: Path, name: str, **settings: Any) -> RlResult:
                 root / "rollouts",
                 recipe.rl.group_size,
             )
-            improver = Improver(policy, recipe.rl, ROLLOUT.temperature)
+            updater = RlUpdater(policy, recipe.rl, ROLLOUT.temperature)
             with (
                 Run.open(root, "rl", {}, {}, 0, base=policy.base_sha256) as run,
-                open_watch(recipe, root, quiet=True) as watch,
+                open_monitors(recipe, root, quiet=True) as monitors,
             ):
-                loop = RlLoop(recipe, policy, engine, sampler, improver, run, root, watch)
+                loop = RlLoop(recipe, sampler, updater, run, monitors)
                 result = await loop.execute()
         await engine.close()
         return result

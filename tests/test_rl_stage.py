@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,14 +22,14 @@ from coa.errors import CoaError, ConfigError, TrainingError, UsageError  # noqa:
 from coa.io.settings import find_recipe, to_json  # noqa: E402
 from coa.tasks import Task, TaskSet  # noqa: E402
 from coa.train.policy import Policy  # noqa: E402
-from coa.train.rl_settings import PRESETS, RlSettings, ignored, preset  # noqa: E402  # noqa: E402
 from coa.train.rl_stage import (  # noqa: E402
-    _checker,
     _load_tasks,
+    evaluate_policy,
     load_sampler,
     read_rl_recipe,
     run_rl,
 )
+from coa.train.settings import PRESETS, RlSettings, ignored, preset  # noqa: E402  # noqa: E402
 from rl_parts import Told, make_sampler, questions  # noqa: E402
 from rl_worker import TINY, settings, tiny_tasks  # noqa: E402
 from test_rl import lines, train  # noqa: E402
@@ -182,7 +183,8 @@ async def test_an_evaluation_in_which_the_world_fails_is_no_zero(tmp_path: Path)
     dead = {tasks[0].question, tasks[5].question}
     engine = Told([t.question for t in tasks], lambda q, draw: "fail" if q in dead else "1")
     sampler = make_sampler(tasks, engine, tmp_path / "rollouts")
-    check = _checker(read_rl_recipe(None, []), TaskSet(tuple(tasks), "held out"), sampler)
+    held_out = TaskSet(tuple(tasks), "held out")
+    check = partial(evaluate_policy, read_rl_recipe(None, []), held_out, sampler)
     with pytest.raises(TrainingError, match=r"ended 2 of 12 rollouts, the first by: .*out of mem"):
         await check(tmp_path / "checks")
     dead.remove(tasks[5].question)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -21,64 +23,75 @@ def trajectory(*segments: Segment) -> Trajectory:
     return Trajectory("t-1", "user", "mhqa", [prompt, *segments])
 
 
+PROMPT = CODEC.encode_prompt("sysuser", "user")
+BEFORE = len(PROMPT)
+
+
+class Refusing(ByteCodec):
+    """A codec for segments that all carry their ids."""
+
+    def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        raise AssertionError(f"encoded {text!r}")
+
+
+class Words(Refusing):
+    """A codec of which only these words are known."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        words = {900: "hel", 901: "lo ", 902: "world", 7: "x"}
+        return "".join(words[i] for i in ids)
+
+
+def row_of(made: Trajectory, codec: Any = CODEC, **how: Any) -> Row:
+    """The row from its first segment after the prompt on."""
+    if "max_length" in how:
+        how["max_length"] += BEFORE
+    row = build_row(made, codec, **how)
+    assert row.ids[:BEFORE] == PROMPT and not any(row.weights[:BEFORE])
+    assert row.segments[0] == BEFORE
+    kept = None if row.logprobs is None else row.logprobs[BEFORE:]
+    lengths = row.segments[1:]
+    return Row(row.task_id, row.ids[BEFORE:], row.weights[BEFORE:], kept, row.cut, lengths)
+
+
 def test_the_mask_follows_authorship() -> None:
-    prompt = CODEC.encode_prompt("s", "u")  # 5 ids: start s border u border
-    row = build_row(
+    row = row_of(
         trajectory(
             Segment(Author.MODEL, "ab"),
             Segment(Author.ENV, "[o]"),
             Segment(Author.MODEL, "cde", errs=[(1, 2)]),
-        ),
-        prompt,
-        CODEC.encode_with_offsets,
+        )
     )
-    #                 <s|u|                 a  b  [  o  ]  c  d  e
-    assert row.ids == [256, 115, 257, 117, 257, *b"ab[o]cde"]
-    assert row.weights == [0, 0, 0, 0, 0, 1, 1, 0, 0, 0, 1, 0, 1]
+    #                      a  b  [  o  ]  c  d  e
+    assert row.ids == [*b"ab[o]cde"]
+    assert row.weights == [1, 1, 0, 0, 0, 1, 0, 1]
     assert row.trained == 4
     assert row.logprobs is None
 
 
 def test_sampled_ids_are_kept_never_encoded_again() -> None:
-    segment = Segment(Author.MODEL, "hello", ids=[900, 901], logprobs=[-0.5, -0.25])
-    row = build_row(trajectory(segment, Segment(Author.ENV, "x", ids=[7])), [1], fail_to_encode)
-    assert row.ids == [1, 900, 901, 7]
-    assert row.weights == [0, 1, 1, 0]
-    assert row.logprobs == [0, -0.5, -0.25, 0]
-
-
-def fail_to_encode(text: str) -> tuple[list[int], list[tuple[int, int]]]:
-    raise AssertionError(f"encoded {text!r}")
+    segment = Segment(Author.MODEL, "hello ", ids=[900, 901], logprobs=[-0.5, -0.25])
+    row = row_of(trajectory(segment, Segment(Author.ENV, "x", ids=[7])), Words())
+    assert row.ids == [900, 901, 7]
+    assert row.weights == [1, 1, 0]
+    assert row.logprobs == [-0.5, -0.25, 0]
 
 
 def test_marks_on_sampled_ids_are_placed_by_decoding() -> None:
-    words = {900: "hel", 901: "lo ", 902: "world"}
     segment = Segment(Author.MODEL, "hello world", ids=[900, 901, 902], errs=[(4, 5)])
-    row = build_row(
-        trajectory(segment),
-        [1],
-        fail_to_encode,
-        decode=lambda ids: "".join(words[i] for i in ids),
-        err_weight=0.25,
-    )
-    assert row.weights == [0, 1, 0.25, 1]
+    assert row_of(trajectory(segment), Words(), err_weight=0.25).weights == [1, 0.25, 1]
 
 
 def test_a_character_of_several_tokens_is_marked_in_all_of_them() -> None:
-    row = build_row(
-        trajectory(Segment(Author.MODEL, "a\u00e9.", errs=[(1, 2)])),
-        [256],
-        CODEC.encode_with_offsets,
-    )
-    assert row.weights == [0, 1, 0, 0, 1]
+    row = row_of(trajectory(Segment(Author.MODEL, "a\u00e9.", errs=[(1, 2)])))
+    assert row.weights == [1, 0, 0, 1]
 
 
 def test_an_end_of_sequence_shares_the_mark_of_the_last_character() -> None:
     ids = [*"a\u00e9".encode(), ByteCodec.BORDER]
     for marks, weights in (((0, 1), [0, 1, 1, 1]), ((1, 2), [1, 0, 0, 0])):
         segment = Segment(Author.MODEL, "a\u00e9", ids=ids, errs=[marks])
-        row = build_row(trajectory(segment), [256], fail_to_encode, decode=CODEC.decode)
-        assert row.weights == [0, *weights]
+        assert row_of(trajectory(segment), Refusing()).weights == weights
 
 
 @pytest.mark.parametrize("author", [Author.MODEL, Author.ENV])
@@ -86,13 +99,13 @@ def test_ids_of_another_tokenizer_are_refused(author: Author) -> None:
     stranger = Segment(author, "ab", ids=[4, 5])
     made = trajectory(Segment(Author.MODEL, "x", ids=[*b"x"]), stranger)
     with pytest.raises(RecordError, match=r"^task 't-1': was sampled with another tokenizer; "):
-        build_row(made, [256], CODEC.encode_with_offsets, decode=CODEC.decode)
+        build_row(made, CODEC)  # type: ignore[arg-type]
     made.segments[0].ids = CODEC.encode_prompt("other", "words")
     made.segments.remove(stranger)
     with pytest.raises(RecordError, match="another tokenizer"):
-        build_row(made, [256], CODEC.encode_with_offsets, decode=CODEC.decode)
+        build_row(made, CODEC)  # type: ignore[arg-type]
     made.segments[0].ids = CODEC.encode_prompt("sysuser", "user")
-    build_row(made, [256], CODEC.encode_with_offsets, decode=CODEC.decode)
+    build_row(made, CODEC)  # type: ignore[arg-type]
 
 
 class ComposingCodec(ByteCodec):
@@ -115,18 +128,16 @@ def test_a_tokenizer_that_normalises_is_no_other_tokenizer() -> None:
     assert codec.decode(codec.encode(seen)) != seen
     made = Trajectory("t-1", question, "mhqa", segments)
     assert segments[0].ids is not None
-    encode = codec.encode_with_offsets
-    row = build_row(made, segments[0].ids, encode, decode=codec.decode)
+    row = build_row(made, codec)  # type: ignore[arg-type]
     assert row.ids == [token for segment in segments for token in segment.ids or ()]
     segments[0].ids = codec.encode_prompt("in \u2126", "How many k\u212b?")
     with pytest.raises(RecordError, match="another tokenizer"):
-        build_row(made, segments[0].ids, encode, decode=codec.decode)
+        build_row(made, codec)  # type: ignore[arg-type]
 
 
 def test_a_character_cut_by_a_budget_is_no_other_tokenizer() -> None:
     half = Segment(Author.MODEL, "a\ufffd", ids=[*"a\u6771".encode()[:3]])
-    row = build_row(trajectory(half), [256], fail_to_encode, decode=CODEC.decode)
-    assert row.ids == [256, *"a\u6771".encode()[:3]]
+    assert row_of(trajectory(half), Refusing()).ids == [*"a\u6771".encode()[:3]]
 
 
 def test_a_trajectory_without_a_prompt_is_named() -> None:
@@ -138,11 +149,9 @@ def test_a_trajectory_without_a_prompt_is_named() -> None:
 
 def test_nothing_to_train_names_the_task() -> None:
     with pytest.raises(TrainingError, match=r"Task 't-1': .*no trainable token"):
-        build_row(trajectory(Segment(Author.ENV, "x")), [1], CODEC.encode_with_offsets)
+        row_of(trajectory(Segment(Author.ENV, "x")))
     with pytest.raises(TrainingError, match="t-1"):
-        build_row(
-            trajectory(Segment(Author.MODEL, "x", errs=[(0, 1)])), [1], CODEC.encode_with_offsets
-        )
+        row_of(trajectory(Segment(Author.MODEL, "x", errs=[(0, 1)])))
 
 
 def test_a_trajectory_longer_than_the_context_says_how_long_it_is_and_what_would_do() -> None:
@@ -153,14 +162,15 @@ def test_a_trajectory_longer_than_the_context_says_how_long_it_is_and_what_would
         Segment(Author.ENV, "[o]"),
     )
     with pytest.raises(TooLong) as found:
-        build_row(made, [1], CODEC.encode_with_offsets, max_length=10)
+        row_of(made, max_length=9)
+    has, needed = BEFORE + 14, BEFORE + 11
     assert str(found.value) == (
-        "Task 't-1': no trainable token within max_length 10: its trajectory has 15 tokens, and "
-        "its first turn to train ends after 12. Raise max_length to at least 12, or leave the task "
-        "out."
+        f"Task 't-1': no trainable token within max_length {BEFORE + 9}: its trajectory has {has} "
+        f"tokens, and its first turn to train ends after {needed}. Raise max_length to at least "
+        f"{needed}, or leave the task out."
     )
-    row = build_row(made, [1], CODEC.encode_with_offsets, max_length=12)
-    assert (row.trained, row.cut, row.segments) == (4, True, (1, 4, 3, 4))
+    row = row_of(made, max_length=11)
+    assert (row.trained, row.cut, row.segments) == (4, True, (4, 3, 4))
 
 
 AUTHORS = st.sampled_from([Author.MODEL, Author.ENV])
@@ -182,7 +192,7 @@ def segments(draw: st.DrawFn) -> Segment:
 def test_a_row_is_a_whole_number_of_segments_and_its_weights_follow_their_authors(
     parts: list[Segment], limit: int
 ) -> None:
-    made, encode = trajectory(*parts), CODEC.encode_with_offsets
+    made = trajectory(*parts)
     marked = {id(p): {i for s, e in p.errs for i in range(s, e)} for p in parts}
     lengths = [len(CODEC.encode(p.text)) for p in parts]
     expected = [
@@ -191,19 +201,19 @@ def test_a_row_is_a_whole_number_of_segments_and_its_weights_follow_their_author
         for at, character in enumerate(p.text)
         for _ in CODEC.encode(character)
     ]
-    fit = next((n for n in range(len(parts)) if 1 + sum(lengths[: n + 1]) > limit), len(parts))
+    fit = next((n for n in range(len(parts)) if sum(lengths[: n + 1]) > limit), len(parts))
     end = sum(lengths[:fit])
     try:
-        row = build_row(made, [1], encode, max_length=limit, decode=CODEC.decode)
+        row = row_of(made, max_length=limit)
     except TooLong:
         assert fit < len(parts) and not any(expected[:end]) and any(expected)
         return
     except TrainingError:
         assert not any(expected)
         return
-    assert row.ids == [1, *(i for p in parts[:fit] for i in CODEC.encode(p.text))]
-    assert row.weights == [0.0, *expected[:end]]
-    assert row.segments == (1, *lengths[:fit])
+    assert row.ids == [i for p in parts[:fit] for i in CODEC.encode(p.text)]
+    assert row.weights == expected[:end]
+    assert row.segments == (*lengths[:fit],)
     assert row.cut == (fit < len(parts))
 
 
@@ -220,14 +230,14 @@ def test_every_sampled_id_belongs_to_a_character(ids: list[int]) -> None:
 def test_logprobs_that_do_not_fit_their_ids_are_refused() -> None:
     segment = Segment(Author.MODEL, "ab", ids=[*b"ab"], logprobs=[-1.0])
     with pytest.raises(RecordError, match=r"task 't-1': a segment has 2 ids and 1 logprobs"):
-        build_row(trajectory(segment), [1], fail_to_encode)
+        row_of(trajectory(segment))
 
 
 def test_truncation_falls_between_segments() -> None:
     parts = [Segment(Author.MODEL, "abc"), Segment(Author.ENV, "oo"), Segment(Author.MODEL, "de")]
-    row = build_row(trajectory(*parts), [1], CODEC.encode_with_offsets, max_length=7)
-    assert (row.ids, row.cut) == ([1, *b"abcoo"], True)
-    assert not build_row(trajectory(*parts), [1], CODEC.encode_with_offsets, max_length=8).cut
+    row = row_of(trajectory(*parts), max_length=6)
+    assert (row.ids, row.cut) == ([*b"abcoo"], True)
+    assert not row_of(trajectory(*parts), max_length=7).cut
 
 
 def rows(count: int) -> list[Row]:

@@ -26,9 +26,10 @@ from coa.io.runs import read_jsonl, write_jsonl
 from coa.loop import Budget, Decoding
 from coa.rewards import RewardSettings
 from coa.tasks import Task
+from coa.train.groups import Sampler, TaskStream
 from coa.train.processes import Processes
-from coa.train.rl_settings import SelectSettings
 from coa.train.selection import Selected, select
+from coa.train.settings import SelectSettings
 from coa.trajectory import load_trajectories
 from playing import MHQA, box
 
@@ -87,17 +88,18 @@ async def chosen(
 ) -> Selected:
     env = Environment("sometimes", tools=[*box("mhqa").values()], grammar=MHQA)
     async with env.open(reward=EXACT) as opened:
-        return await select(
-            tasks or tasks_of(successes),
-            SelectSettings(**asked),
+        sampler = Sampler(
+            TaskStream(tasks or tasks_of(successes), seed=0),
             engine or Sometimes(successes),
             opened,
             budget or Budget(turns=3),
             DECODING,
             directory,
-            processes=processes,
-            mode="silent",
+            group_size=2,
+            processes=processes or Processes(),
         )
+        chosen = SelectSettings(**asked)
+        return await select(tasks or tasks_of(successes), chosen, sampler, directory, "silent")
 
 
 async def interrupted(cases: Successes, directory: Path, most: int, **asked: Any) -> None:
@@ -344,16 +346,10 @@ async def test_without_tools_there_are_no_programs_either(tmp_path: Path) -> Non
     async with load_environment("gym-code").open([task], reward=EXACT) as opened:
         assert "code" in await opened.toolbox(task)
         with pytest.raises(TrainingError, match="1 needs no tool"):
-            await select(
-                [task],
-                SelectSettings(no_tool_samples=1),
-                engine,
-                opened,
-                Budget(),
-                DECODING,
-                tmp_path,
-                mode="silent",
-            )
+            stream = TaskStream([task], seed=0)
+            sampler = Sampler(stream, engine, opened, Budget(), DECODING, tmp_path, 2)
+            chosen = SelectSettings(no_tool_samples=1)
+            await select([task], chosen, sampler, tmp_path, "silent")
     assert "<code>" not in engine.calls[0].prompt
 
 

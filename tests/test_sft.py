@@ -79,8 +79,8 @@ def test_gradients_and_hidden_states_are_those_of_peft(model: Path) -> None:
                 parameter.add_(torch.randn_like(parameter) * 0.05)
         policy.refresh()
         rows, gradients = tiny_rows(3), []
-        for lean in (policy._lean, None):
-            policy._lean = lean
+        for fast in (policy._fast, None):
+            policy._fast = fast
             loss = sft_loss(policy, rows, 10.0)
             loss.backward()
             gradients.append([p.grad.clone() for p in policy.parameters])

@@ -19,10 +19,10 @@ pytest.importorskip("accelerate")
 
 import coa  # noqa: E402
 from coa.errors import ConfigError, TrainingError  # noqa: E402
-from coa.train.learner import Learner  # noqa: E402
+from coa.train.optimizer import PolicyOptimizer  # noqa: E402
 from coa.train.policy import Policy  # noqa: E402
-from coa.train.processes import Processes  # noqa: E402
-from coa.train.sharding import spread_wanted  # noqa: E402
+from coa.train.processes import Processes, sharding_wanted  # noqa: E402
+from coa.train.settings import SftSettings  # noqa: E402
 
 WORKER = Path(__file__).with_name("spread_worker.py")
 SETTINGS = """
@@ -135,7 +135,7 @@ def test_fsdp_of_version_one_is_refused(models: Path, monkeypatch: pytest.Monkey
     monkeypatch.delenv("FSDP_VERSION", raising=False)
     policy = Policy(f"hf:{models / 'llama'}", rank=4, max_length=64)
     with pytest.raises(ConfigError, match="found fsdp_version 1, expected 2"):
-        Learner(policy, lr=1e-3, steps=1)
+        PolicyOptimizer(policy, SftSettings(), 1)
 
 
 def test_weights_are_spread_only_where_that_was_asked_for(
@@ -143,18 +143,18 @@ def test_weights_are_spread_only_where_that_was_asked_for(
 ) -> None:
     for name in ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED"):
         monkeypatch.setenv(name, "false")
-        assert not spread_wanted()
+        assert not sharding_wanted()
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    assert spread_wanted()
+    assert sharding_wanted()
     policy = Policy(f"hf:{models / 'llama'}", rank=4, max_length=64)
     value = torch.nn.Parameter(torch.zeros(1))
     with pytest.raises(TrainingError, match="A value head cannot be trained beside weights that"):
-        Learner(policy, lr=1e-3, steps=1, extra=[value], extra_lr=1e-3)
+        PolicyOptimizer(policy, SftSettings(), 1, extra=[value], extra_lr=1e-3)
 
 
 def test_deepspeed_is_refused_before_anything_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")  # as accelerate launch sets it
-    for ask in (Processes.open, spread_wanted):
+    for ask in (Processes.open, sharding_wanted):
         with pytest.raises(ConfigError, match="does not train under DeepSpeed") as error:
             ask()
         assert "\n" not in str(error.value)

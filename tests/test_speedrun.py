@@ -26,7 +26,7 @@ from coa.io.runs import Json
 from coa.lab.speedrun import SEED, answer_questions, print_speedrun, run_speedrun
 from coa.lab.speedrun_recipe import TaskPart
 from coa.loop import Budget
-from coa.train.rl_stage import _knows
+from coa.train.sft import known_by
 from coa.trajectory import load_trajectories
 from coa.view.terminal import console
 from tiny_model import make_tiny_model
@@ -138,11 +138,12 @@ async def test_rl_in_one_grammar_leaves_an_adapter_that_is_asked_in_all_that_it_
     async with load_environment("atlas-web").open() as opened:
         book = {"grammars": opened.grammars.to_json()}
         both = {"grammar": ["mhqa", "web"], "environments": ["atlas-mhqa", "atlas-web"]}
-        known = _knows(start, opened)
+        named = (["web"], ["atlas-web"], opened.grammars)
+        known = known_by(start, *named)
         stored = {grammar["name"] for grammar in known.pop("grammars").values()}
         assert known == both and stored == {"mhqa", "web"}
         one = {"grammar": "web", "environments": ["atlas-web"]}
-        assert _knows(f"hf:{tiny_model}", opened) == one | book
+        assert known_by(f"hf:{tiny_model}", *named) == one | book
 
 
 def test_rl_goes_on_from_the_fine_tuned_weights_and_changes_them(finished: Finished) -> None:

@@ -16,8 +16,8 @@ from coa.io.settings import to_json, without_speed
 from coa.lab.speedrun import TASKS, _make_tasks, run_speedrun
 from coa.lab.speedrun_recipe import MeasuredPart, TaskPart, read_speedrun_recipe
 from coa.tasks import Task
-from coa.train.rl_settings import PRESETS
 from coa.train.rl_stage import among
+from coa.train.settings import PRESETS
 
 
 def message(*overrides: str) -> str:

@@ -353,7 +353,7 @@ def test_observations_count_only_when_they_are_given_a_weight() -> None:
     prompt = codec.encode_prompt("s", "u")
 
     def weights(**more: float) -> list[float]:
-        row = build_row(trajectory, prompt, codec.encode_with_offsets, **more)  # type: ignore[arg-type]
+        row = build_row(trajectory, codec, **more)  # type: ignore[arg-type]
         return row.weights[len(prompt) :]
 
     assert weights() == [1, 1, 0, 0, 0, 1]

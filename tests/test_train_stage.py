@@ -25,7 +25,7 @@ from coa.grammar import load_grammar  # noqa: E402
 from coa.grammar.load import GrammarBook  # noqa: E402
 from coa.models.codec import Codec  # noqa: E402
 from coa.models.references import trained_on  # noqa: E402
-from coa.train.sft_stage import (  # noqa: E402
+from coa.train.sft import (  # noqa: E402
     choose,
     plan_from_recipe,
     preview_from_recipe,

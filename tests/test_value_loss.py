@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch")
 
 from coa.errors import TrainingError  # noqa: E402
-from coa.train.losses import Totals, gae, last_token_rewards, value_loss, whiten  # noqa: E402
+from coa.train.losses import PolicyTokens, Totals, gae, value_loss, whiten  # noqa: E402
+from coa.train.settings import RlLossSettings  # noqa: E402
 
 
 def t(*values: float) -> Any:
@@ -91,32 +92,15 @@ def test_gae_of_many_sequences_is_that_of_each_without_its_observations(
         torch.testing.assert_close(found.returns[own], found.advantages[own] + values[own])
 
 
-def test_a_reward_goes_to_the_last_token_the_model_wrote() -> None:
-    weights = t(1.0, 1.0, 0.0, 1.0, 0.0)
-    sequence = torch.tensor([4, 4, 4, 2, 2])
-    found = last_token_rewards(t(0.25, 1.0), weights, sequence)  # of sequence 2, of sequence 4
-    assert found.tolist() == [0.0, 1.0, 0.0, 0.25, 0.0]
-    returns = gae(found, torch.zeros(5), weights, sequence).returns
-    assert returns.tolist() == [1.0, 1.0, 0.0, 0.25, 0.0]
-
-
-def test_a_sequence_without_a_place_for_its_reward_is_an_error() -> None:
-    with pytest.raises(TrainingError, match="Sequence 8 has no token that could take its reward"):
-        last_token_rewards(t(1.0, 1.0), t(1.0, 0.0), torch.tensor([3, 8]))
-
-
 def test_value_loss_by_hand() -> None:
     values = t(1.0, 2.0, 0.0).requires_grad_()
-    found = value_loss(
-        values, t(0.0, 2.5, 5.0), torch.ones(3), zeros(3), old_values=t(1.0, 1.0, 0.0), clip=0.2
-    )
-    found.loss.backward()
+    tokens = PolicyTokens(torch.ones(3), zeros(3), torch.zeros(3))
+    chosen = RlLossSettings(value_clip=0.2)
+    found = value_loss(values, t(0.0, 2.5, 5.0), t(1.0, 1.0, 0.0), tokens, chosen)
+    found.backward()
     # Errors 1, 0.25 and 25; the second value went too far from 1.0 and is held at 1.2: 1.69.
-    assert found.loss.item() == pytest.approx(0.5 * (1.0 + 1.69 + 25.0) / 3)
+    assert found.item() == pytest.approx(0.5 * (1.0 + 1.69 + 25.0) / 3)
     assert values.grad.tolist() == pytest.approx([1.0 / 3, 0.0, -5.0 / 3])
-    assert found.clipped == pytest.approx(1 / 3)
-    assert found.error == pytest.approx((1 + 0.25 + 25) / 3)
-    assert (found.value_mean, found.return_mean) == pytest.approx((1.0, 2.5))
 
 
 @pytest.mark.parametrize("normalise", ["token", "sequence", "constant"])
@@ -125,17 +109,15 @@ def test_value_losses_of_parts_add_up(normalise: Any) -> None:
     values, returns, old = torch.randn(3, 9, generator=make)
     weights = t(1.0, 0.0, 1.0, 1.0, 1.0, 0.0, 1.0, 1.0, 1.0)
     sequence = torch.tensor([0, 0, 0, 1, 1, 1, 2, 2, 2])
-    how = {"clip": 0.3, "normalise": normalise, "constant_length": 4}
+    chosen = RlLossSettings(value_clip=0.3, normalise=normalise, constant_length=4)
     totals = Totals.of(weights, sequence)
-    whole = value_loss(values, returns, weights, sequence, old_values=old, **how)
-    parts = [
-        value_loss(
-            values[p], returns[p], weights[p], sequence[p], old_values=old[p], totals=totals, **how
-        )
-        for p in (slice(0, 3), slice(3, 9))
-    ]
-    torch.testing.assert_close(parts[0].loss + parts[1].loss, whole.loss)
-    assert sum(part.weight for part in parts) == whole.weight == 7
+
+    def loss(part: slice, totals: Totals | None) -> Any:
+        tokens = PolicyTokens(weights[part], sequence[part], torch.zeros(9)[part])
+        return value_loss(values[part], returns[part], old[part], tokens, chosen, totals)
+
+    parts = [loss(part, totals) for part in (slice(0, 3), slice(3, 9))]
+    torch.testing.assert_close(parts[0] + parts[1], loss(slice(0, 9), None))
 
 
 def test_whitening_is_over_trained_tokens_only() -> None:
@@ -153,6 +135,9 @@ def test_what_is_not_finite_is_named() -> None:
     with pytest.raises(TrainingError, match=r"the reward of token 0 \(sequence 0\) is inf"):
         gae(t(math.inf, 0.0), ones, ones, zeros(2))
     with pytest.raises(TrainingError, match=r"the return of token 0 \(sequence 0\) is nan"):
-        value_loss(ones, t(math.nan, 1.0), ones, zeros(2))
+        value_loss(
+            ones, t(math.nan, 1.0), ones, PolicyTokens(ones, zeros(2), ones), RlLossSettings()
+        )
     with pytest.raises(TrainingError, match="none of 2 tokens has a weight above 0"):
-        value_loss(ones, ones, torch.zeros(2), zeros(2))
+        none = PolicyTokens(torch.zeros(2), zeros(2), ones)
+        value_loss(ones, ones, ones, none, RlLossSettings())

@@ -155,8 +155,9 @@ def imitate(
 ) -> Path:
     """Fine-tune the model on demonstrations, `change` having its way with each row; the folder of
     its adapter."""
+    from coa.train.policy import make_policy
     from coa.train.settings import SftSettings
-    from coa.train.sft import make_policy, run_sft
+    from coa.train.sft import run_sft
 
     settings = SftSettings(
         model=f"hf:{model}",

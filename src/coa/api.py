@@ -119,7 +119,7 @@ def sft(
     **settings: Any,
 ) -> Trained:
     """Fine-tune on a dataset; `settings` are those of the table `[sft]`: model, rank, lr."""
-    from coa.train.sft_stage import sft_from_recipe
+    from coa.train.sft import sft_from_recipe
 
     chosen = [f"trajectories={dataset}", f"out={out}", *_overrides("sft", settings)]
     adapter = sft_from_recipe(_recipe(recipe), chosen, note)

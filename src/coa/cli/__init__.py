@@ -216,7 +216,7 @@ def sft(
 ) -> None:
     """Fine-tune a model on trajectories; the same command again continues."""
     from coa.io.settings import find_recipe
-    from coa.train.sft_stage import plan_from_recipe, preview_from_recipe, sft_from_recipe
+    from coa.train.sft import plan_from_recipe, preview_from_recipe, sft_from_recipe
     from coa.view.terminal import console
 
     path = find_recipe(recipe)

@@ -172,7 +172,7 @@ def export(
 ) -> None:
     """Write a dataset in the format of another trainer."""
     from coa.distillation.exports import FORMATS
-    from coa.train.export import run_export
+    from coa.train.rows import run_export
 
     formats: list[Any] = [name.strip() for name in to.split(",") if name.strip()]
     if not formats:

@@ -38,9 +38,10 @@ def main() -> None:
 
 def sft(asked: Json, folder: Path) -> Json:
     """As `coa sft` does it, from rows on."""
+    from coa.train.policy import make_policy
     from coa.train.rows import Row
     from coa.train.settings import SftSettings
-    from coa.train.sft import UpdateReport, make_policy, run_sft
+    from coa.train.sft import UpdateReport, run_sft
 
     rows = [
         Row(str(at), row["input_ids"], [float(label >= 0) for label in row["labels"]])
@@ -79,8 +80,8 @@ def _lines(path: Path) -> list[Json]:
 
 def rl(asked: Json, folder: Path) -> Json:
     """As `coa rl` does it: one turn a rollout, no tool is called, no group is left out."""
-    from coa.train.rl_settings import AlarmSettings, RlRecipe, RlSettings, RolloutSettings, preset
     from coa.train.rl_stage import run_rl
+    from coa.train.settings import AlarmSettings, RlRecipe, RlSettings, RolloutSettings, preset
 
     tasks = TaskSet(tuple(Task.from_json(record) for record in asked["tasks"]), "train")
     tasks.save(folder / "tasks.jsonl")

@@ -44,7 +44,7 @@ from coa.rollouts import choose_environments, choose_prompt
 from coa.sandbox import SandboxError
 from coa.tasks import Task, TaskSet
 from coa.train.rl_stage import among, run_rl
-from coa.train.sft_stage import train_on
+from coa.train.sft import train_on
 from coa.trajectory import Trajectory, load_trajectories
 from coa.view.report import write_report
 from coa.view.terminal import LABEL, console, harmless, percent, print_chain, significance

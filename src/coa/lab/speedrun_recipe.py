@@ -28,17 +28,17 @@ from coa.io.progress import duration
 from coa.io.settings import load_recipe, read_toml
 from coa.tasks import Task
 from coa.tools.controls import check_observations
-from coa.train.rl_settings import (
+from coa.train.settings import (
     AlarmSettings,
     CheckSettings,
     RlRecipe,
     RlSettings,
     RolloutSettings,
     SelectSettings,
+    SftSettings,
     preset_defaults,
     with_length,
 )
-from coa.train.settings import SftSettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

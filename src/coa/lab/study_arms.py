@@ -392,7 +392,7 @@ def train(
     chains: Sequence[Trajectory], sft: SftSettings, seed: int, folder: Path, note: Note
 ) -> str:
     """Fine-tune, unless that is done; the reference of the trained model."""
-    from coa.train.sft_stage import train_on
+    from coa.train.sft import train_on
 
     adapter = folder / "adapter"
     if not (adapter / MANIFEST).is_file():
@@ -498,7 +498,7 @@ def trained_on(chains: Sequence[Trajectory], sft: SftSettings) -> Json:
     """Rows, their tokens and those that have a weight, each as often as it is trained on: what arms
     have in common."""
     from coa.train.rows import total_tokens
-    from coa.train.sft_stage import choose
+    from coa.train.sft import choose
 
     rows = choose(chains, sft, _codec(resolve(sft.model).base)).rows
     return {
@@ -511,6 +511,6 @@ def trained_on(chains: Sequence[Trajectory], sft: SftSettings) -> Json:
 
 @cache
 def _codec(model: str) -> Codec:
-    from coa.train.export import codec_of
+    from coa.train.rows import codec_of
 
     return codec_of(model)

@@ -46,7 +46,7 @@ from coa.models.adapters import MANIFEST
 from coa.models.references import resolve
 from coa.rewards import RewardSettings
 from coa.tasks import TaskSet
-from coa.train.rl_settings import AlarmSettings, RlRecipe, RlSettings, RolloutSettings
+from coa.train.settings import AlarmSettings, RlRecipe, RlSettings, RolloutSettings
 from coa.trajectory import Trajectory
 
 QUESTION = "what does reinforcement learning add to imitation, and to more of it?"

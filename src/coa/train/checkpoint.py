@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
 
 from coa.errors import TrainingError
 from coa.io.runs import Json
@@ -56,29 +55,19 @@ class Checkpoints:
         """Write the state after `update`, with what the caller wants to know again.
 
         `made_by` goes into the manifest of the weights, from which another run may start. One
-        process writes. Where weights are spread, all must call this: they gather first.
+        process writes. Where weights are sharded, all must call this: they gather first.
         """
-        if self._processes.main or self._policy.is_spread:
-            tensors = self._policy.gathered()
-            state = {name: each.state_dict() for name, each in self._saved.items()}
-            if self._processes.main:
-                self._save(update, record, tensors, state, made_by or {}, also_keep)
-
-    def _save(
-        self,
-        update: int,
-        record: Json,
-        tensors: dict[str, Tensor],
-        state: dict[str, Any],
-        made_by: Json,
-        also_keep: Collection[int],
-    ) -> None:
+        main = self._processes.main
+        if not main and not self._policy.is_sharded:
+            return
+        tensors = self._policy.gathered()
+        state = {name: each.state_dict() for name, each in self._saved.items()}
         target, part = self._path(update), self._folder / f"{_PART}{update:07d}"
-        if target.exists():
+        if not main or target.exists():
             return
         shutil.rmtree(part, ignore_errors=True)
         try:
-            self._policy.write(part / "adapter", tensors, update=update, **made_by)
+            self._policy.write(part / "adapter", tensors, update=update, **(made_by or {}))
             with (part / "optimizer.pt").open("wb") as file:  # given a path, torch hides the reason
                 torch.save(state | {"rng": torch.get_rng_state()}, file)
             text = json.dumps({"update": update, **record})

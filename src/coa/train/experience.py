@@ -1,4 +1,4 @@
-"""Experience: the rollouts of an update as rows, with rewards, advantages and old logprobs.
+"""The rollouts of an update as training samples: rows, rewards, advantages and old logprobs.
 
 The order is: rows and rewards of every group; then, where the loss needs them, what the policy, its
 reference and the value head say before the update; then advantages. What is left out on the way
@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -19,27 +19,13 @@ from torch import Tensor
 
 from coa.errors import TrainingError
 from coa.train.groups import Group, LeftOut, has_void_turn
-from coa.train.learner import deal, micro_batches, written
-from coa.train.losses import PolicyTokens, Totals, gae, kl_penalty, last_token_rewards, whiten
+from coa.train.losses import PolicyTokens, Totals, gae, kl_estimate, whiten
+from coa.train.optimizer import balanced_share, micro_batches, states_and_targets
 from coa.train.policy import Policy, ValueHead
 from coa.train.processes import Processes
-from coa.train.rl_settings import Baseline, RlSettings, Scale
 from coa.train.rows import Row
+from coa.train.settings import Baseline, RlLossSettings, RlSettings, Scale
 from coa.trajectory import Author, Trajectory
-
-
-@dataclass(frozen=True, slots=True)
-class Advantages:
-    """Advantages in the order of the rewards, and what was found on the way."""
-
-    values: list[float | None]
-    """None: no gradient."""
-    flat: frozenset[Hashable]
-    """Groups whose rewards are all the same: they teach nothing where groups are compared."""
-    lonely: frozenset[Hashable]
-    """Groups in which fewer than two rewards were given."""
-    unjudged: int
-    """Rewards that were None."""
 
 
 def group_advantages(
@@ -48,44 +34,59 @@ def group_advantages(
     baseline: Baseline = "group",
     scale: Scale = "group",
     epsilon: float = 1e-6,
-) -> Advantages:
+) -> list[float | None]:
     """reward - baseline, over the standard deviation (of a sample, n - 1) + epsilon.
 
-    With the baselines `group` and `leave_one_out`, or the scale `group`, a lonely reward gets None.
+    None stays None. So does, where the rewards of a group are compared, one that is alone in its
+    group, and with the scale `batch` one that is alone in the batch.
     """
     assert len(rewards) == len(groups), (len(rewards), len(groups))
     assert baseline != "value", "advantages over a value head are gae()"
-    _check_rewards(rewards, groups)
     members: dict[Hashable, list[float]] = {key: [] for key in groups}
-    for reward, key in zip(rewards, groups, strict=True):
-        if reward is not None:
-            members[key].append(float(reward))
+    for at, (reward, key) in enumerate(zip(rewards, groups, strict=True)):
+        if reward is None:
+            continue
+        if not math.isfinite(reward):
+            raise TrainingError(
+                f"Reward {at} (group {key!r}) is {reward}; expected a finite number, or None where "
+                "it cannot be judged."
+            )
+        members[key].append(float(reward))
     judged = [reward for found in members.values() for reward in found]
-    lonely = frozenset(key for key, found in members.items() if len(found) < 2)
+    if not judged:
+        raise TrainingError(
+            f"None of {len(rewards)} rewards could be judged; there is nothing to learn from. "
+            "Look at the reward, or at its judge."
+        )
     compared = baseline in ("group", "leave_one_out") or scale == "group"
     deviations = {key: _deviation(found) for key, found in members.items()}
     batch_deviation = _deviation(judged)
 
     def advantage(reward: float | None, key: Hashable) -> float | None:
-        if reward is None or (compared and key in lonely) or (scale == "batch" and len(judged) < 2):
-            return None
         found = members[key]
+        alone = (compared and len(found) < 2) or (scale == "batch" and len(judged) < 2)
+        if reward is None or alone:
+            return None
         if baseline == "group":
-            centred = _minus(reward, found)
+            centred = _minus_mean(reward, found)
         elif baseline == "leave_one_out":
-            centred = _minus(reward, found) * len(found) / (len(found) - 1)
+            centred = _minus_mean(reward, found) * len(found) / (len(found) - 1)
         else:
-            centred = _minus(reward, judged) if baseline == "batch" else reward
+            centred = _minus_mean(reward, judged) if baseline == "batch" else reward
         if scale == "none" or centred == 0.0:
             return centred
         return centred / ((deviations[key] if scale == "group" else batch_deviation) + epsilon)
 
-    return Advantages(
-        values=[advantage(reward, key) for reward, key in zip(rewards, groups, strict=True)],
-        flat=frozenset(key for key, found in members.items() if found and _is_flat(found)),
-        lonely=lonely,
-        unjudged=len(rewards) - len(judged),
-    )
+    return [advantage(reward, key) for reward, key in zip(rewards, groups, strict=True)]
+
+
+def _minus_mean(reward: float, found: Sequence[float]) -> float:
+    """Exactly 0 where all are the same: dividing by epsilon would show rounding."""
+    return 0.0 if max(found) == min(found) else reward - statistics.fmean(found)
+
+
+def _deviation(found: Sequence[float]) -> float:
+    return statistics.stdev(found) if len(found) > 1 else 0.0
 
 
 def overlong_penalty(length: int, limit: int, buffer: float, penalty: float = 1.0) -> float:
@@ -101,41 +102,14 @@ def overlong_penalty(length: int, limit: int, buffer: float, penalty: float = 1.
     return -penalty * min(1.0, max(0.0, (length - (limit - room)) / room))
 
 
-def _check_rewards(rewards: Sequence[float | None], groups: Sequence[Hashable]) -> None:
-    for at, (reward, key) in enumerate(zip(rewards, groups, strict=True)):
-        if reward is not None and not math.isfinite(reward):
-            raise TrainingError(
-                f"Reward {at} (group {key!r}) is {reward}; expected a finite number, or None where "
-                "it cannot be judged."
-            )
-    if all(reward is None for reward in rewards):
-        raise TrainingError(
-            f"None of {len(rewards)} rewards could be judged; there is nothing to learn from. "
-            "Look at the reward, or at its judge."
-        )
-
-
-def _is_flat(found: Sequence[float]) -> bool:
-    return max(found) == min(found)
-
-
-def _minus(reward: float, found: Sequence[float]) -> float:
-    """Reward - mean, exactly 0 where all are the same: dividing by epsilon would show rounding."""
-    return 0.0 if _is_flat(found) else reward - statistics.fmean(found)
-
-
-def _deviation(found: Sequence[float]) -> float:
-    return statistics.stdev(found) if len(found) > 1 else 0.0
-
-
 @dataclass(slots=True, eq=False)
 class TrainingSample:
     """One rollout to learn from. Tensors hold a number for each trained token of the row."""
 
     number: int
-    """Of its sequence within the batch."""
+    """Tells its sequence from the others of the batch."""
     group: int
-    """Of its group within the batch."""
+    """Tells its group from the others of the batch."""
     row: Row
     trajectory: Trajectory
     reward: float
@@ -159,7 +133,7 @@ class TrainingSample:
 
 @dataclass(slots=True)
 class Experience:
-    """The samples of one update, and why others are none."""
+    """The samples of one update, and how many rollouts are left out of it, by reason."""
 
     samples: list[TrainingSample]
     left_out: Counter[LeftOut] = field(default_factory=Counter)
@@ -181,7 +155,7 @@ def experience_of(
     loss = settings.loss
     number = 0
     for place, group in enumerate(groups):
-        for trajectory, scored in zip(group.trajectories, group.scored, strict=True):
+        for trajectory, scored in group.rollouts:
             number += 1
             if trajectory.failed_outside:
                 found.left_out["environment"] += 1
@@ -191,20 +165,18 @@ def experience_of(
                 found.left_out["empty"] += 1
             else:
                 length = trajectory.usage.sampled_tokens
-                shaped = overlong_penalty(
-                    length, limit, loss.overlong_buffer, loss.overlong_penalty
-                )
+                buffer, most = loss.overlong_buffer, loss.overlong_penalty
+                reward = scored.score + overlong_penalty(length, limit, buffer, most)
                 row = make_row(trajectory)
-                reward = scored.score + shaped
                 found.samples.append(TrainingSample(number, place, row, trajectory, reward))
     return found
 
 
 def check_judged(groups: Sequence[Group], where: str) -> None:
-    """Raise unless something is known about a single rollout of an update, used or not: a model
-    that fails is recorded, a world that fails has to be repaired."""
-    pairs = [p for group in groups for p in zip(group.trajectories, group.scored, strict=True)]
-    if not pairs or any(score is not None for group in groups for score in group.scores):
+    """Raise when not one rollout of an update, used or not, has a score: a model that fails is
+    recorded, an environment or a judge that fails has to be repaired."""
+    pairs = [rollout for group in groups for rollout in group.rollouts]
+    if not pairs or any(rollout.score is not None for rollout in pairs):
         return
     outside = [trajectory for trajectory, _ in pairs if trajectory.failed_outside]
     if len(outside) == len(pairs):
@@ -223,7 +195,7 @@ def check_judged(groups: Sequence[Group], where: str) -> None:
 
 
 @torch.no_grad()
-def look_before(
+def compute_before_update(
     experience: Experience,
     policy: Policy,
     value_head: ValueHead | None,
@@ -232,43 +204,40 @@ def look_before(
     processes: Processes,
 ) -> None:
     """Fill in what is known only before the first step: old logprobs, values, the reference's."""
-    wanted = {
-        "old": settings.steps_per_update > 1,
-        "values": value_head is not None,
-        "reference": settings.loss.kl > 0,
-    }
-    if not any(wanted.values()):
+
+    def logprobs(hidden: Tensor, targets: Tensor) -> Tensor:
+        return policy.logprobs(hidden, targets, temperature)
+
+    wanted: dict[str, Callable[[Tensor, Tensor], Tensor]] = {}
+    if settings.steps_per_update > 1:
+        wanted["old"] = logprobs
+    if value_head is not None:
+        wanted["values"] = lambda hidden, targets: value_head.values(hidden)
+    if not wanted and not settings.loss.kl:
         return
-    own = deal(experience.samples, processes)
+    own = balanced_share(experience.samples, processes)
     seen: dict[int, dict[str, Tensor]] = {sample.number: {} for sample in own}
     parts = micro_batches(own, settings.micro_tokens)
-    # All compute equally often: where weights are spread, a forward is a conversation of all.
+    # All compute equally often: where weights are sharded, a forward is a conversation of all.
     idle = max(processes.gather(len(parts))) - len(parts)
 
-    def store(name: str, part: list[TrainingSample], values: Tensor) -> None:
-        sizes = [len(sample.trained) for sample in part]
-        for sample, piece in zip(part, values.float().cpu().split(sizes), strict=True):
-            seen[sample.number][name] = piece
-
-    if wanted["old"] or value_head is not None:
+    def compute(figures: Mapping[str, Callable[[Tensor, Tensor], Tensor]]) -> None:
         for part in parts:
-            hidden, targets = written(policy, [sample.row for sample in part])
-            if wanted["old"]:
-                store("old", part, policy.logprobs(hidden, targets, temperature))
-            if value_head is not None:
-                store("values", part, value_head.values(hidden))
+            hidden, targets = states_and_targets(policy, [sample.row for sample in part])
+            sizes = [len(sample.trained) for sample in part]
+            for name, figure in figures.items():
+                pieces = figure(hidden, targets).float().cpu().split(sizes)
+                for sample, piece in zip(part, pieces, strict=True):
+                    seen[sample.number][name] = piece
         for _ in range(idle):
             policy.idle()
-    if wanted["reference"]:
+
+    if wanted:
+        compute(wanted)
+    if settings.loss.kl:
         with policy.reference():
-            for part in parts:
-                hidden, targets = written(policy, [sample.row for sample in part])
-                store("reference", part, policy.logprobs(hidden, targets, temperature))
-            for _ in range(idle):
-                policy.idle()
-    everywhere = {
-        number: found for share in processes.gather(seen) for number, found in share.items()
-    }
+            compute({"reference": logprobs})
+    everywhere = {n: found for share in processes.gather(seen) for n, found in share.items()}
     for sample in experience.samples:
         for name, values in everywhere[sample.number].items():
             setattr(sample, name, values)
@@ -280,43 +249,40 @@ def assign_advantages(experience: Experience, settings: RlSettings) -> None:
     if not experience.samples:
         return
     if loss.baseline == "value":
-        _by_value_head(experience.samples, settings)
+        _advantages_by_value(experience.samples, settings)
     else:
-        _by_comparison(experience, settings)
+        _advantages_by_group(experience, settings)
     failed = [s for s in experience.samples if _known(s.advantages).sum() < 0]
     if settings.truncated == "leave_out":
         cut = [s for s in failed if s.trajectory.truncated]
         experience.leave_out("truncated", cut)
         failed = [s for s in failed if s not in cut]  # by identity
     if settings.void_turns == "leave_out":
-        void = [s for s in failed if has_void_turn(s.trajectory)]
-        experience.leave_out("void", void)
+        experience.leave_out("void", [s for s in failed if has_void_turn(s.trajectory)])
 
 
-def _by_comparison(experience: Experience, settings: RlSettings) -> None:
+def _advantages_by_group(experience: Experience, settings: RlSettings) -> None:
     loss, samples = settings.loss, experience.samples
     rewards = [sample.reward for sample in samples]
     if loss.kl > 0 and loss.kl_place == "reward":
-        taken = [float(_kl_penalty(sample, settings).sum()) for sample in samples]
-        rewards = [reward - took for reward, took in zip(rewards, taken, strict=True)]
+        rewards = [s.reward - float(_kl_penalty(s, loss).sum()) for s in samples]
     found = group_advantages(
         rewards, [s.group for s in samples], loss.baseline, loss.scale, loss.std_epsilon
     )
-    for sample, value in zip(samples, found.values, strict=True):
+    for sample, value in zip(samples, found, strict=True):
         if value is not None:
             sample.advantages = torch.full((len(sample.trained),), value)
     experience.leave_out("lonely", [s for s in samples if s.advantages is None])
 
 
-def _by_value_head(samples: Sequence[TrainingSample], settings: RlSettings) -> None:
+def _advantages_by_value(samples: Sequence[TrainingSample], settings: RlSettings) -> None:
     loss = settings.loss
     sizes = [len(sample.trained) for sample in samples]
-    weights, sequence = torch.ones(sum(sizes)), _numbers(samples)
-    rewards = last_token_rewards(
-        torch.tensor([sample.reward for sample in samples]), weights, sequence
-    )
+    weights, sequence = torch.ones(sum(sizes)), _by_token(samples, lambda s: s.number)
+    rewards = torch.zeros(sum(sizes))  # of a sample on its last token
+    rewards[torch.tensor(sizes).cumsum(0) - 1] = torch.tensor([s.reward for s in samples])
     if loss.kl > 0 and loss.kl_place == "reward":
-        rewards -= torch.cat([_kl_penalty(sample, settings) for sample in samples])
+        rewards -= torch.cat([_kl_penalty(sample, loss) for sample in samples])
     values = torch.cat([_known(sample.values) for sample in samples])
     found = gae(rewards, values, weights, sequence, loss.gamma, loss.lam)
     advantages = whiten(found.advantages, weights) if loss.scale == "batch" else found.advantages
@@ -325,12 +291,11 @@ def _by_value_head(samples: Sequence[TrainingSample], settings: RlSettings) -> N
         sample.advantages, sample.returns = advantage, returns
 
 
-def _kl_penalty(sample: TrainingSample, settings: RlSettings) -> Tensor:
-    """What the divergence from the reference takes, by the sampler's own logprobs."""
-    loss = settings.loss
+def _kl_penalty(sample: TrainingSample, loss: RlLossSettings) -> Tensor:
+    """What the divergence from the reference takes from the reward of each token. Here k1 is right:
+    no gradient passes through, and its mean is the KL."""
     new = sampled_logprobs(sample) if sample.old is None else sample.old
-    weights = torch.ones(len(new))
-    return kl_penalty(new, _known(sample.reference), weights, loss.kl, loss.kl_estimator)
+    return loss.kl * kl_estimate(new, _known(sample.reference), loss.kl_estimator)
 
 
 def sampled_logprobs(sample: TrainingSample) -> Tensor:
@@ -340,40 +305,40 @@ def sampled_logprobs(sample: TrainingSample) -> Tensor:
 
 
 def _known(values: Tensor | None) -> Tensor:
-    assert values is not None, "look_before() or assign_advantages() fills this in"
+    assert values is not None, "compute_before_update() or assign_advantages() fills this in"
     return values
 
 
-def _numbers(samples: Sequence[TrainingSample]) -> Tensor:
-    return torch.cat([torch.full((len(s.trained),), s.number) for s in samples])
-
-
-def _groups(samples: Sequence[TrainingSample]) -> Tensor:
-    return torch.cat([torch.full((len(s.trained),), s.group) for s in samples])
-
-
-def _weights(samples: Sequence[TrainingSample]) -> Tensor:
-    return torch.tensor([s.row.weights[at] for s in samples for at in s.trained])
+def _by_token(samples: Sequence[TrainingSample], of: Callable[[TrainingSample], int]) -> Tensor:
+    """A number of each sample, repeated for its trained tokens."""
+    return torch.cat([torch.full((len(s.trained),), of(s)) for s in samples])
 
 
 def policy_tokens(samples: Sequence[TrainingSample], device: torch.device) -> PolicyTokens:
-    """What the policy loss must know of the samples' trained tokens, in the order of `written`."""
+    """What the policy loss must know of the samples' trained tokens, in their order."""
     first = samples[0]
-
-    def joined(of: Callable[[TrainingSample], Tensor | None]) -> Tensor:
-        return torch.cat([_known(of(sample)) for sample in samples]).to(device)
-
     return PolicyTokens(
-        weights=_weights(samples).to(device),
-        sequence=_numbers(samples).to(device),
-        advantages=joined(lambda s: s.advantages),
-        old=None if first.old is None else joined(lambda s: s.old),
-        sampled=joined(sampled_logprobs),
-        reference=None if first.reference is None else joined(lambda s: s.reference),
-        group=_groups(samples).to(device),
+        **{name: values.to(device) for name, values in _places(samples).items()},
+        advantages=joined(samples, "advantages", device),
+        old=None if first.old is None else joined(samples, "old", device),
+        sampled=torch.cat([sampled_logprobs(sample) for sample in samples]).to(device),
+        reference=None if first.reference is None else joined(samples, "reference", device),
     )
 
 
+def joined(samples: Sequence[TrainingSample], name: str, device: torch.device) -> Tensor:
+    """A tensor of all samples, one after the other."""
+    return torch.cat([_known(getattr(sample, name)) for sample in samples]).to(device)
+
+
 def totals_of(samples: Sequence[TrainingSample]) -> Totals:
-    """What the whole batch is divided by."""
-    return Totals.of(_weights(samples), _numbers(samples), _groups(samples))
+    """What the loss of the whole batch is divided by."""
+    return Totals.of(**_places(samples))
+
+
+def _places(samples: Sequence[TrainingSample]) -> dict[str, Tensor]:
+    return {
+        "weights": torch.tensor([s.row.weights[at] for s in samples for at in s.trained]),
+        "sequence": _by_token(samples, lambda s: s.number),
+        "group": _by_token(samples, lambda s: s.group),
+    }

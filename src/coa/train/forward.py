@@ -1,4 +1,7 @@
-"""A policy's computation through transformers: any architecture, any device, spread or whole.
+"""What a policy computes: hidden states and log-probabilities of rows.
+
+`PlainModel` does it through transformers, for any architecture and device; `FastLlama` faster, for
+the Llama family on a CPU.
 
 `PlainModel` is a module, so that FSDP can take it in hand. Rows are packed into one
 sequence where that is the same as computing them one by one. Whether it is, is not looked up by
@@ -15,14 +18,14 @@ import warnings
 from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from coa.engines.local import choose_dtype, vocabulary_of
-from coa.errors import ConfigError, MissingExtra, ModelError
+from coa.errors import MissingExtra, ModelError
 from coa.models.adapters import read_adapter
 from coa.models.shape import Shape, rotary, rotate
 
@@ -31,17 +34,6 @@ ADAPTER = "default"
 CHANGED_LOGITS = ("final_logit_softcapping", "logits_scaling", "logit_scale")
 """Settings of architectures that do something to logits after the output layer."""
 Note = Callable[[str], None]
-
-
-def choose_device(device: str) -> torch.device:
-    """`auto` is this process's GPU where there is one, else the CPU."""
-    if device not in ("auto", "cpu", "cuda"):
-        raise ConfigError(f"Found device {device!r}, expected 'auto', 'cpu' or 'cuda'.")
-    if device == "cpu" or (device == "auto" and not torch.cuda.is_available()):
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
-        raise ConfigError("Found device 'cuda', and torch sees no GPU here. Use 'auto' or 'cpu'.")
-    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
 
 
 def computing_dtype(dtype: str, deterministic: bool) -> torch.dtype:
@@ -160,7 +152,7 @@ class PlainModel(torch.nn.Module):
         return torch.autocast(device.type, dtype=self.cast, enabled=self.cast is not None)
 
     @torch.no_grad()
-    def find_out(self, name: str, note: Note) -> None:
+    def probe(self, name: str, note: Note) -> None:
         """Try whether rows can be packed, and whether logits are what we take them for."""
         causal = causal_of(self.model)
         device, size = causal.get_output_embeddings().weight.device, vocabulary_of(causal)
@@ -401,88 +393,42 @@ class GatedUnit(torch.autograd.Function):
 # ------------------------------------------------------------------------------------------------
 
 
-class ForwardGroup(Protocol):
-    """Linear modules that share their input, as one product."""
+class FusedLinear:
+    """Linear modules that share their input, as one product with one merged weight.
 
+    With an adapter's name the weights are frozen and its LoRA factors are trained; without one the
+    modules' own weights are, which are float32 masters.
+    """
+
+    def __init__(self, modules: Sequence[Any], adapter: str | None, dtype: torch.dtype) -> None:
+        self._dtype, self._lora = dtype, adapter is not None
+        layers = [module.base_layer for module in modules] if self._lora else modules
+        self._weights = [layer.weight for layer in layers]  # the model's own, no copy
+        biases = [layer.bias for layer in layers if layer.bias is not None]
+        self._biases = biases if len(biases) == len(layers) else []
+        self.sizes = [weight.shape[0] for weight in self._weights]
+        if adapter is None:
+            self.trained = [*self._weights, *self._biases]
+        else:
+            self.downs = [module.lora_A[adapter].weight for module in modules]
+            self.ups = [module.lora_B[adapter].weight for module in modules]
+            self.scale = float(modules[0].scaling[adapter])
+            self.trained = [t for pair in zip(self.downs, self.ups, strict=True) for t in pair]
+        self.merge()
+
+    @torch.no_grad()
     def merge(self) -> None:
         """Take over the parameters' present values."""
-
-    def __call__(self, x: Tensor) -> Tensor: ...
-
-
-class _Product(torch.autograd.Function):
-    """The product with a group's merged weight; kinds of groups differ in what gets a gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Any, *trained: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        ctx.group, ctx.weight = group, group.weight
-        return F.linear(x, group.weight, group.bias)
-
-
-class LowRankGroup:
-    """Frozen weights and LoRA factors, merged on demand."""
-
-    def __init__(self, modules: list[Any], adapter: str, dtype: torch.dtype) -> None:
-        base = [module.base_layer for module in modules]
-        self._frozen = [layer.weight.detach() for layer in base]  # the model's own, no copy
-        biases = [layer.bias.detach() for layer in base if layer.bias is not None]
-        self.bias = torch.cat(biases).to(dtype) if len(biases) == len(base) else None
-        self.downs = [module.lora_A[adapter].weight for module in modules]
-        self.ups = [module.lora_B[adapter].weight for module in modules]
-        self.scale = float(modules[0].scaling[adapter])
-        self.sizes = [up.shape[0] for up in self.ups]
-        self._dtype = dtype
-        self.merge()
-
-    def merge(self) -> None:
-        with torch.no_grad():
-            factors = zip(self._frozen, self.ups, self.downs, strict=True)
-            merged = [torch.add(w.float(), up @ down, alpha=self.scale) for w, up, down in factors]
-            self.weight = torch.cat([weight.to(self._dtype) for weight in merged])
+        weights: Sequence[Tensor] = self._weights
+        if self._lora:
+            factors = zip(weights, self.ups, self.downs, strict=True)
+            weights = [torch.add(w.float(), up @ down, alpha=self.scale) for w, up, down in factors]
+        self.weight = _side_by_side(weights, self._dtype)
+        self.bias = _side_by_side(self._biases, self._dtype) if self._biases else None
 
     def __call__(self, x: Tensor) -> Tensor:
-        factors = [t for pair in zip(self.downs, self.ups, strict=True) for t in pair]
-        out: Tensor = _LowRankProduct.apply(x, self, *factors)  # type: ignore[no-untyped-call]
-        return out
-
-
-class _LowRankProduct(_Product):
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (x,), grad, group = ctx.saved_tensors, grads[0], ctx.group
-        dx = grad @ ctx.weight
-        downs = torch.cat([down.detach() for down in group.downs]).to(x.dtype)
-        low = x @ downs.t()
-        ranks = [down.shape[0] for down in group.downs]
-        lows, parts = low.split(ranks, dim=1), grad.split(group.sizes, dim=1)
-        ups = [up.detach().to(x.dtype) for up in group.ups]
-        back = torch.cat([part @ up for part, up in zip(parts, ups, strict=True)], dim=1)
-        d_downs = (back.t() @ x).float().mul_(group.scale).split(ranks)
-        d_ups = [
-            (p.t() @ one).float().mul_(group.scale) for p, one in zip(parts, lows, strict=True)
-        ]
-        factors = [t for pair in zip(d_downs, d_ups, strict=True) for t in pair]
-        return (dx, None, *factors)
-
-
-class WholeGroup:
-    """float32 masters, and one copy of them side by side in the type of the computation."""
-
-    def __init__(self, modules: list[Any], dtype: torch.dtype) -> None:
-        self.weights = [module.weight for module in modules]
-        biases = [module.bias for module in modules if module.bias is not None]
-        self.biases = biases if len(biases) == len(modules) else []
-        self.sizes = [weight.shape[0] for weight in self.weights]
-        self._dtype = dtype
-        self.merge()
-
-    def merge(self) -> None:
-        self.weight = _side_by_side(self.weights, self._dtype)
-        self.bias = _side_by_side(self.biases, self._dtype) if self.biases else None
-
-    def __call__(self, x: Tensor) -> Tensor:
-        out: Tensor = _WholeProduct.apply(x, self, *self.weights, *self.biases)  # type: ignore[no-untyped-call]
+        product = _LowRankProduct if self._lora else _WholeProduct
+        out: Tensor = product.apply(x, self, *self.trained)  # type: ignore[no-untyped-call]
         return out
 
 
@@ -491,16 +437,50 @@ def _side_by_side(masters: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
     return held[0] if len(held) == 1 else torch.cat(held)  # one float32 master needs no copy
 
 
-class _WholeProduct(_Product):
+class _Product(torch.autograd.Function):
+    """The product with a merged weight."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, fused: FusedLinear, *trained: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.fused, ctx.weight = fused, fused.weight
+        return F.linear(x, fused.weight, fused.bias)
+
+
+class _LowRankProduct(_Product):
+    """Gradients of the input and of LoRA factors; frozen weights get none."""
+
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (x,), grad, group = ctx.saved_tensors, grads[0], ctx.group
-        d_weights = (grad.t() @ x).float().split(group.sizes)
-        d_biases = grad.sum(0, dtype=torch.float32).split(group.sizes) if group.biases else ()
+        (x,), grad, fused = ctx.saved_tensors, grads[0], ctx.fused
+        dx = grad @ ctx.weight
+        downs = torch.cat([down.detach() for down in fused.downs]).to(x.dtype)
+        low = x @ downs.t()
+        ranks = [down.shape[0] for down in fused.downs]
+        lows, parts = low.split(ranks, dim=1), grad.split(fused.sizes, dim=1)
+        ups = [up.detach().to(x.dtype) for up in fused.ups]
+        back = torch.cat([part @ up for part, up in zip(parts, ups, strict=True)], dim=1)
+        d_downs = (back.t() @ x).float().mul_(fused.scale).split(ranks)
+        d_ups = [
+            (p.t() @ one).float().mul_(fused.scale) for p, one in zip(parts, lows, strict=True)
+        ]
+        factors = [t for pair in zip(d_downs, d_ups, strict=True) for t in pair]
+        return (dx, None, *factors)
+
+
+class _WholeProduct(_Product):
+    """Gradients of the input and of all weights and biases."""
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (x,), grad, fused = ctx.saved_tensors, grads[0], ctx.fused
+        d_weights = (grad.t() @ x).float().split(fused.sizes)
+        biased = fused.bias is not None
+        d_biases = grad.sum(0, dtype=torch.float32).split(fused.sizes) if biased else ()
         return (grad @ ctx.weight, None, *d_weights, *d_biases)
 
 
-class LeanLlama:
+class FastLlama:
     """Hidden states of a Llama-family model; gradients reach the parameters of that model."""
 
     def __init__(
@@ -516,19 +496,17 @@ class LeanLlama:
         self._shape, self._dtype = Shape.read(config), dtype
         self._embed, self._norm = inner.embed_tokens.weight, inner.norm.weight
         self._cos, self._sin = rotary(self._shape, length, dtype)
-        self._layers = [_LeanLayer(layer, adapter, dtype) for layer in inner.layers]
+        self._layers = [_FastLayer(layer, adapter, dtype) for layer in inner.layers]
         self._head: Tensor = causal.lm_head.weight
 
     def merge(self) -> None:
         """Take over the parameters' present values; call it after every optimiser step."""
         for layer in self._layers:
-            for group in layer.groups:
-                group.merge()
+            for linear in layer.fused:
+                linear.merge()
 
-    def hidden(self, rows: Sequence[Sequence[int]]) -> Tensor:
-        """Final hidden states of all rows, concatenated: [sum of lengths, hidden]."""
-        lengths = [len(row) for row in rows]
-        ids = torch.tensor([i for row in rows for i in row])
+    def hidden(self, ids: Tensor, lengths: list[int]) -> Tensor:
+        """Final hidden states [tokens, hidden] of `ids`, one row of `lengths` after another."""
         positions = torch.cat([torch.arange(length) for length in lengths])
         cos, sin = self._cos[positions][:, None], self._sin[positions][:, None]
         x = F.embedding(ids, self._embed).to(self._dtype)
@@ -545,20 +523,18 @@ class LeanLlama:
         return picked
 
 
-class _LeanLayer:
+class _FastLayer:
     def __init__(self, layer: Any, adapter: str | None, dtype: torch.dtype) -> None:
         attention, mlp = layer.self_attn, layer.mlp
 
-        def group(*modules: Any) -> ForwardGroup:
-            if adapter is None:
-                return WholeGroup([*modules], dtype)
-            return LowRankGroup([*modules], adapter, dtype)
+        def fused(*modules: Any) -> FusedLinear:
+            return FusedLinear(modules, adapter, dtype)
 
-        self.qkv = group(attention.q_proj, attention.k_proj, attention.v_proj)
-        self.out = group(attention.o_proj)
-        self.gate_up = group(mlp.gate_proj, mlp.up_proj)
-        self.down = group(mlp.down_proj)
-        self.groups = [self.qkv, self.out, self.gate_up, self.down]
+        self.qkv = fused(attention.q_proj, attention.k_proj, attention.v_proj)
+        self.out = fused(attention.o_proj)
+        self.gate_up = fused(mlp.gate_proj, mlp.up_proj)
+        self.down = fused(mlp.down_proj)
+        self.fused = [self.qkv, self.out, self.gate_up, self.down]
         self._norm_in = layer.input_layernorm.weight
         self._norm_mlp = layer.post_attention_layernorm.weight
         self._q_norm, self._k_norm = _norm_of(attention, "q_norm"), _norm_of(attention, "k_norm")

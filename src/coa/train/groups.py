@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from coa.engines.base import Engine
 from coa.environment import OpenEnvironment
@@ -32,21 +32,28 @@ compared with."""
 OnRollout = Callable[[int, int], None]
 
 
+class ScoredRollout(NamedTuple):
+    """A rollout, and what the reward says of it."""
+
+    trajectory: Trajectory
+    scored: Scored
+
+    @property
+    def score(self) -> float | None:
+        """None where the reward cannot say, or the environment failed."""
+        return None if self.trajectory.failed_outside else self.scored.score
+
+
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The rollouts of one task, and what each earned."""
+    """The rollouts of one task from the same weights."""
 
     task: Task
-    visit: int
-    """How often the task had been drawn before."""
-    trajectories: list[Trajectory]
-    scored: list[Scored]
+    rollouts: list[ScoredRollout]
 
     @property
     def scores(self) -> list[float | None]:
-        """What the reward says of each; None where it cannot, or the environment failed."""
-        pairs = zip(self.trajectories, self.scored, strict=True)
-        return [None if t.failed_outside else s.score for t, s in pairs]
+        return [rollout.score for rollout in self.rollouts]
 
     @property
     def flat(self) -> bool:
@@ -74,18 +81,6 @@ class Drawn:
     @property
     def all(self) -> list[Group]:
         return [*self.groups, *self.dropped]
-
-    def account(self) -> dict[str, int]:
-        """How many groups were drawn, and what became of them."""
-        flat = [group for group in self.all if group.flat]
-        return {
-            "groups": len(self.all),
-            "groups_used": len(self.groups),
-            "groups_flat": len(flat),
-            "groups_solved": sum(group.solved for group in flat),
-            "refills": self.refills,
-            "rollouts": sum(len(group.trajectories) for group in self.all),
-        }
 
 
 class TaskStream:
@@ -153,11 +148,8 @@ class Sampler:
         size = self.group_size
         pairs = [(task, visit * size + at) for task, visit in own for at in range(size)]
         path = self.directory / f"{self.processes.named(name)}.jsonl"
-        found, scored = await self.attempt(pairs, path, self.decoding, self.on_rollout)
-        groups = [
-            Group(task, visit, found[at * size :][:size], scored[at * size :][:size])
-            for at, (task, visit) in enumerate(own)
-        ]
+        found = await self.attempt(pairs, path, self.decoding, self.on_rollout)
+        groups = [Group(task, found[at * size :][:size]) for at, (task, _) in enumerate(own)]
         shares = self.processes.gather(groups)
         return [shares[at % len(shares)][at // len(shares)] for at in range(len(tasks))]
 
@@ -167,8 +159,8 @@ class Sampler:
         path: Path,
         decoding: Decoding,
         on_rollout: OnRollout | None = None,
-    ) -> tuple[list[Trajectory], list[Scored]]:
-        """Rollouts of the present weights, and what they earn.
+    ) -> list[ScoredRollout]:
+        """Roll out tasks with the present weights, and score the rollouts.
 
         What an earlier part of the run has in the file counts if it is of the same weights and the
         environment let it end. It may be of other tasks: which are flat, and so how many a refill
@@ -195,7 +187,8 @@ class Sampler:
         book = self.opened.grammars
         found = [Trajectory.from_json(trajectory.to_json(), book) for trajectory in found]
         judged = zip(pairs, found, strict=True)
-        return found, await self.opened.score_all((task, t) for (task, _), t in judged)
+        scored = await self.opened.score_all((task, t) for (task, _), t in judged)
+        return [ScoredRollout(*pair) for pair in zip(found, scored, strict=True)]
 
 
 def has_void_turn(trajectory: Trajectory) -> bool:

@@ -3,25 +3,22 @@
 One layout throughout: the tokens of all sequences one after another, with a tensor that says whose
 each token is. Rows of an agent differ in length by a factor of ten and most of their tokens are not
 trained, so nothing is padded, and a caller passes only what it computed logits for. Tokens of
-weight 0 may be there and have no influence, whatever their values.
-
-`tokens` is the layout and its normalisation, `likelihood` what one token's probabilities say,
-`policy` the policy loss, `value` GAE and the value loss. docs/losses.md has the formulas.
+weight 0 may be there and have no influence, whatever their values. docs/losses.md has the formulas.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from coa.errors import ConfigError, TrainingError
-from coa.train.rl_settings import KlEstimator, Level, Normalise, Ratio, RlLossSettings
+from coa.train.settings import KlEstimator, Level, Normalise, Ratio, RlLossSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,45 +167,17 @@ def masked_cross_entropy(
     return (-logprobs * weights).sum() / total
 
 
-def kl_estimate(
-    logprobs: Tensor, reference: Tensor, estimator: KlEstimator = "k3", straight: bool = False
-) -> Tensor:
-    """Of each token, an estimate of KL(policy || reference) from one sample of the policy.
+def kl_estimate(logprobs: Tensor, reference: Tensor, estimator: KlEstimator = "k3") -> Tensor:
+    """An estimate of KL(policy || reference) at each token, from one sample of the policy.
 
     k1 = log ratio: unbiased, may be negative. k2 = its half square: biased, low variance, and its
     gradient is that of the KL. k3 = exp(-k1) - 1 + k1: unbiased, never negative; its gradient is
-    that of KL(reference || policy). `straight` keeps the value and takes the gradient of k2.
+    that of KL(reference || policy).
     """
     gap = (logprobs.float() - reference.float()).clamp(-LOG_BOUND, LOG_BOUND)
-    half_square = 0.5 * gap.square()
     if estimator == "k1":
-        value = gap
-    elif estimator == "k2":
-        return half_square
-    else:
-        value = torch.expm1(-gap) + gap
-    return half_square - half_square.detach() + value.detach() if straight else value
-
-
-@torch.no_grad()
-def kl_penalty(
-    logprobs: Tensor,
-    reference: Tensor,
-    weights: Tensor,
-    coefficient: float,
-    estimator: KlEstimator = "k1",
-) -> Tensor:
-    """What a divergence from the reference takes from each token's reward: [n], 0 at weight 0.
-
-    Subtract it from the rewards that `gae` is given, or its sum over a sequence from the sequence's
-    reward. Here k1 is right: no gradient passes through, and its mean is the KL.
-    """
-    kept = trained(weights)
-    new = pick("logprob", logprobs, kept)
-    kl = kl_estimate(new, pick("reference logprob", reference, kept), estimator)
-    penalty = torch.zeros(len(weights), device=kl.device)
-    penalty[kept] = coefficient * kl
-    return penalty
+        return gap
+    return 0.5 * gap.square() if estimator == "k2" else torch.expm1(-gap) + gap
 
 
 def entropy_of_logits(logits: Tensor, temperature: float = 1.0) -> Tensor:
@@ -293,77 +262,33 @@ def sampler_correction(
     return Correction(bounded, changed)
 
 
-def _mean() -> Any:
-    return field(default=0.0, metadata={"join": "mean"})
+Metrics = dict[str, float]
+"""Means over trained tokens, by weight, of a part or of a batch; docs/rl.md says what each is."""
+_LARGEST = ("ratio_max", "sampler_gap_max")
+"""The metrics that are no means."""
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyMetrics:
-    """Means over trained tokens, by weight, of one part or of a batch. All are plain numbers."""
-
-    weight: float
-    """Sum of the weights of tokens."""
-    clip_low: float = _mean()
-    """Share of tokens at which the lower bound had a say; likewise the next two."""
-    clip_high: float = _mean()
-    clip_dual: float = _mean()
-    ratio_mean: float = _mean()
-    ratio_max: float = field(default=0.0, metadata={"join": "max"})
-    kl_old: float = _mean()
-    """Divergence of the old policy from the new one, by k1: log old - log new."""
-    kl_reference: float = _mean()
-    """Divergence from the reference by the estimator of the settings; 0 without a reference."""
-    entropy: float = _mean()
-    """As given; else -logprob of the sampled tokens, which estimates it for fresh samples."""
-    advantage_mean: float = _mean()
-    sampler_gap: float = _mean()
-    """|log trainer - log sampler|; the next is the largest."""
-    sampler_gap_max: float = field(default=0.0, metadata={"join": "max"})
-    sampler_kl: float = _mean()
-    """Divergence of the sampler from the trainer, by k1: log sampler - log trainer."""
-    correction_mean: float = _mean()
-    correction_square: float = _mean()
-    correction_changed: float = _mean()
-    """Share of tokens whose importance weight met its cap or floor."""
-
-    @property
-    def ess(self) -> float:
-        """Effective sample size of the importance weights, as a share; 1 when all are the same."""
-        if self.correction_square == 0.0:
-            return 0.0
-        return self.correction_mean**2 / self.correction_square
-
-    @classmethod
-    def join(cls, parts: Sequence[PolicyMetrics]) -> PolicyMetrics:
-        """The metrics of a batch from those of its parts."""
-        weight = sum(part.weight for part in parts)
-        joined = {"weight": weight}
-        for one in fields(cls):
-            values = [getattr(part, one.name) for part in parts]
-            if one.metadata.get("join") == "mean":
-                pairs = zip(values, parts, strict=True)
-                joined[one.name] = sum(value * part.weight for value, part in pairs) / weight
-            elif one.metadata.get("join") == "max":
-                joined[one.name] = max(values)
-        return cls(**joined)
-
-    def record(self) -> dict[str, float]:
-        """For metrics.jsonl."""
-        named = {f.name: getattr(self, f.name) for f in fields(self)}
-        del named["correction_square"]
-        return named | {"ess": self.ess}
+def join_metrics(parts: Sequence[Metrics]) -> Metrics:
+    """The metrics of a batch from those of its parts, with the effective sample size of its
+    importance weights (1 when all are the same)."""
+    weight = sum(part["weight"] for part in parts)
+    joined = {"weight": weight}
+    for name in list(parts[0])[1:]:
+        if name in _LARGEST:
+            joined[name] = max(part[name] for part in parts)
+        else:
+            joined[name] = sum(part[name] * part["weight"] for part in parts) / weight
+    square = joined.pop("correction_square")
+    joined["ess"] = joined["correction_mean"] ** 2 / square if square else 0.0
+    return joined
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyLoss:
-    """The loss to call backward on, its parts as numbers, and what happened."""
+    """The loss to call backward on, and what happened."""
 
     loss: Tensor
-    policy: float
-    kl: float
-    """As it is in the loss, with its coefficient; likewise the entropy."""
-    entropy: float
-    metrics: PolicyMetrics
+    metrics: Metrics
 
 
 def policy_loss(
@@ -394,19 +319,14 @@ def policy_loss(
     if settings.surrogate == "cispo":
         bounded = ratio.detach().clamp(1 - settings.clip_low, 1 + settings.clip_high)
         by_token = -bounded * part.advantages * part.new
-    policy = loss = (share * by_token * correction.factors).sum()
-    kl_term = entropy_term = torch.zeros_like(policy)
+    loss = (share * by_token * correction.factors).sum()
     if settings.kl > 0 and settings.kl_place == "loss":
         kl = _reference_kl(part, settings)
-        kl_term = settings.kl * (share * (kl * ratio if settings.kl_reweighted else kl)).sum()
-        loss = loss + kl_term
+        loss = loss + settings.kl * (share * (kl * ratio if settings.kl_reweighted else kl)).sum()
     if settings.entropy != 0.0:
         bonus = sampled_entropy(part.new) if part.entropy is None else part.entropy
-        entropy_term = settings.entropy * (share * bonus).sum()
-        loss = loss - entropy_term
-    numbers = torch.stack([policy, kl_term, entropy_term]).detach().tolist()
-    metrics = _measure(part, ratio, correction, settings)
-    return PolicyLoss(loss, numbers[0], numbers[1], numbers[2], metrics)
+        loss = loss - settings.entropy * (share * bonus).sum()
+    return PolicyLoss(loss, _measure(part, ratio, correction, settings))
 
 
 @dataclass(frozen=True, slots=True)
@@ -497,37 +417,37 @@ def _reference_kl(part: _Part, settings: RlLossSettings) -> Tensor:
 @torch.no_grad()
 def _measure(
     part: _Part, ratio: Tensor, correction: Correction, settings: RlLossSettings
-) -> PolicyMetrics:
+) -> Metrics:
     down, up = part.advantages < 0, part.advantages > 0
     if settings.surrogate == "cispo":  # the bounds hold whatever the advantage
         down = up = torch.ones_like(down)
     none = torch.zeros_like(part.old)
     gap = none if part.sampled is None else part.old - part.sampled
     limit = math.inf if settings.dual_clip is None else settings.dual_clip
-    means = {
+    by_token = {
         "clip_low": down & (ratio < 1 - settings.clip_low),
         "clip_high": up & (ratio > 1 + settings.clip_high),
         "clip_dual": down & (ratio > limit),
         "ratio_mean": ratio,
+        "ratio_max": ratio,
         "kl_old": part.old - part.new,
         "kl_reference": none if part.reference is None else _reference_kl(part, settings),
         "entropy": -part.new if part.entropy is None else part.entropy,
         "advantage_mean": part.advantages,
         "sampler_gap": gap.abs(),
+        "sampler_gap_max": gap.abs(),
         "sampler_kl": -gap,
         "correction_mean": correction.factors,
         "correction_square": correction.factors.square(),
         "correction_changed": correction.changed,
     }
-    table = torch.stack([values.float() for values in means.values()])
+    table = torch.stack([v.float() for name, v in by_token.items() if name not in _LARGEST])
     weight = part.weights.sum()
-    averages = (table @ part.weights / weight).tolist()
-    return PolicyMetrics(
-        weight=float(weight),
-        ratio_max=float(ratio.max()),
-        sampler_gap_max=float(gap.abs().max()),
-        **dict(zip(means, averages, strict=True)),
-    )
+    means = iter((table @ part.weights / weight).tolist())
+    return {"weight": float(weight)} | {
+        name: float(values.max()) if name in _LARGEST else next(means)
+        for name, values in by_token.items()
+    }
 
 
 # ------------------------------------------------------------------------------------------------
@@ -539,33 +459,12 @@ def _measure(
 # ------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Gae:
+class Gae(NamedTuple):
     """[n] each, 0 for tokens that take no part."""
 
     advantages: Tensor
     returns: Tensor
     """What the value head is trained towards."""
-
-
-def last_token_rewards(rewards: Tensor, weights: Tensor, sequence: Tensor) -> Tensor:
-    """Rewards [n] of tokens: that of each sequence on the last token of it that the model wrote.
-
-    `rewards` [k] belong to the sequences in ascending order of their numbers.
-    """
-    kept = trained(weights)
-    index, count = numbered(sequence)
-    assert len(rewards) == count, (len(rewards), count)
-    last = torch.full((count,), -1, device=weights.device).scatter_reduce(
-        0, index[kept], kept, reduce="amax"
-    )
-    if bool((last < 0).any()):
-        at = int((last < 0).nonzero()[0])
-        found = int(sequence[(index == at).nonzero()[0]])
-        raise TrainingError(f"Sequence {found} has no token that could take its reward.")
-    placed = torch.zeros(len(weights), device=weights.device)
-    placed[last] = rewards.float().to(weights.device)
-    return placed
 
 
 @torch.no_grad()
@@ -623,80 +522,30 @@ def whiten(values: Tensor, weights: Tensor) -> Tensor:
     return whitened
 
 
-@dataclass(frozen=True, slots=True)
-class ValueLoss:
-    """The loss to call backward on, and what happened."""
-
-    loss: Tensor
-    weight: float
-    """Sum of the weights of tokens, by which to join the means of parts."""
-    clipped: float
-    """Share of tokens whose gradient the clip stopped."""
-    error: float
-    """Mean of (value - return) squared."""
-    value_mean: float
-    return_mean: float
-
-
 def value_loss(
     values: Tensor,
     returns: Tensor,
-    weights: Tensor,
-    sequence: Tensor,
-    *,
-    old_values: Tensor | None = None,
-    clip: float | None = None,
-    normalise: Normalise = "token",
-    constant_length: int | None = None,
-    group: Tensor | None = None,
+    old_values: Tensor,
+    tokens: PolicyTokens,
+    settings: RlLossSettings,
     totals: Totals | None = None,
-) -> ValueLoss:
-    """Half the squared error of values [n]; with `clip`, moves beyond it from the old values end.
-
-    Like PPO's: the larger of the error and the error of the clipped value.
-    """
-    kept = trained(weights)
+) -> Tensor:
+    """Half the squared error of values [n], like PPO's: with a `value_clip` the larger of that
+    error and the error of the value held so near to the old one."""
+    kept, sequence = trained(tokens.weights), tokens.sequence
     value = pick("value", values, kept, sequence)
     target = pick("return", returns, kept, sequence).detach()
-    share = shares(
-        weights[kept],
-        sequence[kept],
-        normalise,
-        group=None if group is None else group[kept],
-        constant_length=constant_length,
-        totals=totals,
-    )
-    square = loss = (value - target).square()
-    if clip is not None:
-        assert old_values is not None, "clip needs old_values"
+    loss = (value - target).square()
+    if (clip := settings.value_clip) is not None:
         old = pick("old value", old_values, kept, sequence).detach()
         held = torch.minimum(torch.maximum(value, old - clip), old + clip)
-        loss = torch.maximum(square, (held - target).square())
-    weight = weights[kept].float()
-    means = torch.stack([(loss > square).float(), square, value, target]).detach() @ weight
-    numbers = (means / weight.sum()).tolist()
-    return ValueLoss(0.5 * (share * loss).sum(), float(weight.sum()), *numbers)
-
-
-__all__ = [
-    "Correction",
-    "Gae",
-    "PolicyLoss",
-    "PolicyMetrics",
-    "PolicyTokens",
-    "Totals",
-    "ValueLoss",
-    "entropy_of_logits",
-    "gae",
-    "kl_estimate",
-    "kl_penalty",
-    "last_token_rewards",
-    "masked_cross_entropy",
-    "policy_loss",
-    "sampled_entropy",
-    "sampler_correction",
-    "shares",
-    "token_logprobs",
-    "value_loss",
-    "whiten",
-]
+        loss = torch.maximum(loss, (held - target).square())
+    share = shares(
+        tokens.weights[kept],
+        sequence[kept],
+        settings.normalise,
+        group=None if tokens.group is None else tokens.group[kept],
+        constant_length=settings.constant_length,
+        totals=totals,
+    )
+    return 0.5 * (share * loss).sum()

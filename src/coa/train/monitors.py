@@ -1,32 +1,27 @@
-"""Who looks on while a run trains: the terminal, a tracker, and the alarms that end it."""
+"""What looks on while a run trains: the live view, a tracker, and the alarms that end it."""
 
 from __future__ import annotations
 
-import calendar
-import contextlib
 import importlib
 import json
 import math
 import sys
-import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from coa.errors import ConfigError, MissingExtra, TrainingError, Unavailable, boundary, did_you_mean
 from coa.io.progress import Mode
 from coa.io.runs import TIMINGS, Json, read_jsonl, write_atomic
 from coa.train.groups import Group
 from coa.train.live_view import LiveView
-from coa.train.rl_settings import AlarmSettings, RlRecipe
+from coa.train.settings import AlarmSettings, RlRecipe
 
 Record = Mapping[str, Any]
-Found = tuple[str, str]
-"""A sign, and what was found; empty when it does not hold."""
 
 SURE = 6.0
 """Standard errors between two windows from which on their difference is no accident."""
@@ -56,6 +51,14 @@ _ADVICE = {
     "solved": "harder tasks; on these the run is finished",
 }
 """Sign -> what to try."""
+_CUT = "rollouts cut by a budget"
+_LIMITED = (
+    ("gap", "sampler_gap", "gap_most", "gap between sampler and trainer"),
+    ("ess", "ess", "ess_least", "share of tokens in effect after correction"),
+    ("entropy_most", "entropy", "entropy_most", "entropy"),
+    ("entropy_least", "entropy", "entropy_least", "entropy"),
+)
+"""Sign, figure, setting of its limit, and the figure in words."""
 _AT_ONCE = ("not_finite", "solved", "environment", "barren")
 
 
@@ -104,13 +107,6 @@ class Alarms:
         """The newest update up to this one that has a checkpoint for certain."""
         return update - update % self._every
 
-    def replay(self, records: Iterable[Record]) -> Alarm | None:
-        """See what an earlier part of the run has written; the alarm of its newest update."""
-        alarm = None
-        for record in records:
-            alarm = self.look(record)
-        return alarm
-
     def look(self, record: Record) -> Alarm | None:
         """See the next update; the first sign of collapse, if there is one."""
         if "rows" not in record:  # the line of an evaluation
@@ -123,16 +119,7 @@ class Alarms:
             if math.isfinite(value := _number(record, key)):
                 self._curves[key].add(at, value)
         self._count_barren(at, record)
-        found = {
-            "reward": self._reward_fell(),
-            "malformed": self._rose("malformed_rate", "malformed_most", "malformed rollouts"),
-            "truncated": self._rose("truncated_rate", "truncated_most", "rollouts cut by a budget"),
-            "gap": self._above("sampler_gap", "gap_most", "gap between sampler and trainer"),
-            "ess": self._below("ess", "ess_least", "share of tokens in effect after correction"),
-            "entropy_rise": self._entropy_rose(),
-            "entropy_most": self._above("entropy", "entropy_most", "entropy"),
-            "entropy_least": self._below("entropy", "entropy_least", "entropy"),
-        }
+        found = self._signs()
         sign, text = self._nothing_to_learn()
         found[sign] = text
         for sign, text in found.items():
@@ -151,54 +138,47 @@ class Alarms:
         line = f"Update {at}: {text}{since}. {good}. Try {_ADVICE[sign]}."
         return Alarm(line, sign, self.last_good)
 
-    def _reward_fell(self) -> str:
-        curve, share = self._curves["reward"], self._settings.reward_drop
+    def _signs(self) -> dict[str, str]:
+        """Sign of collapse -> what was found, empty where it does not hold."""
+        limits, curves = self._settings, self._curves
+        found = dict.fromkeys(_ADVICE, "")
+
+        def sign(name: str, curve: _Curve, setting: str, holds: bool, text: str) -> None:
+            on = bool(getattr(limits, setting)) and curve.full
+            found[name] = text if on and holds else ""
+
+        reward, drop = curves["reward"], limits.reward_drop
         # Rewards with penalties may be negative; there a share of them would be better, not worse.
-        limit = curve.best - (1 - share) * abs(curve.best)
-        if not share or not curve.full or curve.mean >= limit or not curve.surely_worse:
-            return ""
-        return (
-            f"the reward fell to {curve.mean:.3g} over updates {curve.span}, from {curve.best:.3g} "
-            f"over {curve.best_span} (limit {limit:.3g}, alarms.reward_drop {share:g})"
+        least = reward.best - (1 - drop) * abs(reward.best)
+        text = (
+            f"the reward fell to {reward.mean:.3g} over updates {reward.span}, from "
+            f"{reward.best:.3g} over {reward.best_span} (limit {least:.3g}, alarms.reward_drop "
+            f"{drop:g})"
         )
-
-    def _rose(self, key: str, setting: str, what: str) -> str:
-        """A rate that was at half its limit or less, and is beyond it now."""
-        curve, limit = self._curves[key], float(getattr(self._settings, setting))
-        if not limit or not curve.full or curve.best > limit / 2:
-            return ""
-        if curve.mean <= limit or not curve.surely_worse:
-            return ""
-        return (
-            f"{curve.mean:.0%} {what} over updates {curve.span}, {curve.best:.0%} over "
-            f"{curve.best_span} (limit {limit:.0%}, alarms.{setting})"
+        sign("reward", reward, "reward_drop", reward.mean < least and reward.surely_worse, text)
+        for name, what in (("malformed", "malformed rollouts"), ("truncated", _CUT)):
+            rate, most = curves[f"{name}_rate"], float(getattr(limits, f"{name}_most"))
+            text = (
+                f"{rate.mean:.0%} {what} over updates {rate.span}, {rate.best:.0%} over "
+                f"{rate.best_span} (limit {most:.0%}, alarms.{name}_most)"
+            )
+            rose = rate.best <= most / 2 and rate.mean > most and rate.surely_worse
+            sign(name, rate, f"{name}_most", rose, text)
+        entropy, times = curves["entropy"], limits.entropy_rise
+        most = max(LOUD, times * entropy.first)
+        text = (
+            f"the entropy rose to {entropy.mean:.3g} over updates {entropy.span}, from "
+            f"{entropy.first:.3g} in the first {limits.window} "
+            f"(limit {most:.3g}, alarms.entropy_rise {times:g})"
         )
-
-    def _entropy_rose(self) -> str:
-        curve, times = self._curves["entropy"], self._settings.entropy_rise
-        limit = max(LOUD, times * curve.first)
-        if not times or not curve.full or curve.mean <= limit or not curve.surely_worse:
-            return ""
-        return (
-            f"the entropy rose to {curve.mean:.3g} over updates {curve.span}, from "
-            f"{curve.first:.3g} in the first {self._settings.window} "
-            f"(limit {limit:.3g}, alarms.entropy_rise {times:g})"
-        )
-
-    def _above(self, key: str, setting: str, what: str) -> str:
-        """A figure that is wrong beyond its limit, whatever it was before."""
-        curve, limit = self._curves[key], float(getattr(self._settings, setting))
-        return self._outside(curve, what, setting, limit) if curve.mean > limit > 0 else ""
-
-    def _below(self, key: str, setting: str, what: str) -> str:
-        curve, limit = self._curves[key], float(getattr(self._settings, setting))
-        return self._outside(curve, what, setting, limit) if curve.mean < limit else ""
-
-    def _outside(self, curve: _Curve, what: str, setting: str, limit: float) -> str:
-        if not curve.full:
-            return ""
-        found = f"the {what} is {curve.mean:.3g} over updates {curve.span}"
-        return f"{found} (limit {limit:.3g}, alarms.{setting})"
+        rose = entropy.mean > most and entropy.surely_worse
+        sign("entropy_rise", entropy, "entropy_rise", rose, text)
+        for name, key, setting, what in _LIMITED:  # wrong beyond a limit, whatever it was before
+            curve, limit = curves[key], float(getattr(limits, setting))
+            beyond = curve.mean > limit if setting.endswith("most") else curve.mean < limit
+            text = f"the {what} is {curve.mean:.3g} over updates {curve.span} (limit {limit:.3g}, "
+            sign(name, curve, setting, beyond, f"{text}alarms.{setting})")
+        return found
 
     def _count_barren(self, at: int, record: Record) -> None:
         groups, flat = _number(record, "groups"), _number(record, "groups_flat")
@@ -212,7 +192,7 @@ class Alarms:
         self._failed = min(self._failed, failed) if self._barren else failed
         self._barren.append(at)
 
-    def _nothing_to_learn(self) -> Found:
+    def _nothing_to_learn(self) -> tuple[str, str]:
         limit = self._settings.barren
         if not limit or len(self._barren) < limit:
             return "barren", ""
@@ -243,14 +223,14 @@ class _Curve:
 
     @property
     def span(self) -> str:
-        return f"{self._window[0][0]} to {self._window[-1][0]}"
+        return f"{self._window[0][0]} to {self._window[-1][0]}" if self._window else ""
 
     @property
     def surely_worse(self) -> bool:
         """Whether the present window is worse than the best by more than chance explains."""
         # Neighbours differ by twice the variance of one; a difference of two means over n has 2/n.
         variance = self._squares / max(1, self._steps) / 2
-        error = math.sqrt(2 * variance / len(self._window))
+        error = math.sqrt(2 * variance / max(1, len(self._window)))
         return self._sign * (self.best - self.mean) > SURE * error
 
     def add(self, at: int, value: float) -> None:
@@ -283,53 +263,33 @@ def _not_finite(record: Record, known: Iterable[str]) -> str:
 
 
 # ------------------------------------------------------------------------------------------------
-# Trackers: the figures of a run in TensorBoard or trackio, beside metrics.jsonl.
+# Trackers: the figures of a run in TensorBoard or trackio, a copy of metrics.jsonl to look at.
 #
-#     tracker = open_tracker("tensorboard", run_directory, "rl", earlier)
-#     tracker.log(update, record | timing)
-#     tracker.close()
-#
-# metrics.jsonl is the record; a tracker is a copy to look at. When a run is resumed, `earlier`
-# are the records of the updates that count, and the tracker's copy agrees with them afterwards:
-# no update is there twice, and none that was taken back remains.
-#
-# * TensorBoard: event files in `tensorboard/` of the run directory, `tensorboard --logdir DIR`.
-#   Written by torch's own writer, which needs the package `tensorboard`. (tensorboardX would save
-#   60 MB, but who writes such files also wants to look at them.)
-# * trackio: rows in the user's own trackio folder (`TRACKIO_DIR`, otherwise its default), project
-#   `coa`; `trackio show --project coa`. It needs no network and no account. Which of the runs there
-#   is this one is kept in `trackio.json`.
-#
-# Both are written anew when a run is resumed, with the figures of timings.jsonl (in trackio at
-# the price of the earlier updates' time of day). trackio cannot drop single updates, and of
-# TensorBoard's two readers only the one that it uses by default heeds `purge_step` (2.21; the
-# other one, --load_fast=false, shows such updates twice).
+# Both are written anew when a run is resumed, from the records of the updates that count, so that
+# no update is there twice and none that was taken back remains: trackio cannot drop single
+# updates, and of TensorBoard's two readers only the default one heeds `purge_step` (2.21).
 # ------------------------------------------------------------------------------------------------
 
 
 Figures = Mapping[str, Any]
 PROJECT = "coa"
-AT = "%Y-%m-%dT%H:%M:%SZ"
-"""How timings.jsonl writes the time of day."""
-
-
-class Tracker(Protocol):
-    """Where figures go."""
-
-    def log(self, update: int, record: Figures) -> None: ...
-
-    def close(self) -> None: ...
 
 
 def check_tracker(log: str) -> None:
     """Say at once what would be missing after the first update: a name, or a package."""
-    if log == "tensorboard":
-        _summary_writer()
-    elif log == "trackio":
-        _trackio()
+    if log in ("tensorboard", "trackio"):
+        _package(log)
     elif log != "none":
         known = ("none", "tensorboard", "trackio")
         raise ConfigError(f"rl.log: found {log!r}.{did_you_mean(log, known)}")
+
+
+def _package(log: str) -> Any:
+    try:
+        name = {"tensorboard": "torch.utils.tensorboard", "trackio": "trackio"}[log]
+        return importlib.import_module(name)
+    except ImportError as exc:
+        raise MissingExtra(f"rl.log = {log!r}", log) from exc
 
 
 def open_tracker(
@@ -337,33 +297,27 @@ def open_tracker(
 ) -> Tracker:
     """The tracker of a run directory; `earlier` are updates with their records, in order."""
     check_tracker(log)
+    backend: _TensorBoard | _Trackio | None = None
     if log == "tensorboard":
-        return Lenient(_TensorBoard(directory, _timed(directory, earlier)))
-    if log == "trackio":
-        return Lenient(_Trackio(directory, name, _timed(directory, earlier)))
-    return _Nowhere()
+        backend = _TensorBoard(directory)
+    elif log == "trackio":
+        backend = _Trackio(directory, name)
+    tracker = Tracker(backend)
+    for update, record in _timed(directory, earlier) if backend else ():
+        tracker.log(update, record)
+    return tracker
 
 
-def _timed(directory: Path, earlier: Iterable[tuple[int, Figures]]) -> list[tuple[int, Figures]]:
+def _timed(
+    directory: Path, earlier: Iterable[tuple[int, Figures]]
+) -> Iterator[tuple[int, Figures]]:
     """Earlier updates with their wall-clock figures, which stand in a file of their own."""
     path = directory / TIMINGS
     lines = read_jsonl(path, growing=True) if path.is_file() else ()
     timings = {line["update"]: line for _, line in lines if "update" in line}
-    merged: list[tuple[int, Figures]] = []
     for update, record in earlier:
-        timing = timings.get(update, {})
-        if "eval_accuracy" in record:  # an evaluation after that update, not the update itself
-            timing = {key: timing[key] for key in ("at",) if key in timing}
-        merged.append((update, {**timing, **record}))
-    return merged
-
-
-def _wall_time(record: Figures) -> float | None:
-    """Seconds since the epoch, where the record knows its time of day."""
-    try:
-        return float(calendar.timegm(time.strptime(str(record["at"]), AT)))
-    except (KeyError, ValueError):
-        return None
+        of_update = "eval_accuracy" not in record  # else an evaluation after that update
+        yield update, {**(timings.get(update, {}) if of_update else {}), **record}
 
 
 def figures(record: Figures, prefix: str = "") -> Iterator[tuple[str, float]]:
@@ -377,38 +331,26 @@ def figures(record: Figures, prefix: str = "") -> Iterator[tuple[str, float]]:
             yield f"{prefix}{key}", float(value)
 
 
-def _summary_writer() -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as exc:
-        raise MissingExtra("rl.log = 'tensorboard'", "tensorboard") from exc
-    return SummaryWriter
+class Tracker:
+    """Where figures go, or nowhere. It may fail: that is said once, and training goes on."""
 
-
-def _trackio() -> Any:
-    try:
-        return importlib.import_module("trackio")
-    except ImportError as exc:
-        raise MissingExtra("rl.log = 'trackio'", "trackio") from exc
-
-
-class Lenient:
-    """A tracker that may fail: that is said once, and training goes on without it."""
-
-    def __init__(self, tracker: Tracker) -> None:
-        self._tracker: Tracker = tracker
+    def __init__(self, backend: _TensorBoard | _Trackio | None) -> None:
+        self._backend = backend
 
     def log(self, update: int, record: Figures) -> None:
-        self._try(f"at update {update}", lambda: self._tracker.log(update, record))
+        if backend := self._backend:
+            found = dict(figures(record))
+            self._try(f"at update {update}", lambda: backend.log(update, found))
 
     def close(self) -> None:
-        self._try("at the end", self._tracker.close)
+        if backend := self._backend:
+            self._try("at the end", backend.close)
 
     def _try(self, when: str, work: Callable[[], None]) -> None:
         try:
             work()
         except Exception as exc:
-            self._tracker = _Nowhere()
+            self._backend = None
             reason = " ".join(str(exc).split()) or type(exc).__name__
             warnings.warn(
                 f"The tracker failed {when} ({reason}); the run goes on without it, and "
@@ -417,26 +359,20 @@ class Lenient:
             )
 
 
-class _Nowhere:
-    def log(self, update: int, record: Figures) -> None: ...
-
-    def close(self) -> None: ...
-
-
 class _TensorBoard:
-    def __init__(self, directory: Path, earlier: list[tuple[int, Figures]]) -> None:
+    """Event files in `tensorboard/` of the run directory, by torch's own writer."""
+
+    def __init__(self, directory: Path) -> None:
         folder = directory / "tensorboard"
         with boundary(Unavailable, f"TensorBoard's writer in {folder}"):
             for old in folder.glob("events.out.tfevents.*") if folder.is_dir() else ():
                 old.unlink()
             # A reader that is open now is told to forget what it has read.
-            self._writer: Any = _summary_writer()(str(folder), purge_step=0)
-        for update, record in earlier:
-            self.log(update, record)
+            self._writer = _package("tensorboard").SummaryWriter(str(folder), purge_step=0)
 
-    def log(self, update: int, record: Figures) -> None:
-        for key, value in figures(record):
-            self._writer.add_scalar(key, value, update, walltime=_wall_time(record))
+    def log(self, update: int, found: Mapping[str, float]) -> None:
+        for key, value in found.items():
+            self._writer.add_scalar(key, value, update)
         self._writer.flush()  # what a kill takes would be missing for ever
 
     def close(self) -> None:
@@ -444,11 +380,14 @@ class _TensorBoard:
 
 
 class _Trackio:
-    def __init__(self, directory: Path, name: str, earlier: list[tuple[int, Figures]]) -> None:
-        self._trackio = _trackio()
+    """Rows of the project `coa` in the user's own trackio folder (`TRACKIO_DIR`); which of the runs
+    there is this one is kept in `trackio.json`. trackio greets on stdout, which is for results."""
+
+    def __init__(self, directory: Path, name: str) -> None:
+        self._trackio = _package("trackio")
         noted = directory / "trackio.json"
-        with boundary(Unavailable, "trackio"), _to_stderr():
-            _delete_run(self._trackio, noted)
+        with boundary(Unavailable, "trackio"), redirect_stdout(sys.stderr):
+            self._delete_run(noted)
             # Its own figures of the machine are left out: threads that wake up while we compute.
             self._run: Any = self._trackio.init(
                 project=PROJECT,
@@ -459,44 +398,35 @@ class _Trackio:
                 auto_log_cpu=False,
             )
             write_atomic(noted, json.dumps({"project": PROJECT, "id": self._run.id}) + "\n")
-            for update, record in earlier:
-                self.log(update, record)
 
-    def log(self, update: int, record: Figures) -> None:
-        self._run.log(dict(figures(record)), step=update)
+    def log(self, update: int, found: Mapping[str, float]) -> None:
+        self._run.log(dict(found), step=update)
 
     def close(self) -> None:
-        with _to_stderr():
+        with redirect_stdout(sys.stderr):
             try:
                 self._trackio.finish()  # also forgets the run, which would be finished at exit
             except RuntimeError:  # it was opened in another context, where it is remembered
                 self._run.finish()
 
-
-def _delete_run(trackio: Any, noted: Path) -> None:
-    """Delete what an earlier part of this run has left with trackio, and only that."""
-    try:
-        held = json.loads(noted.read_text(encoding="utf-8"))
-        runs = list(trackio.Api().runs(held["project"]))
-    except (OSError, ValueError, KeyError, TypeError):
-        return  # nothing is noted, or nothing is left of it
-    for run in runs:
-        if run.id == held.get("id"):
-            run.delete()
-
-
-@contextlib.contextmanager
-def _to_stderr() -> Iterator[None]:
-    """trackio greets on stdout, which belongs to results."""
-    with contextlib.redirect_stdout(sys.stderr):
-        yield
+    def _delete_run(self, noted: Path) -> None:
+        """Delete what an earlier part of this run has left with trackio, and only that."""
+        try:
+            held = json.loads(noted.read_text(encoding="utf-8"))
+            runs = list(self._trackio.Api().runs(held["project"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            return  # nothing is noted, or nothing is left of it
+        for run in runs:
+            if run.id == held.get("id"):
+                run.delete()
 
 
-class Watching:
+class Monitors:
     """Passes what happens on to the view, the tracker and the alarms."""
 
     def __init__(self, view: LiveView, alarms: Alarms, log: str, root: Path) -> None:
-        self._view, self._alarms, self._log, self._root = view, alarms, log, root
+        self.alarms = alarms
+        self._view, self._log, self._root = view, log, root
         self._earlier: list[tuple[int, Json]] = []
         self._tracker: Tracker | None = None
         self.solved = ""
@@ -507,7 +437,7 @@ class Watching:
 
     def group(self, group: Group) -> None:
         """Show one rollout of a group."""
-        trajectory, scored = group.trajectories[0], group.scored[0]
+        trajectory, scored = group.rollouts[0]
         self._view.rollout(group.task.question, trajectory.answer or "", scored.score)
 
     def recall(self, record: Json) -> None:
@@ -531,7 +461,7 @@ class Watching:
 
     def _look(self, record: Json) -> Alarm | None:
         """The sign of a collapse, if there is one; that all is solved is none."""
-        alarm = self._alarms.look(record)
+        alarm = self.alarms.look(record)
         if alarm is None or alarm.sign != "solved":
             return alarm
         self.solved = alarm.line
@@ -546,19 +476,16 @@ class Watching:
         if self._tracker is not None:
             self._tracker.close()
 
-    def precious(self) -> Collection[int]:
-        return self._alarms.precious
-
 
 @contextmanager
-def open_watch(recipe: RlRecipe, root: Path, quiet: bool) -> Iterator[Watching]:
+def open_monitors(recipe: RlRecipe, root: Path, quiet: bool) -> Iterator[Monitors]:
     """`quiet` shows nothing and tracks nothing; the alarms are on."""
     mode: Mode = "silent" if quiet else "auto"
     log = "none" if quiet else recipe.rl.log
     with LiveView(recipe.rl.updates, mode=mode) as view:
         alarms = Alarms(recipe.alarms, recipe.rl.checkpoint_every, recipe.rl.compares)
-        watch = Watching(view, alarms, log, root)
+        monitors = Monitors(view, alarms, log, root)
         try:
-            yield watch
+            yield monitors
         finally:
-            watch.close()
+            monitors.close()

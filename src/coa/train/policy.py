@@ -1,13 +1,14 @@
 """Policy: the trainable model. A frozen base with LoRA factors, or all weights; float32 masters.
 
 peft or transformers own the parameters and their file format, so what is trained loads anywhere.
-On a CPU the Llama family is computed by `LeanLlama`; everything else, and whatever runs on a GPU or
-is spread over processes, by `PlainModel`. A folder that is written carries the hash of its base.
+On a CPU the Llama family is computed by `FastLlama`; everything else, and whatever runs on a GPU or
+is sharded over processes, by `PlainModel`. A folder that is written carries the hash of its base.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +31,6 @@ from coa.models.adapters import (
     Adapter,
     check_base,
     is_whole,
-    load_tensors,
     pair_up,
     rank_and_alpha,
     read_tensors,
@@ -42,15 +42,22 @@ from coa.models.weights import BASE_FILE, sync_folder
 from coa.train.forward import (
     ADAPTER,
     TARGETS,
-    LeanLlama,
+    FastLlama,
     PlainModel,
     causal_of,
-    choose_device,
+    computing_dtype,
     load_low_rank,
     load_whole,
 )
 from coa.train.losses import token_logprobs
-from coa.train.sharding import MakeOptimizer, Spread, spread_like, spread_wanted
+from coa.train.processes import (
+    MakeOptimizer,
+    ShardedModel,
+    sharded_like,
+    sharding_wanted,
+    whole,
+)
+from coa.train.settings import RlSettings, SftSettings
 
 SHARD = "5GB"
 _KEPT = (".json", ".jinja", ".txt", ".model")
@@ -76,20 +83,6 @@ def write_model(folder: Path, base: Path, tensors: dict[str, Tensor]) -> None:
         open_to_others(path)
 
 
-def peft_config(base: str, rank: int, alpha: float) -> dict[str, Any]:
-    """The adapter_config.json of LoRA factors on the model `base`, a reference."""
-    return {
-        "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": base.removeprefix("hf:"),
-        "r": rank,
-        "lora_alpha": alpha,
-        "lora_dropout": 0.0,
-        "bias": "none",
-        "target_modules": TARGETS,
-    }
-
-
 def write_json(path: Path, record: dict[str, Any]) -> None:
     path.write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
@@ -107,7 +100,6 @@ class Policy:
         dtype: torch.dtype = torch.float32,
         seed: int = 0,
         max_length: int = 2048,
-        device: str = "auto",
         checkpointing: bool = False,
         keep_reference: bool = False,
         note: Callable[[str], None] | None = None,
@@ -124,7 +116,11 @@ class Policy:
         self.base = source.base
         self.base_sha256 = base_hash(self.folder)
         self.codec = Codec.from_folder(self.folder)
-        self._device = choose_device(device)
+        self._sharded: ShardedModel | None = None
+        gpu = torch.cuda.is_available()
+        rank_here = int(os.environ.get("LOCAL_RANK", "0"))
+        self.device = torch.device("cuda", rank_here) if gpu else torch.device("cpu")
+        """Where ids, places and weights of a loss belong."""
         if source.adapter is not None:
             check_base(source.adapter, self.base_sha256)
             rank, alpha = rank_and_alpha(source.adapter)
@@ -136,22 +132,20 @@ class Policy:
             self.model = load_low_rank(self.folder, rank, self.alpha, dtype, seed)
             if source.adapter is not None:
                 self._read_parameters(source.adapter)
-        if not spread_wanted():  # else the whole of it need not fit where its parts will be
-            self.model.to(self._device)
+        if not sharding_wanted():  # else the whole of it need not fit where its parts will be
+            self.model.to(self.device)
         cast = dtype if full and dtype != torch.float32 else None
         self._plain = PlainModel(self.model, cast=cast, checkpointing=checkpointing)
-        self._spread: Spread | None = None
         self.trainable = sum(p.numel() for p in self.parameters)
         self.hidden_size: int = causal_of(self.model).get_output_embeddings().weight.shape[1]
         config = read_config(self.folder)
         self.positions = positions_of(config)
-        self._lean: LeanLlama | None = None
-        plain = checkpointing or spread_wanted() or self._device.type != "cpu"
-        if unsupported(config) is None and not plain:
-            lora = None if full else ADAPTER
-            self._lean = LeanLlama(causal_of(self.model), config, lora, dtype, max_length)
+        self._fast: FastLlama | None = None
+        if unsupported(config) or checkpointing or sharding_wanted() or gpu:
+            self._plain.probe(ref, note or say)
         else:
-            self._plain.find_out(ref, note or say)
+            lora = None if full else ADAPTER
+            self._fast = FastLlama(causal_of(self.model), config, lora, dtype, max_length)
         self._reference = [p.detach().clone() for p in self.parameters] if keep_reference else None
 
     @property
@@ -164,56 +158,49 @@ class Policy:
         """What is trained, in words."""
         return "all weights" if self.full else f"rank {self.rank}"
 
-    @property
-    def device(self) -> torch.device:
-        """Where ids, places and weights of a loss belong."""
-        return self._device
-
-    def spread(self, make_optimizer: MakeOptimizer, grad_clip: float) -> Spread:
-        """Spread the model and an optimiser for it over the processes.
+    def shard(self, make_optimizer: MakeOptimizer) -> ShardedModel:
+        """Shard the model and an optimiser for it over the processes.
 
         From here on whatever computes, gathers or writes is done by all processes together.
         """
-        assert self._lean is None, "the policy was made before spread weights were asked for"
+        assert self._fast is None, "the policy was made before sharding was asked for"
         names = sorted(name for name, p in self.model.named_parameters() if p.requires_grad)
-        self._spread = Spread(self._plain, names, make_optimizer, grad_clip, self._device)
+        self._sharded = ShardedModel(self._plain, names, make_optimizer, self.device)
         if self._reference is not None:
             pairs = zip(self._reference, self.parameters, strict=True)
-            self._reference = [spread_like(held, parameter) for held, parameter in pairs]
-        return self._spread
+            self._reference = [sharded_like(held, parameter) for held, parameter in pairs]
+        return self._sharded
 
     def idle(self) -> Tensor:
         """A loss of 0, for a process that has nothing to compute while the others compute."""
-        target = torch.zeros(1, dtype=torch.long, device=self._device)
+        target = torch.zeros(1, dtype=torch.long, device=self.device)
         return self.logprobs(self.hidden([[0]]), target).sum() * 0
 
     def refresh(self) -> None:
         """Make the next forward use the parameters' present values."""
-        if self._lean is not None:
-            self._lean.merge()
-
-    def _flat(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, list[int]]:
-        ids = torch.tensor([i for row in rows for i in row], device=self._device)
-        return ids, [len(row) for row in rows]
+        if self._fast is not None:
+            self._fast.merge()
 
     def hidden(self, rows: Sequence[Sequence[int]]) -> Tensor:
         """Final hidden states of the rows, concatenated: [sum of lengths, hidden]."""
-        if self._lean is not None:
-            return self._lean.hidden(rows)
-        model = self._plain if self._spread is None else self._spread.model
-        states: Tensor = model(*self._flat(rows))
+        ids = torch.tensor([i for row in rows for i in row], device=self.device)
+        lengths = [len(row) for row in rows]
+        if self._fast is not None:
+            return self._fast.hidden(ids, lengths)
+        model = self._plain if self._sharded is None else self._sharded.model
+        states: Tensor = model(ids, lengths)
         return states
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits of hidden states [n, hidden]; call it on the weighted positions only."""
-        if self._lean is not None:
-            return self._lean.logits(hidden)
+        if self._fast is not None:
+            return self._fast.logits(hidden)
         return self._plain.head(hidden)
 
     def logprobs(self, hidden: Tensor, targets: Tensor, temperature: float = 1.0) -> Tensor:
         """float32 log-probability of each target after a hidden state, at a temperature."""
-        if self._lean is not None:
-            return self._lean.logprobs(hidden, targets, temperature)
+        if self._fast is not None:
+            return self._fast.logprobs(hidden, targets, temperature)
         return token_logprobs(self.logits(hidden), targets, temperature)
 
     @contextmanager
@@ -230,13 +217,17 @@ class Policy:
 
     @torch.no_grad()
     def _exchange(self, others: Sequence[Tensor]) -> None:
-        if self._spread is not None:
-            self._spread.settle()
+        self._settle()
         for parameter, other in zip(self.parameters, others, strict=True):
             held = parameter.detach().clone()  # one at a time: two whole models are in memory
             parameter.copy_(other)
             other.copy_(held)
         self.refresh()
+
+    def _settle(self) -> None:
+        """Put sharded weights back to their places, before they are read or changed."""
+        if self._sharded is not None:
+            self._sharded.settle()
 
     def adapter(self) -> Adapter:
         """The present parameters, copied, for `LocalEngine.load`."""
@@ -246,39 +237,25 @@ class Policy:
         return Adapter(self.alpha / self.rank, pair_up(tensors))
 
     @property
-    def is_spread(self) -> bool:
-        """Whether weights are spread over processes: then all of them gather when one writes."""
-        return self._spread is not None
+    def is_sharded(self) -> bool:
+        """Whether weights are sharded over processes: then all of them gather when one writes."""
+        return self._sharded is not None
 
     def gathered(self) -> dict[str, Tensor]:
         """What was trained, whole, for `write`; {} in a process that does not write.
 
-        Where weights are spread it is for all processes together, before anything that can fail in
-        one of them alone: a full disk must not leave the others waiting.
+        Where weights are sharded it is for all processes together, before anything that can fail
+        in one of them alone: a full disk must not leave the others waiting.
         """
-        writes = self._spread is None or self._spread.main
+        writes = self._sharded is None or self._sharded.main
         return {name: tensor.cpu() for name, tensor in self._tensors() if writes}
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """What was trained, by the names in its file; a tied head appears once."""
-        if self._spread is not None:
-            self._spread.settle()
-            named = self._named_in_file()
-            yield from zip(named, self._spread.gather([*named.values()]), strict=True)
-            return
-        if self.full:
-            state = dict(self.model.named_parameters())
-        else:
-            from peft import get_peft_model_state_dict
-
-            state = get_peft_model_state_dict(self.model, save_embedding_layers=False)
-        for name, tensor in state.items():
-            yield name, tensor.detach()
-
-    def _buffers(self) -> dict[str, Tensor]:
-        """What a whole model's file holds beside parameters."""
-        kept = self.model.state_dict().keys()
-        return {name: b.detach() for name, b in self.model.named_buffers() if name in kept}
+        """What was trained, by the names in its file; a tied head appears once. One after the
+        other: all of them, gathered, may not fit on a device."""
+        self._settle()
+        for name, parameter in self._named_in_file().items():
+            yield name, whole(parameter.detach())
 
     def _named_in_file(self) -> dict[str, torch.nn.Parameter]:
         """Trainable parameters by the names in a file; peft leaves out the adapter's."""
@@ -296,32 +273,36 @@ class Policy:
             sync_folder(target)
             replace_folder(target, folder)
 
-    def write(
-        self, folder: Path, gathered: dict[str, Tensor] | None = None, **manifest: Any
-    ) -> None:
+    def write(self, folder: Path, gathered: dict[str, Tensor], **manifest: Any) -> None:
         """Write the files into a folder of the caller's: a peft adapter, or a whole model."""
-        held = self.gathered() if gathered is None else gathered
-        if not held:
+        if not gathered:
             return
-        tensors = {name: tensor.contiguous() for name, tensor in sorted(held.items())}
+        tensors = {name: tensor.contiguous() for name, tensor in sorted(gathered.items())}
         folder.mkdir(parents=True, exist_ok=True)
         record = {"schema": 1, "base": self.base, "base_sha256": self.base_sha256}
         if self.full:
-            write_model(folder, self.folder, tensors | self._buffers())
+            kept = self.model.state_dict().keys()
+            buffers = {n: b.detach() for n, b in self.model.named_buffers() if n in kept}
+            write_model(folder, self.folder, tensors | buffers)
             record |= {"full": True}
         else:
             from safetensors.torch import save_file
 
             save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
             open_to_others(folder / WEIGHTS)
-            write_json(folder / CONFIG, peft_config(self.base, self.rank, self.alpha))
+            config = {
+                "peft_type": "LORA",
+                "task_type": "CAUSAL_LM",
+                "base_model_name_or_path": self.base.removeprefix("hf:"),
+                "r": self.rank,
+                "lora_alpha": self.alpha,
+                "lora_dropout": 0.0,
+                "bias": "none",
+                "target_modules": TARGETS,
+            }
+            write_json(folder / CONFIG, config)
             record |= {"rank": self.rank, "alpha": self.alpha}
         write_json(folder / MANIFEST, record | {"trainable": self.trainable, **manifest})
-
-    def _read_parameters(self, folder: Path) -> None:
-        from peft import set_peft_model_state_dict
-
-        set_peft_model_state_dict(self.model, load_tensors(folder / WEIGHTS))
 
     def restore(self, folder: Path) -> None:
         """Take the parameters of a folder that fits this policy."""
@@ -329,21 +310,39 @@ class Policy:
         if is_whole(folder) != self.full:
             held = "all weights" if is_whole(folder) else "LoRA factors"
             raise ModelError(f"{folder}: it holds {held}, and this policy trains {self.kind}.")
-        if self._spread is not None or self.full:
-            self._read_tensors(folder)
-        else:
-            self._read_parameters(folder)
+        self._read_parameters(folder)
         self.refresh()
 
     @torch.no_grad()
-    def _read_tensors(self, folder: Path) -> None:
+    def _read_parameters(self, folder: Path) -> None:
         held = read_tensors(folder)
-        if self._spread is not None:
-            self._spread.settle()
+        self._settle()
         for name, parameter in self._named_in_file().items():
-            if name not in held:
+            if name in held:
+                parameter.copy_(sharded_like(held[name], parameter))
+            elif self.full:  # somebody else's adapter may be of fewer modules
                 raise ModelError(f"{folder}: its weights have no tensor {name!r}.")
-            parameter.copy_(spread_like(held[name], parameter))
+
+
+def make_policy(
+    settings: SftSettings | RlSettings,
+    context: int = 2048,
+    note: Callable[[str], None] | None = None,
+) -> Policy:
+    """The policy that settings train; `context` is the most tokens of a row of RL. With a
+    divergence from its start in the loss, the start is kept, too."""
+    return Policy(
+        settings.model,
+        full=settings.full,
+        rank=settings.rank,
+        alpha=settings.alpha,
+        dtype=computing_dtype(settings.dtype, settings.deterministic),
+        seed=settings.seed,
+        max_length=settings.max_length if isinstance(settings, SftSettings) else context,
+        checkpointing=settings.checkpointing,
+        keep_reference=isinstance(settings, RlSettings) and settings.loss.kl > 0,
+        note=note,
+    )
 
 
 def replace_folder(new: Path, target: Path) -> None:
@@ -357,17 +356,11 @@ def replace_folder(new: Path, target: Path) -> None:
         new.rename(target)
 
 
-# ------------------------------------------------------------------------------------------------
-# A value head for PPO: one linear layer on the policy's hidden states, in float32.
-# ------------------------------------------------------------------------------------------------
-
-
-FILE = "value_head.safetensors"
-
-
 class ValueHead(torch.nn.Module):
-    """What is still to be earned after each token. It begins at 0 everywhere, so the first
-    advantages are the rewards themselves rather than noise."""
+    """What is still to be earned after each token, for PPO: one linear layer on hidden states.
+
+    It begins at 0 everywhere, so the first advantages are the rewards themselves, not noise.
+    """
 
     def __init__(self, hidden_size: int) -> None:
         super().__init__()
@@ -377,23 +370,3 @@ class ValueHead(torch.nn.Module):
     def values(self, hidden: Tensor) -> Tensor:
         """Values [n] of hidden states [n, hidden], float32 whatever their type."""
         return F.linear(hidden.float(), self.weight, self.bias)[:, 0]
-
-    def save(self, folder: Path) -> None:
-        from safetensors.torch import save_file
-
-        tensors = {name: tensor.cpu() for name, tensor in self.state_dict().items()}
-        save_file(tensors, folder / FILE)
-        open_to_others(folder / FILE)
-
-    def restore(self, folder: Path) -> None:
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-
-        try:
-            self.load_state_dict(load_file(folder / FILE))
-        except (OSError, SafetensorError, RuntimeError) as exc:
-            reason = " ".join(str(exc).split())
-            raise ModelError(
-                f"{folder / FILE}: cannot take over the value head ({reason}). Expected one of "
-                f"width {self.weight.shape[1]}."
-            ) from exc

@@ -18,14 +18,13 @@ import random
 import shutil
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Protocol, get_args
+from typing import Any, Protocol, cast, get_args
 
-import torch
 from torch import Tensor
 
 from coa.engines.base import Engine
@@ -42,38 +41,49 @@ from coa.train.experience import (
     TrainingSample,
     assign_advantages,
     check_judged,
+    compute_before_update,
     experience_of,
-    look_before,
+    joined,
     policy_tokens,
     totals_of,
 )
-from coa.train.groups import Drawn, Group, LeftOut, Sampler
-from coa.train.learner import Learner, OptimizerStep, Part, deal, micro_batches, written
-from coa.train.losses import PolicyMetrics, Totals, policy_loss, value_loss
+from coa.train.groups import Drawn, LeftOut, Sampler
+from coa.train.losses import Metrics, Totals, join_metrics, policy_loss, value_loss
+from coa.train.monitors import Monitors
+from coa.train.optimizer import (
+    OptimizerStep,
+    Part,
+    PolicyOptimizer,
+    balanced_share,
+    micro_batches,
+    states_and_targets,
+)
 from coa.train.policy import Policy, ValueHead, replace_folder
 from coa.train.processes import Processes
-from coa.train.rl_settings import RlRecipe, RlSettings
 from coa.train.rows import row_maker
+from coa.train.settings import RlRecipe, RlSettings
 from coa.trajectory import Author, StopReason, Trajectory
 from coa.view.curves import curve
 
 
 def rollout_record(drawn: Drawn) -> Json:
     """Of all rollouts that were drawn, used or not: every one counts."""
-    pairs = [
-        pair
-        for group in drawn.all
-        for pair in zip(group.trajectories, group.scores, group.scored, strict=True)
-    ]
-    trajectories = [trajectory for trajectory, _, _ in pairs]
-    judged = [score for _, score, _ in pairs if score is not None]
-    n = max(1, len(pairs))
+    rollouts = [rollout for group in drawn.all for rollout in group.rollouts]
+    trajectories = [rollout.trajectory for rollout in rollouts]
+    judged = [rollout.score for rollout in rollouts if rollout.score is not None]
+    flat = [group for group in drawn.all if group.flat]
+    n = max(1, len(rollouts))
     lengths = [t.usage.sampled_tokens for t in trajectories] or [0]
     record: Json = {
         "reward": fmean(judged) if judged else None,
         "pass_rate": fmean(score >= 1.0 for score in judged) if judged else None,
         "environment_rate": sum(t.failed_outside for t in trajectories) / n,
-        **drawn.account(),
+        "groups": len(drawn.all),
+        "groups_used": len(drawn.groups),
+        "groups_flat": len(flat),
+        "groups_solved": sum(group.solved for group in flat),
+        "refills": drawn.refills,
+        "rollouts": len(rollouts),
         "length_mean": fmean(lengths),
         "length_max": max(lengths),
         "turns": sum(t.usage.turns for t in trajectories) / n,
@@ -83,13 +93,13 @@ def rollout_record(drawn: Drawn) -> Json:
         "truncated_rate": sum(t.truncated for t in trajectories) / n,
         "agents": agent_shares(trajectories),
     }
-    if len(parts := mean_parts([scored for _, _, scored in pairs])) > 1:
+    if len(parts := mean_parts([rollout.scored for rollout in rollouts])) > 1:
         record["parts"] = {name: part["mean"] for name, part in parts.items()}
     return record
 
 
 def learning_record(
-    experience: Experience, steps: Sequence[OptimizerStep], metrics: Sequence[PolicyMetrics]
+    experience: Experience, steps: Sequence[OptimizerStep], metrics: Sequence[Metrics]
 ) -> Json:
     """Of the rows that were trained on; without any step only their number."""
     rows = [sample.row for sample in experience.samples]
@@ -102,7 +112,7 @@ def learning_record(
     if steps and metrics:
         record |= {"loss": fmean(step.loss for step in steps)}
         record |= {"grad_norm": max(step.grad_norm for step in steps), "lr": steps[-1].lr}
-        record |= PolicyMetrics.join(metrics).record()
+        record |= join_metrics(metrics)
         del record["weight"]  # trained_tokens, once for every pass
     return record
 
@@ -138,28 +148,6 @@ class Loadable(Engine, Protocol):
     async def load(self, adapter: Path | Adapter | None, version: str) -> None: ...
 
 
-class Watch(Protocol):
-    """Who looks on: a terminal, a tracker, the alarms."""
-
-    solved: str
-    """Why there is nothing left to learn; empty: there is."""
-
-    def phase(self, what: str, done: int = 0, total: int = 0) -> None: ...
-    def group(self, group: Group) -> None:
-        """A group was drawn."""
-
-    def recall(self, record: Json) -> None:
-        """A line of metrics of an earlier part of the run."""
-
-    def evaluated(self, record: Json) -> None: ...
-
-    def update(self, record: Json, timing: Json) -> None:
-        """May raise a TrainingError: the run has collapsed, and this update is not kept."""
-
-    def precious(self) -> Collection[int]:
-        """Updates whose checkpoints must be kept."""
-
-
 Check = Callable[[Path], Awaitable[Json]]
 """Evaluates the engine's present weights into a folder: eval_accuracy, eval_low, eval_high."""
 
@@ -177,28 +165,28 @@ class RlLoop:
     """The loop, with everything it needs opened."""
 
     recipe: RlRecipe
-    policy: Policy
-    engine: Loadable
     sampler: Sampler
-    improver: Improver
+    updater: RlUpdater
     run: Run | None
     """None in processes that are not the main one: they write nothing."""
-    root: Path
-    watch: Watch
+    monitors: Monitors
     check: Check | None = None
     manifest: Mapping[str, Any] = field(default_factory=dict)
-    processes: Processes = field(default_factory=Processes)
+    root: Path = field(init=False)
+    policy: Policy = field(init=False)
+    processes: Processes = field(init=False)
     _checkpoints: Checkpoints = field(init=False)
     _safe: int = -1
     """The update of the newest checkpoint."""
 
     def __post_init__(self) -> None:
-        saved: dict[str, Any] = {"optimizer": self.improver.learner.saved}
-        if self.improver.value_head is not None:
-            saved["value_head"] = self.improver.value_head
-        self._checkpoints = Checkpoints(
-            self.root / "checkpoints", self.policy, self.processes, **saved
-        )
+        self.root, self.policy = Path(self.recipe.out), self.updater.policy
+        self.processes = self.sampler.processes
+        saved: dict[str, Any] = {"optimizer": self.updater.optimizer.saved}
+        if self.updater.value_head is not None:
+            saved["value_head"] = self.updater.value_head
+        folder = self.root / "checkpoints"
+        self._checkpoints = Checkpoints(folder, self.policy, self.processes, **saved)
 
     async def execute(self) -> RlResult:
         """Train from the newest checkpoint to the last update."""
@@ -219,7 +207,7 @@ class RlLoop:
             except (asyncio.CancelledError, CoaError):
                 # Ctrl-C, or a tool or judge that fails. It comes where something is awaited; there
                 # the weights are those of `done`, and finished rollouts are in files.
-                if not self.policy.is_spread:  # others may have gone
+                if not self.policy.is_sharded:  # others may have gone
                     self._save(done, position)
                 raise
             record = self._learn(drawn, done, clock)
@@ -240,7 +228,7 @@ class RlLoop:
             wanted = settings.tasks_per_update
             drawn = await self.sampler.draw(done + 1, position, wanted, refills)
         check_judged(drawn.all, f"Update {done + 1}")
-        self.watch.group(drawn.all[0])
+        self.monitors.group(drawn.all[0])
         return drawn
 
     def _learn(self, drawn: Drawn, done: int, clock: Clock) -> Json:
@@ -250,7 +238,7 @@ class RlLoop:
         with clock("train"):
             try:
                 experience = experience_of(drawn.groups, make_row, settings, rollout.tokens)
-                steps, found = self.improver.improve(experience, done, self.watch.phase)
+                steps, found = self.updater.update(experience, done, self.monitors.phase)
             except TrainingError as wrong:
                 raise TrainingError(f"Update {done + 1}: {wrong}") from None
         record = {"update": done + 1, **rollout_record(drawn)}
@@ -259,11 +247,12 @@ class RlLoop:
     async def _hand_over(self, done: int) -> None:
         """Give the present weights to the engine; their hash tells them from any others."""
         adapter = self.policy.adapter()
-        await self.engine.load(adapter, f"update-{done}-{digest(adapter)[:8]}")
+        engine = cast("Loadable", self.sampler.engine)
+        await engine.load(adapter, f"update-{done}-{digest(adapter)[:8]}")
 
     def _record(self, done: int, position: int, record: Json, clock: Clock) -> None:
         timing = clock.record(record)
-        self.watch.update(record, timing)
+        self.monitors.update(record, timing)
         if self.run is not None:
             self.run.metrics(record)
             self.run.timing({"update": done, **timing})
@@ -282,16 +271,16 @@ class RlLoop:
     def _save(self, done: int, position: int) -> None:
         if done == self._safe:
             return
-        self.watch.phase("checkpoint")
-        kept = self.watch.precious()
+        self.monitors.phase("checkpoint")
+        kept = self.monitors.alarms.precious
         self._checkpoints.save(done, {"position": position}, self._made(done), kept)
         self._safe = done
 
     @property
     def _takes_part(self) -> bool:
         """Whether this process is needed to write weights: one writes, and all gather what is
-        spread over them."""
-        return self.run is not None or self.policy.is_spread
+        sharded over them."""
+        return self.run is not None or self.policy.is_sharded
 
     def _recall(self, done: int) -> dict[int, float]:
         """Drop what was written after the checkpoint, show the rest to who looks on; evaluations
@@ -304,7 +293,7 @@ class RlLoop:
         for _, record in read_jsonl(path) if path.is_file() else ():
             if "eval_accuracy" in record:
                 evaluated[record["update"]] = float(record["eval_accuracy"])
-            self.watch.recall(record)
+            self.monitors.recall(record)
         return evaluated
 
     def _sweep(self) -> None:
@@ -317,7 +306,7 @@ class RlLoop:
                 sweep(folder)
 
     def _is_over(self, done: int) -> bool:
-        return done == self.recipe.rl.updates or bool(self.watch.solved)
+        return done == self.recipe.rl.updates or bool(self.monitors.solved)
 
     def _is_due(self, done: int) -> bool:
         return done % self.recipe.check.every == 0 or self._is_over(done)
@@ -325,7 +314,7 @@ class RlLoop:
     async def _evaluate(self, done: int, before: Mapping[int, float]) -> float:
         """Measure the present weights, and keep them if they are the best so far."""
         assert self.check is not None
-        self.watch.phase("evaluate")
+        self.monitors.phase("evaluate")
         found = await self.check(self.root / CHECKS / f"update-{done:07d}")
         accuracy = float(found["eval_accuracy"])
         if self._takes_part and accuracy > max(before.values(), default=-1.0):
@@ -333,7 +322,7 @@ class RlLoop:
                 self.policy.save(self.root / BEST, **self._made(done), **found)
         if self.run is not None:
             self.run.metrics({"update": done, **found})
-        self.watch.evaluated({"update": done, **found})
+        self.monitors.evaluated({"update": done, **found})
         self.processes.wait()
         return accuracy
 
@@ -375,7 +364,7 @@ class Clock:
     """Seconds of an update by phase."""
 
     def __init__(self) -> None:
-        self._begun, self._seconds = time.perf_counter(), dict[str, float]()
+        self._begun, self._seconds = time.perf_counter(), Counter[str]()
 
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
@@ -383,16 +372,14 @@ class Clock:
         try:
             yield
         finally:
-            seconds = time.perf_counter() - begun
-            self._seconds[phase] = self._seconds.get(phase, 0.0) + seconds
+            self._seconds[phase] += time.perf_counter() - begun  # type: ignore[assignment]
 
     def record(self, made: Json) -> Json:
         """For timings.jsonl: seconds by phase, and speed."""
-        seconds = {f"{name}_s": round(value, 3) for name, value in self._seconds.items()}
         sampled = made["length_mean"] * made["rollouts"]
         return {
             "seconds": round(time.perf_counter() - self._begun, 3),
-            **seconds,
+            **{f"{name}_s": round(value, 3) for name, value in self._seconds.items()},
             "tokens_per_s": round(made["tokens"] / max(1e-9, self._seconds["train"]), 1),
             "sampled_per_s": round(sampled / max(1e-9, self._seconds["rollout"]), 1),
         }
@@ -402,8 +389,13 @@ OnPart = Callable[[str, int, int], None]
 """Told what is being done, how much of it is done, of how much."""
 
 
-class Improver:
-    """Turns experience into optimiser steps of the policy."""
+class RlUpdater:
+    """Turns the experience of an update into optimiser steps of the policy.
+
+    A batch is gone over in passes, each in a few steps, each in parts that fit into memory. What a
+    loss is divided by is taken of the whole step's samples, on all processes, so that the result
+    does not depend on how they were split.
+    """
 
     def __init__(
         self,
@@ -416,100 +408,77 @@ class Improver:
         self.processes = processes or Processes()
         by_value = settings.loss.baseline == "value"
         self.value_head = ValueHead(policy.hidden_size).to(policy.device) if by_value else None
-        self.learner = Learner(
+        self.optimizer = PolicyOptimizer(
             policy,
-            lr=settings.lr,
-            steps=settings.updates * settings.steps_per_update,
-            schedule=settings.schedule,
-            warmup=settings.warmup,
-            weight_decay=settings.weight_decay,
-            grad_clip=settings.grad_clip,
-            processes=self.processes,
+            settings,
+            settings.updates * settings.steps_per_update,
+            self.processes,
             extra=[] if self.value_head is None else list(self.value_head.parameters()),
             extra_lr=settings.value_lr,
         )
 
-    def improve(
-        self, experience: Experience, update: int, on_part: OnPart | None = None
-    ) -> tuple[list[OptimizerStep], list[PolicyMetrics]]:
+    def update(
+        self, experience: Experience, number: int, on_part: OnPart | None = None
+    ) -> tuple[list[OptimizerStep], list[Metrics]]:
         """Advantages, then `passes` times over the experience in `minibatches` steps each."""
-        settings = self.settings
-        look_before(
-            experience, self.policy, self.value_head, settings, self.temperature, self.processes
+        settings, processes = self.settings, self.processes
+        compute_before_update(
+            experience, self.policy, self.value_head, settings, self.temperature, processes
         )
         assign_advantages(experience, settings)
         steps: list[OptimizerStep] = []
-        found: list[PolicyMetrics] = []
+        found: list[Metrics] = []
         for turn in range(settings.passes):
-            for batch in self._minibatches(experience.samples, update, turn):
-                at = update * settings.steps_per_update + len(steps)
-                steps.append(self.learner.step(at, self._parts(batch, found, on_part)))
-        everywhere = [one for share in self.processes.gather(found) for one in share]
-        return steps, everywhere
+            for batch in self._minibatches(experience.samples, number, turn):
+                at = number * settings.steps_per_update + len(steps)
+                steps.append(self.optimizer.step(at, self._parts(batch, found, on_part)))
+        return steps, [one for share in processes.gather(found) for one in share]
 
     def _minibatches(
         self, samples: Sequence[TrainingSample], update: int, turn: int
     ) -> Iterator[list[TrainingSample]]:
-        """Samples in equal parts, in an order that depends on seed, update and pass; those that
-        have something to say."""
+        """Samples in equal parts, in an order that depends on seed, update and pass; parts without
+        a gradient are left out."""
         order = list(samples)
         count = self.settings.minibatches
         if count > 1:
             random.Random(f"{self.settings.seed}|{update}|{turn}").shuffle(order)
         for at in range(count):
             batch = order[at::count]
-            if any(self._says_something(sample) for sample in batch):
+            if any(self._has_gradient(sample) for sample in batch):
                 yield batch
 
-    def _says_something(self, sample: TrainingSample) -> bool:
-        """Whether a sample has a gradient: one of a flat group has none by itself."""
+    def _has_gradient(self, sample: TrainingSample) -> bool:
+        """Whether a sample has one: the advantages of a flat group are 0, and give none."""
         loss = self.settings.loss
         added = loss.entropy != 0 or (loss.kl > 0 and loss.kl_place == "loss")
         assert sample.advantages is not None
         return added or self.value_head is not None or bool(sample.advantages.any())
 
     def _parts(
-        self, batch: Sequence[TrainingSample], found: list[PolicyMetrics], on_part: OnPart | None
+        self, batch: Sequence[TrainingSample], found: list[Metrics], on_part: OnPart | None
     ) -> Iterator[Part]:
-        """The losses of one step, part by part. Silent samples count in what is divided by, but
-        nothing is computed for them."""
+        """The losses of one step, part by part. Samples without a gradient count in what is divided
+        by, but nothing is computed for them."""
         totals = totals_of(batch)
-        own = deal([s for s in batch if self._says_something(s)], self.processes)
+        own = balanced_share([s for s in batch if self._has_gradient(s)], self.processes)
         parts = micro_batches(own, self.settings.micro_tokens)
         for at, part in enumerate(parts):
             if on_part is not None:
                 on_part("train", at, len(parts))
             yield lambda part=part: self._loss(part, totals, found)  # type: ignore[misc]
 
-    def _loss(
-        self, part: list[TrainingSample], totals: Totals, found: list[PolicyMetrics]
-    ) -> Tensor:
+    def _loss(self, part: list[TrainingSample], totals: Totals, found: list[Metrics]) -> Tensor:
         settings = self.settings.loss
-        hidden, targets = written(self.policy, [sample.row for sample in part])
+        hidden, targets = states_and_targets(self.policy, [sample.row for sample in part])
         logprobs = self.policy.logprobs(hidden, targets, self.temperature)
         tokens = policy_tokens(part, hidden.device)
         made = policy_loss(logprobs, tokens, settings, totals)
         found.append(made.metrics)
-        loss = made.loss
-        if self.value_head is not None:
-            loss = (
-                loss
-                + settings.value_weight
-                * value_loss(
-                    self.value_head.values(hidden),
-                    _joined([s.returns for s in part], hidden.device),
-                    tokens.weights,
-                    tokens.sequence,
-                    old_values=_joined([s.values for s in part], hidden.device),
-                    clip=settings.value_clip,
-                    normalise=settings.normalise,
-                    constant_length=settings.constant_length,
-                    group=tokens.group,
-                    totals=totals,
-                ).loss
-            )
-        return loss
-
-
-def _joined(pieces: Sequence[Tensor | None], device: torch.device) -> Tensor:
-    return torch.cat([piece for piece in pieces if piece is not None]).to(device)
+        if self.value_head is None:
+            return made.loss
+        values = self.value_head.values(hidden)
+        returns = joined(part, "returns", hidden.device)
+        old = joined(part, "values", hidden.device)
+        off = value_loss(values, returns, old, tokens, settings, totals)
+        return made.loss + settings.value_weight * off

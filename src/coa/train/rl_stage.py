@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import AsyncExitStack, ExitStack
+from contextlib import AsyncExitStack
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from statistics import fmean
@@ -15,24 +15,23 @@ from typing import TYPE_CHECKING, Any, cast
 from coa.engines import load_engine, rollouts_at_once, slots_for
 from coa.environment import Environment, OpenEnvironment, open_environments
 from coa.errors import ConfigError, MissingExtra, TrainingError
+from coa.io.progress import Mode
 from coa.io.runs import METRICS, Json, Run, read_jsonl, write_jsonl
 from coa.io.settings import load_recipe, to_json, without_speed
 from coa.loop import Decoding
 from coa.models.adapters import MANIFEST
 from coa.models.references import identity
-from coa.rewards import Scored
-from coa.rollouts import References, choose_environments, choose_prompt, known_grammars, remembered
+from coa.rollouts import References, choose_environments, choose_prompt
 from coa.statistics import estimate
 from coa.tasks import Task, TaskSet
-from coa.train.monitors import check_tracker, open_watch
-from coa.train.rl_settings import RlRecipe, ignored, preset_defaults, with_length
 from coa.train.selection import select
+from coa.train.settings import RlRecipe, ignored, preset_defaults, with_length
 
 if TYPE_CHECKING:
     from coa.train.groups import Sampler
     from coa.train.policy import Policy
     from coa.train.processes import Processes
-    from coa.train.rl import Check, Loadable, RlResult
+    from coa.train.rl import Loadable, RlResult
 
 
 Note = Callable[[str], None]
@@ -46,7 +45,7 @@ def read_rl_recipe(path: Path | None, overrides: Sequence[str]) -> RlRecipe:
     given = {override.partition("=")[0].strip() for override in overrides}
     if "env" in given:  # the tasks of a recipe are for the environment that it was written for
         recipe = with_own_tasks(recipe, given)
-    return dataclasses.replace(recipe, rl=with_length(recipe.rl, recipe.rollout))
+    return replace(recipe, rl=with_length(recipe.rl, recipe.rollout))
 
 
 def with_own_tasks(recipe: RlRecipe, given: Collection[str]) -> RlRecipe:
@@ -54,9 +53,9 @@ def with_own_tasks(recipe: RlRecipe, given: Collection[str]) -> RlRecipe:
     they were `given` with it."""
     check = recipe.check
     if check.tasks and "check.tasks" not in given:
-        check = dataclasses.replace(check, tasks="", split=check.split or "test")
+        check = replace(check, tasks="", split=check.split or "test")
     tasks = recipe.tasks if "tasks" in given else ""
-    return dataclasses.replace(recipe, tasks=tasks, check=check)
+    return replace(recipe, tasks=tasks, check=check)
 
 
 def rl_from_recipe(path: Path, overrides: Sequence[str], note: Note) -> Path:
@@ -92,10 +91,13 @@ def run_rl(
 async def _run(
     recipe: RlRecipe, env: References, processes: Processes, note: Note, quiet: bool
 ) -> RlResult:
-    from coa.train.rl import ADAPTER, RlResult
-    from coa.train.sft import set_up_torch
+    from coa.train.groups import Sampler, TaskStream
+    from coa.train.monitors import check_tracker, open_monitors
+    from coa.train.policy import make_policy
+    from coa.train.rl import ADAPTER, ROLLOUTS, RlLoop, RlResult, RlUpdater
+    from coa.train.sft import known_by, set_up_torch
 
-    settings, root = recipe.rl, Path(recipe.out)
+    settings, rollout, root = recipe.rl, recipe.rollout, Path(recipe.out)
     for line in ignored(recipe):
         note(line)
     environments, tasks, check_tasks = _load_tasks(recipe, env, note)
@@ -103,123 +105,79 @@ async def _run(
     prompt = choose_prompt(recipe.prompt, settings.model)
     check_tracker(settings.log)
     set_up_torch(settings)
-    async with open_environments(environments, both, recipe.tools, recipe.reward) as opened:
-        policy = make_policy(recipe)
-        made: Json = {"grammar": opened.grammar_names, "prompt": prompt}
-        inputs = {"tasks": tasks.fingerprint(), **opened.inputs()}
-        inputs |= {"check": check_tasks.fingerprint()} if check_tasks else {}
-        inputs |= _start(settings.model)
-        with ExitStack() as held:
-            judged = opened.reward_details() or {"expression": opened.reward_name}
-            asked = _recipe(recipe) | made | {"reward": judged}
-            base, seed = policy.base_sha256, settings.seed
-            run = processes.by_main(
-                lambda: Run.open(root, "rl", asked, inputs, seed, base=base, counting=without_speed)
-            )
-            if run is not None:
-                held.enter_context(run)
-                opened.grammars.save(root)
-            if (root / ADAPTER / MANIFEST).is_file():
-                note(f"{root / ADAPTER} is finished already")
-                records = read_jsonl(root / METRICS)
-                done = max((record["update"] for _, record in records), default=0)
-                return RlResult(root / ADAPTER, done, trained=False)
-            return await _train(
-                recipe, tasks, check_tasks, policy, opened, made, run, processes, note, quiet
-            )
-
-
-async def _train(
-    recipe: RlRecipe,
-    tasks: TaskSet,
-    check_tasks: TaskSet | None,
-    policy: Policy,
-    opened: OpenEnvironment,
-    made: Json,
-    run: Run | None,
-    processes: Processes,
-    note: Note,
-    quiet: bool,
-) -> RlResult:
-    """Open what a run needs, choose its tasks, and go."""
-    from coa.train.groups import Sampler, TaskStream
-    from coa.train.rl import ROLLOUTS, Improver, RlLoop
-
-    settings, rollout, root = recipe.rl, recipe.rollout, Path(recipe.out)
-    budget = rollout.budget()
-    decoding = Decoding(temperature=rollout.temperature, seed=settings.seed, prompt=made["prompt"])
     async with AsyncExitStack() as stack:
+        opening = open_environments(environments, both, recipe.tools, recipe.reward)
+        opened = await stack.enter_async_context(opening)
+        policy = make_policy(settings, rollout.context)
+        made: Json = {"grammar": opened.grammar_names, "prompt": prompt}
+        run = processes.by_main(
+            lambda: _open_run(recipe, made, opened, tasks, check_tasks, policy.base_sha256)
+        )
+        if run is not None:
+            stack.enter_context(run)
+            opened.grammars.save(root)
+        if (root / ADAPTER / MANIFEST).is_file():
+            note(f"{root / ADAPTER} is finished already")
+            records = read_jsonl(root / METRICS)
+            done = max((record["update"] for _, record in records), default=0)
+            return RlResult(root / ADAPTER, done, trained=False)
         engine = load_sampler(recipe, policy)
         stack.push_async_callback(engine.close)
-        concurrency = rollouts_at_once(engine, rollout.concurrency)
         if recipe.select.on:  # by the model that is trained: its adapter, if it starts from one
             await engine.load(policy.adapter(), "start")
-        selected = await select(
-            tasks,
-            recipe.select,
-            engine,
-            opened,
-            budget,
-            decoding,
-            root,
-            concurrency=concurrency,
-            processes=processes,
-            mode="silent" if quiet else "auto",
-        )
-        note(selected.line)
-        watch = stack.enter_context(open_watch(recipe, root, quiet))
         sampler = Sampler(
-            TaskStream(selected.tasks, settings.seed),
+            TaskStream(tasks, settings.seed),
             engine,
             opened,
-            budget,
-            decoding,
+            rollout.budget(),
+            Decoding(temperature=rollout.temperature, seed=settings.seed, prompt=prompt),
             root / ROLLOUTS,
             settings.group_size,
-            concurrency,
-            processes,
-            lambda done, total: watch.phase("rollout", done, total),
-        )
-        check = None
-        if check_tasks:
-            check = _checker(recipe, check_tasks, sampler)
-        known = made | _knows(settings.model, opened) | {"settings": to_json(settings)}
-        loop = RlLoop(
-            recipe,
-            policy,
-            engine,
-            sampler,
-            Improver(policy, settings, rollout.temperature, processes),
-            run,
-            root,
-            watch,
-            check,
-            known,
+            rollouts_at_once(engine, rollout.concurrency),
             processes,
         )
+        mode: Mode = "silent" if quiet else "auto"
+        selected = await select(tasks, recipe.select, sampler, root, mode)
+        note(selected.line)
+        sampler.stream = TaskStream(selected.tasks, settings.seed)
+        monitors = stack.enter_context(open_monitors(recipe, root, quiet))
+        sampler.on_rollout = partial(monitors.phase, "rollout")
+        check = partial(evaluate_policy, recipe, check_tasks, sampler) if check_tasks else None
+        updater = RlUpdater(policy, settings, rollout.temperature, processes)
+        homes = [env.name for env in opened.environments]
+        known = known_by(settings.model, opened.grammars.names, homes, opened.grammars)
+        known = made | known | {"settings": to_json(settings)}
+        loop = RlLoop(recipe, sampler, updater, run, monitors, check, known)
         result = await loop.execute()
-        if watch.solved:
-            note(watch.solved)
+        if monitors.solved:
+            note(monitors.solved)
         return result
 
 
-def make_policy(recipe: RlRecipe) -> Policy:
-    """The policy that the recipe trains; with a divergence from its start, that is kept, too."""
-    from coa.train.forward import computing_dtype
-    from coa.train.policy import Policy
-
-    settings = recipe.rl
-    return Policy(
-        settings.model,
-        rank=settings.rank,
-        alpha=settings.alpha,
-        dtype=computing_dtype(settings.dtype, settings.deterministic),
-        seed=settings.seed,
-        max_length=recipe.rollout.context,
-        full=settings.full,
-        checkpointing=settings.checkpointing,
-        keep_reference=settings.loss.kl > 0,
-    )
+def _open_run(
+    recipe: RlRecipe,
+    made: Json,
+    opened: OpenEnvironment,
+    tasks: TaskSet,
+    check_tasks: TaskSet | None,
+    base: str,
+) -> Run:
+    """The run directory, with what its results depend on; the rest of a recipe is speed, or is
+    said by a fingerprint."""
+    inputs = {"tasks": tasks.fingerprint(), **opened.inputs()}
+    inputs |= {"check": check_tasks.fingerprint()} if check_tasks else {}
+    inputs |= {name: value for name, value in identity(recipe.rl.model).items() if name != "base"}
+    asked = without_speed(to_json(recipe))
+    for name in ("tasks", "out", "reward", "tools", "env", "settings"):
+        del asked[name]
+    del asked["check"]["tasks"]
+    if recipe.tools.passages:  # by its name: a fingerprint of answers does not tell what changed
+        asked["tools"] = {"passages": recipe.tools.passages}
+    if not recipe.check.split:  # as in records from before there was a choice
+        del asked["check"]["split"]
+    asked |= made | {"reward": opened.reward_details() or {"expression": opened.reward_name}}
+    root, seed = Path(recipe.out), recipe.rl.seed
+    return Run.open(root, "rl", asked, inputs, seed, base=base, counting=without_speed)
 
 
 def load_sampler(recipe: RlRecipe, policy: Policy) -> Loadable:
@@ -310,91 +268,48 @@ def among(tasks: Iterable[Task], trained: Iterable[Task]) -> list[Task]:
     ]
 
 
-def _checker(recipe: RlRecipe, tasks: TaskSet, sampler: Sampler) -> Check:
-    """Evaluates the engine's present weights on tasks that are not trained on."""
-
+async def evaluate_policy(
+    recipe: RlRecipe, tasks: TaskSet, sampler: Sampler, directory: Path
+) -> Json:
+    """Evaluate the engine's present weights on tasks that are not trained on."""
     part, processes = recipe.check, sampler.processes
-    decoding = dataclasses.replace(
-        sampler.decoding, temperature=part.temperature, seed=recipe.rl.seed + 1
-    )
-
-    async def check(directory: Path) -> Json:
-        pairs = [(task, at) for task in processes.share(tasks) for at in range(part.samples)]
-        path = directory / f"{processes.named('trajectories')}.jsonl"
-        found, scored = await sampler.attempt(pairs, path, decoding)
-        own = [
-            (t.task_id, t.sample, Scored(0.0) if t.failed_outside else one)
-            for t, one in zip(found, scored, strict=True)
-        ]
-        failed = [t.error or str(t.stop) for t in found if t.failed_outside]
-        outside = _check_environment(processes.gather(failed), part.samples * len(tasks), directory)
-        scores: dict[str, dict[int, float]] = {task.id: {} for task in tasks}
-        for task_id, sample, one in chain.from_iterable(processes.gather(own)):
-            if one.score is None:  # no 0; and without it the evaluations were not of the same tasks
-                raise TrainingError(
-                    f"Evaluation in {directory}: task {task_id} could not be judged "
-                    f"({one.reason or 'no reason given'}). The rollouts are kept: put the reward "
-                    "or its judge right and give the same command again."
-                )
-            scores[task_id][sample] = one.score
-        ordered = [fmean(samples.values()) for samples in scores.values()]
-        if processes.main:
-            records = (
-                {"task_id": task_id, "sample": sample, "score": score}
-                for task_id, samples in scores.items()
-                for sample, score in sorted(samples.items())
-            )
-            write_jsonl(directory / "scores.jsonl", records)
-        value = estimate(ordered)
-        return {
-            "eval_accuracy": round(value.value, 4),
-            "eval_low": round(value.low, 4),
-            "eval_high": round(value.high, 4),
-            "eval_n": value.n,
-            "eval_environment": round(outside, 4),
-        }
-
-    return check
-
-
-def _check_environment(failed: Sequence[Sequence[str]], n: int, directory: Path) -> float:
-    """The share of rollouts that the environment ended, by the reasons that each process found;
-    when they are many, the evaluation measures the environment."""
-    reasons = list(chain.from_iterable(failed))
-    if len(reasons) > min(n - 1, max(1, TOLERATED * n)):
+    decoding = replace(sampler.decoding, temperature=part.temperature, seed=recipe.rl.seed + 1)
+    pairs = [(task, at) for task in processes.share(tasks) for at in range(part.samples)]
+    path = directory / f"{processes.named('trajectories')}.jsonl"
+    found = await sampler.attempt(pairs, path, decoding)
+    failed = [t.error or str(t.stop) for t, _ in found if t.failed_outside]
+    reasons = list(chain.from_iterable(processes.gather(failed)))
+    n = part.samples * len(tasks)
+    if len(reasons) > min(n - 1, max(1, TOLERATED * n)):  # it would measure the environment
         raise TrainingError(
             f"Evaluation in {directory}: the environment ended {len(reasons)} of {n} rollouts, the "
             f"first by: {reasons[0].rstrip('.')}. Put it right and give the same command again."
         )
-    return len(reasons) / n
-
-
-def _recipe(recipe: RlRecipe) -> Json:
-    """What results depend on; the rest is speed, or is said by a fingerprint."""
-    made = without_speed(to_json(recipe))
-    for name in ("tasks", "out", "reward", "tools", "env", "settings"):
-        del made[name]
-    del made["check"]["tasks"]
-    if recipe.tools.passages:  # by its name: a fingerprint of answers does not tell what changed
-        made["tools"] = {"passages": recipe.tools.passages}
-    if not made["check"]["split"]:  # as in records from before there was a choice
-        del made["check"]["split"]
-    return made
-
-
-def _knows(model: str, opened: OpenEnvironment) -> Json:
-    """The grammars that the adapter can be asked in, and the environments that it is at home in:
-    those of this run, and those that its start was trained on. Practice in one of them does not
-    make it forget that it knows others."""
-    names = {*remembered("grammar", model), *opened.grammars.names}
-    homes = {*remembered("environments", model), *(env.name for env in opened.environments)}
+    own = [
+        (t.task_id, t.sample, 0.0 if t.failed_outside else one.score, one.reason)
+        for t, one in found
+    ]
+    scores: dict[str, dict[int, float]] = {task.id: {} for task in tasks}
+    for task_id, sample, score, reason in chain.from_iterable(processes.gather(own)):
+        if score is None:  # no 0; and without it the evaluations were not of the same tasks
+            raise TrainingError(
+                f"Evaluation in {directory}: task {task_id} could not be judged "
+                f"({reason or 'no reason given'}). The rollouts are kept: put the reward "
+                "or its judge right and give the same command again."
+            )
+        scores[task_id][sample] = score
+    if processes.main:
+        records = (
+            {"task_id": task_id, "sample": sample, "score": score}
+            for task_id, samples in scores.items()
+            for sample, score in sorted(samples.items())
+        )
+        write_jsonl(directory / "scores.jsonl", records)
+    value = estimate([fmean(samples.values()) for samples in scores.values()])
     return {
-        "grammar": sorted(names) if len(names) > 1 else opened.grammar_names,
-        "environments": sorted(homes),
-        "grammars": known_grammars(model) | opened.grammars.to_json(),
+        "eval_accuracy": round(value.value, 4),
+        "eval_low": round(value.low, 4),
+        "eval_high": round(value.high, 4),
+        "eval_n": value.n,
+        "eval_environment": round(len(reasons) / n, 4),
     }
-
-
-def _start(model: str) -> dict[str, str]:
-    """What the run starts from, beside the base: an adapter."""
-    return {name: value for name, value in identity(model).items() if name != "base"}

@@ -4,7 +4,7 @@ Weights come from authorship: what the model wrote has weight 1, what it was sho
 a mistake that was left in so that its correction can be learnt has weight 0 too. (Both can be given
 a weight, to measure what that does.) Nothing is found by searching text or ids. A row that would
 train nothing is an error. How rows become batches is `coa.train.sft`; what is in them is told
-by `coa.train.row_report`.
+by `coa.train.row_report`. `coa export` stands here because one of its formats is these rows.
 
 Ids that a trajectory carries are trained as they are, so they must belong to the tokenizer of the
 model that is trained. Ids do not say whose they are; that they decode to their text does.
@@ -16,14 +16,22 @@ import hashlib
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from coa.errors import RecordError, TrainingError
+from coa.errors import ModelError, RecordError, TrainingError
+from coa.io.runs import Json
 from coa.models.codec import Codec
-from coa.trajectory import Author, Segment, Trajectory
+from coa.models.references import model_folder, resolve
+from coa.tasks import Task, TaskSet
+from coa.trajectory import Author, Segment, Trajectory, load_trajectories
+
+if TYPE_CHECKING:
+    from coa.distillation.exports import Format
 
 Decode = Callable[[Sequence[int]], str]
-EncodeWithOffsets = Callable[[str], tuple[list[int], list[tuple[int, int]]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +41,6 @@ class Row:
     task_id: str
     ids: list[int]
     weights: list[float]
-    advantages: list[float] | None = None
     logprobs: list[float] | None = None
     """Of the distribution sampled from; 0 where the model did not write."""
     cut: bool = False
@@ -71,79 +78,59 @@ def opening(trajectory: Trajectory) -> Segment:
 
 def build_row(
     trajectory: Trajectory,
-    prompt_ids: Sequence[int],
-    encode_with_offsets: EncodeWithOffsets,
+    codec: Codec,
     *,
     err_weight: float = 0.0,
     observation_weight: float = 0.0,
     max_length: int | None = None,
-    decode: Decode | None = None,
 ) -> Row:
-    """The row of a trajectory whose prompt was encoded as `prompt_ids`.
+    """The row of a trajectory, under the tokenizer of the model to train.
 
-    Later segments keep the ids they carry; one without ids is encoded by itself, as the rollout
-    does. `decode` places marked mistakes on sampled ids, and checks that ids belong to their text.
+    Segments keep the ids they carry; one without ids is encoded by itself, as the rollout does.
     A row longer than `max_length` loses whole segments from its end, never a part of one.
     """
-    if decode is not None:
-        _check_tokenizer(trajectory, encode_with_offsets, decode)
-    ids, weights = list(prompt_ids), [0.0] * len(prompt_ids)
-    logprobs, lengths = [0.0] * len(prompt_ids), [len(prompt_ids)]
-    sampled = shortened = False
-    for segment in trajectory.segments:
-        if segment.author is Author.PROMPT:
-            continue
-        new_ids, new_weights = _weigh(
-            segment, encode_with_offsets, decode, err_weight, observation_weight
-        )
+    _check_tokenizer(trajectory, codec)
+    prompt = opening(trajectory)
+    ids = list(prompt.ids or codec.encode_prompt(prompt.text, trajectory.question))
+    weights, logprobs, lengths = [0.0] * len(ids), [0.0] * len(ids), [len(ids)]
+    later = [segment for segment in trajectory.segments if segment.author is not Author.PROMPT]
+    fit = 1 + len(later)
+    for segment in later:
+        new_ids, new_weights = _weigh(segment, codec, err_weight, observation_weight)
         if max_length is not None and len(ids) + len(new_ids) > max_length:
-            shortened = True
-            break
+            fit = min(fit, len(lengths))
         ids += new_ids
         weights += new_weights
         lengths.append(len(new_ids))
-        sampled = sampled or segment.logprobs is not None
-        logprobs += _logprobs(trajectory, segment, len(new_ids))
-    if not any(weight > 0 for weight in weights):
-        if shortened:
-            whole = build_row(
-                trajectory,
-                prompt_ids,
-                encode_with_offsets,
-                err_weight=err_weight,
-                observation_weight=observation_weight,
-                decode=decode,
+        if segment.logprobs is not None and len(segment.logprobs) != len(new_ids):
+            raise RecordError(
+                f"task {trajectory.task_id!r}: a segment has {len(new_ids)} ids and "
+                f"{len(segment.logprobs)} logprobs, expected one for each id. Sample it again, or "
+                "drop its logprobs."
             )
-            raise _too_long(whole, max_length or 0)
+        logprobs += segment.logprobs or [0.0] * len(new_ids)
+    first = next((at for at, weight in enumerate(weights) if weight > 0), None)
+    if first is None:
         raise TrainingError(
             f"Task {trajectory.task_id!r}: its trajectory has no trainable token. Expected at "
             "least one token that the model wrote and that is not marked as a mistake."
         )
-    kept = logprobs if sampled else None
-    return Row(
-        trajectory.task_id, ids, weights, logprobs=kept, cut=shortened, segments=tuple(lengths)
-    )
-
-
-def _logprobs(trajectory: Trajectory, segment: Segment, count: int) -> list[float]:
-    if segment.logprobs is None:
-        return [0.0] * count
-    if len(segment.logprobs) != count:
-        raise RecordError(
-            f"task {trajectory.task_id!r}: a segment has {count} ids and {len(segment.logprobs)} "
-            "logprobs, expected one for each id. Sample it again, or drop its logprobs."
+    end = sum(lengths[:fit])
+    if first >= end:
+        needed = next(each for each in accumulate(lengths) if each > first)
+        raise TooLong(
+            f"Task {trajectory.task_id!r}: no trainable token within max_length {max_length}: its "
+            f"trajectory has {len(ids)} tokens, and its first turn to train ends after {needed}. "
+            f"Raise max_length to at least {needed}, or leave the task out."
         )
-    return segment.logprobs
-
-
-def _too_long(whole: Row, limit: int) -> TooLong:
-    """What to say of a row that has nothing to train before the limit."""
-    first = next(at for at, weight in enumerate(whole.weights) if weight > 0)
-    needed = next(end for end in accumulate(whole.segments) if end > first)
-    return TooLong(
-        f"Task {whole.task_id!r}: no trainable token within max_length {limit}: its trajectory has "
-        f"{len(whole.ids)} tokens, and its first turn to train ends after {needed}. Raise "
-        f"max_length to at least {needed}, or leave the task out."
+    sampled = any(segment.logprobs is not None for segment in later[: fit - 1])
+    return Row(
+        trajectory.task_id,
+        ids[:end],
+        weights[:end],
+        logprobs=logprobs[:end] if sampled else None,
+        cut=fit < len(lengths),
+        segments=tuple(lengths[:fit]),
     )
 
 
@@ -155,24 +142,16 @@ def row_maker(
     max_length: int | None = None,
 ) -> Callable[[Trajectory], Row]:
     """A function that makes the training row of a trajectory."""
-
-    def make(trajectory: Trajectory) -> Row:
-        prompt = opening(trajectory)
-        prompt_ids = prompt.ids or codec.encode_prompt(prompt.text, trajectory.question)
-        return build_row(
-            trajectory,
-            prompt_ids,
-            codec.encode_with_offsets,
-            err_weight=err_weight,
-            observation_weight=observation_weight,
-            max_length=max_length,
-            decode=codec.decode,
-        )
-
-    return make
+    return partial(
+        build_row,
+        codec=codec,
+        err_weight=err_weight,
+        observation_weight=observation_weight,
+        max_length=max_length,
+    )
 
 
-def _check_tokenizer(trajectory: Trajectory, encode: EncodeWithOffsets, decode: Decode) -> None:
+def _check_tokenizer(trajectory: Trajectory, codec: Codec) -> None:
     """Raise unless ids and text of every segment agree under this tokenizer.
 
     A budget may cut a character in half, so replacement characters at the end are not compared. A
@@ -182,15 +161,16 @@ def _check_tokenizer(trajectory: Trajectory, encode: EncodeWithOffsets, decode: 
     for segment in trajectory.segments:
         if segment.ids is None:
             continue
-        found, text = decode(segment.ids).rstrip("\ufffd"), segment.text.rstrip("\ufffd")
+        found, text = codec.decode(segment.ids).rstrip("\ufffd"), segment.text.rstrip("\ufffd")
         if segment.author is Author.PROMPT:
             same = all(
-                each.strip() in found or decode(encode(each)[0]).strip() in found
+                each.strip() in found or codec.decode(codec.encode(each)).strip() in found
                 for each in (text, trajectory.question)
             )
         else:
             same = found == text
-            same = same or (segment.author is Author.ENV and encode(segment.text)[0] == segment.ids)
+            if not same and segment.author is Author.ENV:
+                same = codec.encode(segment.text) == segment.ids
         if not same:
             raise RecordError(
                 f"task {trajectory.task_id!r}: was sampled with another tokenizer; train on text "
@@ -199,27 +179,20 @@ def _check_tokenizer(trajectory: Trajectory, encode: EncodeWithOffsets, decode: 
 
 
 def _weigh(
-    segment: Segment,
-    encode: EncodeWithOffsets,
-    decode: Decode | None,
-    err_weight: float,
-    observation_weight: float,
+    segment: Segment, codec: Codec, err_weight: float, observation_weight: float
 ) -> tuple[list[int], list[float]]:
+    """The ids of a segment, and their weights by who wrote them."""
     if segment.author is not Author.MODEL:
-        ids = segment.ids if segment.ids is not None else encode(segment.text)[0]
+        ids = segment.ids if segment.ids is not None else codec.encode(segment.text)
         return list(ids), [observation_weight] * len(ids)
-    if segment.ids is not None and not segment.errs:
-        return list(segment.ids), [1.0] * len(segment.ids)
     if segment.ids is None:
-        ids, spans = encode(segment.text)
+        ids, spans = codec.encode_with_offsets(segment.text)
+    elif not segment.errs:
+        return list(segment.ids), [1.0] * len(segment.ids)
     else:
-        assert decode is not None, "marked mistakes on sampled ids need `decode`"
-        ids, spans = segment.ids, token_spans(segment.ids, decode)
-    weights = [
-        err_weight if any(s < end and start < e for s, e in segment.errs) else 1.0
-        for start, end in spans
-    ]
-    return list(ids), weights
+        ids, spans = segment.ids, token_spans(segment.ids, codec.decode)
+    marked = (any(s < end and start < e for s, e in segment.errs) for start, end in spans)
+    return list(ids), [err_weight if each else 1.0 for each in marked]
 
 
 def token_spans(ids: Sequence[int], decode: Decode) -> list[tuple[int, int]]:
@@ -259,9 +232,57 @@ def fingerprint(rows: Iterable[Row]) -> str:
     """A hash of what would be trained, to notice that a resumed run got other rows."""
     digest = hashlib.sha256()
     for row in rows:
-        digest.update(repr((row.task_id, row.ids, row.weights, row.advantages)).encode())
+        # The None is for runs from before: there it stood for advantages, which no row had.
+        digest.update(repr((row.task_id, row.ids, row.weights, None)).encode())
     return digest.hexdigest()
 
 
 def total_tokens(rows: Iterable[Row]) -> int:
     return sum(len(row.ids) for row in rows)
+
+
+def run_export(
+    source: Path,
+    to: Format,
+    out: Path | None = None,
+    *,
+    grammar: str = "",
+    model: str = "",
+    tasks: Path | None = None,
+    note: Callable[[str], None] = print,
+) -> Json:
+    """`coa export`: by default into `exports/FORMAT` beside the trajectories.
+
+    Where these have several grammars it is `exports/FORMAT-GRAMMAR`, so that exports of one after
+    the other do not replace each other.
+    """
+    from coa.distillation.exports import choose_grammar, export
+
+    folder = source if source.is_dir() else source.parent
+    codec = codec_of(model) if model else None
+    gold: list[Task] = list(TaskSet.load(tasks)) if tasks else []
+    chains = load_trajectories(source)
+    mixed = len({chain.grammar for chain in chains}) > 1
+    name = f"{to}-{Path(choose_grammar(chains, grammar)).stem}" if mixed else to
+    target = out or folder / "exports" / name
+    report = export(
+        chains,
+        to,
+        target,
+        grammar=grammar,
+        codec=codec,
+        make_row=row_maker(codec) if codec else None,
+        tasks=gold,
+        note=note,
+    )
+    return report | {"out": str(target)}
+
+
+def codec_of(ref: str) -> Codec:
+    """The tokenizer and chat template of a local model; nothing else of it is loaded."""
+    source = resolve(ref)
+    if source.kind != "local":
+        raise ModelError(
+            f"{ref!r} has no tokenizer here. Export for a local model: smollm2-135m or hf:FOLDER."
+        )
+    return Codec.from_folder(model_folder(source))

@@ -1,21 +1,62 @@
-"""What decides the result of a training run; read from recipes, so it needs no torch."""
+"""What decides the result of a training run; read from recipes, so it needs no torch.
+
+docs/training.md explains each setting of fine-tuning, docs/rl.md each of reinforcement learning.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal
 
-from coa.errors import ConfigError
+from coa.environment import ToolSettings
+from coa.errors import ConfigError, did_you_mean
+from coa.io.settings import read_toml, to_json
+from coa.loop import Budget, Decoding
+from coa.models.references import OURS
+from coa.rewards import RewardSettings
 
+Baseline = Literal["group", "leave_one_out", "batch", "value", "none"]
+Scale = Literal["group", "batch", "none"]
+Ratio = Literal["token", "sequence", "trajectory"]
+Normalise = Literal["token", "sequence", "constant", "group"]
+KlEstimator = Literal["k1", "k2", "k3"]
+Level = Literal["none", "token", "sequence"]
+Log = Literal["none", "tensorboard", "trackio"]
 Schedule = Literal["constant", "linear", "cosine"]
 """How the learning rate goes on after its rise: stays, or falls to 0."""
 Layout = Literal["bucket", "pack"]
 """How rows are put together: by similar length, or into packs of equal size."""
 
+_RANGES: dict[str, Callable[[float], bool]] = {  # written so that NaN is in none of them
+    "at least 1": lambda found: found >= 1,
+    "at least 2": lambda found: found >= 2,
+    "more than 0": lambda found: found > 0,
+    "0 or more": lambda found: found >= 0,
+    "between 0 and 1": lambda found: 0 <= found <= 1,
+    "at least 0, below 1": lambda found: 0 <= found < 1,
+    "more than 0, at most 1": lambda found: 0 < found <= 1,
+}
+
+
+def check_ranges(settings: object, table: str, ranges: Mapping[str, str]) -> None:
+    """Raise unless the settings named for a range are in it, or none at all."""
+    for expected, names in ranges.items():
+        for name in names.split():
+            found = getattr(settings, name)
+            if found is not None and not _RANGES[expected](found):
+                raise ConfigError(f"{table}.{name}: found {found}, expected {expected}.")
+
 
 @dataclass(frozen=True, slots=True)
 class SftSettings:
-    """Everything that decides the result of a run."""
+    """The table `[sft]` of a recipe."""
 
     model: str = "smollm2-135m"
     full: bool = False
@@ -54,18 +95,13 @@ class SftSettings:
     threads: int | None = None
 
     def __post_init__(self) -> None:
-        ones = ("rank", "epochs", "batch_size", "max_length", "checkpoint_every", "micro_tokens")
-        for name in ones:
-            if getattr(self, name) < 1:
-                raise ConfigError(f"sft.{name}: found {getattr(self, name)}, expected at least 1.")
-        for name in ("lr", "grad_clip", "alpha", "threads"):
-            if (given := getattr(self, name)) is not None and not given > 0:
-                raise ConfigError(f"sft.{name}: found {given}, expected more than 0.")
-        if not self.weight_decay >= 0:
-            raise ConfigError(f"sft.weight_decay: found {self.weight_decay}, expected 0 or more.")
-        for name in ("warmup", "err_weight", "observation_weight"):
-            if not 0 <= (share := getattr(self, name)) <= 1:
-                raise ConfigError(f"sft.{name}: found {share}, expected between 0 and 1.")
+        ranges = {
+            "at least 1": "rank epochs batch_size max_length checkpoint_every micro_tokens",
+            "more than 0": "lr grad_clip alpha threads",
+            "0 or more": "weight_decay",
+            "between 0 and 1": "warmup err_weight observation_weight",
+        }
+        check_ranges(self, "sft", ranges)
         if self.pack_tokens is not None and self.pack_tokens < self.max_length:
             raise ConfigError(
                 f"sft.pack_tokens: found {self.pack_tokens}, expected at least max_length "
@@ -76,3 +112,448 @@ class SftSettings:
     def pack_limit(self) -> int:
         """Most tokens of a pack."""
         return self.pack_tokens or self.max_length
+
+
+@dataclass(frozen=True)
+class SftRecipe:
+    """What `coa sft` reads: trajectories in, where to write, and how to train."""
+
+    trajectories: str = ""
+    """Path of a trajectories.jsonl, or of the directory that `coa distill` wrote."""
+    out: str = "runs/sft"
+    sft: SftSettings = field(default_factory=SftSettings)
+
+
+@dataclass(frozen=True, slots=True)
+class RlLossSettings:
+    """A policy loss; the defaults are DAPO's without its overlong shaping."""
+
+    baseline: Baseline = "group"
+    """What is subtracted from a reward: the mean of its group, of the others in its group, of the
+    batch, a value head's estimate (GAE), or nothing."""
+    scale: Scale = "group"
+    """Whose standard deviation divides: the group's, the batch's, or nobody's. With the baseline
+    `value`, `batch` whitens the advantages of all tokens, and `group` has no meaning."""
+    std_epsilon: float = 1e-6
+    """Added to that standard deviation."""
+    ratio: Ratio = "token"
+    """Of which probabilities: one token; a sequence, as geometric mean (GSPO); all its tokens
+    together, as product (RLOO)."""
+    surrogate: Literal["clip", "cispo"] = "clip"
+    """`clip`: beyond the bounds a token has no gradient. `cispo`: it keeps the gradient of its
+    logprob, with the bounded ratio as a weight."""
+    clip_low: float = 0.2
+    clip_high: float = 0.28
+    """The ratio counts between 1 - clip_low and 1 + clip_high."""
+    dual_clip: float | None = None
+    """Most that a ratio counts when the advantage is negative; None means without limit."""
+    normalise: Normalise = "token"
+    """Mean over all tokens of the batch; of the means of sequences; of sums of sequences divided by
+    `constant_length`; of the means of groups."""
+    constant_length: int | None = None
+    """For `constant`: the same number throughout a run, usually the most tokens of a rollout."""
+    kl: float = 0.0
+    """Coefficient of the divergence from the reference policy; 0 needs no reference."""
+    kl_estimator: KlEstimator = "k3"
+    kl_place: Literal["loss", "reward"] = "loss"
+    kl_reweighted: bool = False
+    """In the loss: times the ratio, so that value and gradient are those of the KL for samples of
+    the old policy, too (DeepSeek-V3.2)."""
+    entropy: float = 0.0
+    """Coefficient of the entropy bonus."""
+    correction: Level = "none"
+    """Truncated importance sampling between sampler and trainer, by token or by sequence."""
+    correction_cap: float = 2.0
+    correction_floor: float | None = None
+    correction_mode: Literal["truncate", "mask"] = "truncate"
+    """Beyond cap and floor: the weight is cut to them, or the token is left out."""
+    gamma: float = 1.0
+    lam: float = 1.0
+    """Discount and lambda of GAE, per token the model wrote."""
+    value_clip: float | None = None
+    """Most that a value may move away from the old one before its gradient ends."""
+    value_weight: float = 0.5
+    overlong_buffer: float = 0.0
+    """Share of the length limit, at its end, in which a penalty grows from 0; 0 turns it off."""
+    overlong_penalty: float = 1.0
+    """That penalty at the limit."""
+
+    def __post_init__(self) -> None:
+        check_ranges(
+            self,
+            "rl.loss",
+            {
+                "more than 0, at most 1": "clip_low correction_floor",
+                "more than 0": "clip_high value_clip",
+                "0 or more": "std_epsilon kl overlong_penalty value_weight",
+                "at least 1": "correction_cap constant_length",
+                "between 0 and 1": "gamma lam",
+                "at least 0, below 1": "overlong_buffer",
+            },
+        )
+        if self.dual_clip is not None and not self.dual_clip > 1 + self.clip_high:
+            raise ConfigError(
+                f"rl.loss.dual_clip: found {self.dual_clip}, expected above 1 + clip_high "
+                f"({1 + self.clip_high:g})."
+            )
+        if self.surrogate == "cispo" and (self.ratio != "token" or self.dual_clip is not None):
+            raise ConfigError(
+                f"surrogate: found 'cispo' with ratio {self.ratio!r} and dual_clip "
+                f"{self.dual_clip}; expected 'token' and none."
+            )
+        if self.baseline == "value" and self.scale == "group":
+            raise ConfigError(
+                "scale: found 'group' with baseline 'value', whose advantages have no groups. "
+                "Expected 'batch' or 'none'."
+            )
+        in_loss = self.kl > 0 and self.kl_place == "loss"
+        if in_loss and self.kl_estimator == "k1" and not self.kl_reweighted:
+            raise ConfigError(
+                "kl_estimator: found 'k1' in the loss, where its expected gradient is zero. "
+                "Use 'k2' or 'k3', or kl_place = 'reward'."
+            )
+
+
+def preset(name: str, **changes: Any) -> RlLossSettings:
+    """The settings of a published recipe, with changes."""
+    if name not in PRESETS:
+        raise ConfigError(f"Loss {name!r} is not known.{did_you_mean(name, PRESETS)}")
+    return dataclasses.replace(PRESETS[name], **changes)
+
+
+PRESETS: MappingProxyType[str, RlLossSettings] = MappingProxyType(
+    {
+        # DeepSeekMath, arXiv 2402.03300: the means of sequences count the same; k3 in the loss.
+        "grpo": RlLossSettings(clip_high=0.2, normalise="sequence", kl=0.04),
+        # DAPO, arXiv 2503.14476: clip-higher, every token counts the same, no KL, and a penalty
+        # that grows over the last 4,096 of 20,480 tokens.
+        "dapo": RlLossSettings(overlong_buffer=0.2),
+        # Understanding R1-Zero-Like Training, arXiv 2503.20783: neither length nor spread of
+        # rewards divides. The trainer sets constant_length.
+        "dr_grpo": RlLossSettings(scale="none", clip_high=0.2, normalise="constant"),
+        # Back to Basics, arXiv 2402.14740: a whole answer is one action, its baseline the others.
+        "rloo": RlLossSettings(
+            baseline="leave_one_out",
+            scale="none",
+            ratio="trajectory",
+            clip_high=0.2,
+            normalise="sequence",
+        ),
+        # GSPO, arXiv 2507.18071: the ratio of a sequence, clipped very near to 1.
+        "gspo": RlLossSettings(
+            ratio="sequence", clip_low=3e-4, clip_high=4e-4, normalise="sequence"
+        ),
+        # MiniMax-M1, arXiv 2506.13585: only the upper bound is used. It is not published; 5 is what
+        # ScaleRL (arXiv 2510.13786) found to work.
+        "cispo": RlLossSettings(surrogate="cispo", clip_low=1.0, clip_high=4.0),
+        # PPO, arXiv 1707.06347, with GAE (1506.02438) and a clipped value loss.
+        "ppo": RlLossSettings(
+            baseline="value", scale="batch", clip_high=0.2, lam=0.95, value_clip=0.2
+        ),
+    }
+)
+"""Name -> settings."""
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutSettings:
+    """How a group is sampled. top-p and top-k stay off: ratios need the whole distribution."""
+
+    engine: str = ""
+    """A server to sample with, openai:NAME@URL; empty: the model in this process."""
+    temperature: float = 1.0
+    turns: int = 8
+    turn_tokens: int = 256
+    tokens: int = 2048
+    """Most sampled tokens of a rollout; overlong shaping counts towards it."""
+    context: int = 2048
+    malformed: int = 2
+    seconds: float = 600.0
+    concurrency: int = 96
+    memory_gb: float | None = None
+
+    def __post_init__(self) -> None:
+        ranges = {
+            "at least 1": "turns turn_tokens tokens context concurrency",
+            "more than 0": "seconds",
+            "0 or more": "malformed",
+        }
+        check_ranges(self, "rollout", ranges)
+        if not self.temperature > 0:
+            raise ConfigError(
+                f"rollout.temperature: found {self.temperature}, expected more than 0: the rollouts"
+                " of a group must differ."
+            )
+        Decoding(temperature=self.temperature)
+
+    def budget(self) -> Budget:
+        names = ("turns", "tokens", "turn_tokens", "context", "seconds", "malformed")
+        return Budget(**{name: getattr(self, name) for name in names})
+
+
+@dataclass(frozen=True, slots=True)
+class SelectSettings:
+    """Which tasks are worth training on, found out before the first update; 0 samples: all are."""
+
+    no_tool_samples: int = 0
+    """Attempts without any tool; a task that succeeds too often needs none."""
+    no_tool_most: float = 0.3
+    """Kept: tasks whose pass rate without tools is at most this."""
+    no_tool_engine: str = ""
+    """Who makes these attempts, by reference (openai:NAME@URL); empty: the model to be trained."""
+    samples: int = 0
+    """Attempts with tools; what always succeeds has nothing to teach."""
+    least: float = 0.0
+    most: float = 1.0
+    """Kept: tasks whose pass rate with tools is at least `least` and below `most`."""
+
+    def __post_init__(self) -> None:
+        ranges = {
+            "0 or more": "no_tool_samples samples",
+            "between 0 and 1": "no_tool_most least most",
+        }
+        check_ranges(self, "select", ranges)
+        if self.least >= self.most:
+            raise ConfigError(
+                f"select.least: found {self.least} with select.most {self.most}, which no pass rate"
+                " can meet. Expected least below most."
+            )
+        if self.no_tool_engine and not self.no_tool_samples:
+            raise ConfigError(
+                f"select.no_tool_engine: found {self.no_tool_engine!r} with select.no_tool_samples "
+                "0, so it has nothing to do. Set the samples, 32 for instance."
+            )
+
+    @property
+    def on(self) -> bool:
+        return bool(self.no_tool_samples or self.samples)
+
+
+@dataclass(frozen=True, slots=True)
+class AlarmSettings:
+    """Signs of collapse; each stops the run. 0 turns one off."""
+
+    window: int = 8
+    """Updates over which means are taken."""
+    reward_drop: float = 0.5
+    """Mean reward below this share of the best window's."""
+    malformed_most: float = 0.6
+    """Share of malformed rollouts, once it was at half of that; the same for truncated ones."""
+    truncated_most: float = 0.8
+    gap_most: float = 0.5
+    """Mean of |log trainer - log sampler|."""
+    ess_least: float = 0.1
+    """Effective sample size of the sampler correction, as a share."""
+    entropy_rise: float = 4.0
+    """Mean entropy above so many times that of the first window, and above 0.5 nats."""
+    entropy_least: float = 0.0
+    entropy_most: float = 0.0
+    """Nats a token; off, since what is normal depends on the model and the grammar."""
+    barren: int = 5
+    """Updates in a row without one group to learn from."""
+
+    def __post_init__(self) -> None:
+        ranges = {
+            "at least 2": "window",
+            "between 0 and 1": "reward_drop malformed_most truncated_most ess_least",
+            "0 or more": "gap_most entropy_rise entropy_least entropy_most barren",
+        }
+        check_ranges(self, "alarms", ranges)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckSettings:
+    """Evaluation during training, on tasks that are not trained on."""
+
+    tasks: str = ""
+    """A task file; empty: those of `split`, or no evaluation."""
+    split: str = ""
+    """Measure with this split of the environments' own tasks."""
+    every: int = 10
+    """Updates between two; the first is before training, the last after it."""
+    samples: int = 1
+    temperature: float = 0.0
+    keep: Literal["best", "last"] = "best"
+    """Which weights become `adapter`: those with the best evaluation, or the last."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self, "check", {"at least 1": "every samples"})
+        if not 0 <= self.temperature < math.inf:
+            raise ConfigError(
+                f"check.temperature: found {self.temperature}, expected 0 (the most likely token) "
+                "or more."
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class RlSettings:
+    """The table `[rl]` of a recipe."""
+
+    model: str = "smollm2-135m"
+    full: bool = False
+    """Train all weights instead of an adapter."""
+    rank: int = 16
+    alpha: float | None = None
+    preset: str = "dapo"
+    """The published loss that `[rl.loss]` changes."""
+    loss: RlLossSettings = field(default_factory=RlLossSettings)
+    updates: int = 100
+    tasks_per_update: int = 8
+    group_size: int = 8
+    refills: int = 2
+    """Rounds of further tasks when groups turn out flat; 0 turns dynamic sampling off."""
+    passes: int = 1
+    """Times that a batch is gone over."""
+    minibatches: int = 1
+    """Optimiser steps of one pass."""
+    void_turns: Literal["leave_out", "keep"] = "leave_out"
+    """What becomes of failed rollouts with a turn that neither called nor answered."""
+    truncated: Literal["keep", "leave_out"] = "keep"
+    """What becomes of failed rollouts that a budget cut."""
+    lr: float = 2e-4
+    value_lr: float = 1e-3
+    schedule: Schedule = "constant"
+    warmup: float = 0.0
+    weight_decay: float = 0.0
+    grad_clip: float = 1.0
+    micro_tokens: int = 4096
+    """Most tokens computed at once; gradients of the parts add up to that of the batch."""
+    checkpointing: bool = False
+    """Compute activations twice instead of keeping them: less memory, more time."""
+    checkpoint_every: int = 1
+    keep_rollouts: bool = True
+    dtype: str = "auto"
+    deterministic: bool = False
+    seed: int = 0
+    threads: int | None = None
+    log: Log = "none"
+
+    def __post_init__(self) -> None:
+        ranges = {
+            "at least 1": "rank updates tasks_per_update group_size passes minibatches "
+            "checkpoint_every micro_tokens",
+            "more than 0": "lr value_lr grad_clip alpha threads",
+            "0 or more": "refills weight_decay",
+            "between 0 and 1": "warmup",
+        }
+        check_ranges(self, "rl", ranges)
+        if self.preset not in PRESETS:
+            names = ", ".join(PRESETS)
+            raise ConfigError(f"rl.preset: found {self.preset!r}, expected one of {names}.")
+        if self.compares and self.group_size < 2:
+            raise ConfigError(
+                f"rl.group_size: found 1 with baseline {self.loss.baseline!r} and scale "
+                f"{self.loss.scale!r}, which compare the rollouts of a task. Expected at least 2."
+            )
+
+    @property
+    def compares(self) -> bool:
+        """Whether advantages come from comparing the rollouts of one task."""
+        return self.loss.baseline in ("group", "leave_one_out") or self.loss.scale == "group"
+
+    @property
+    def steps_per_update(self) -> int:
+        return self.passes * self.minibatches
+
+
+@dataclass(frozen=True, slots=True)
+class RlRecipe:
+    """What `coa rl` reads."""
+
+    env: str | list[str] = ""
+    """An environment, or several; empty: the shipped ones that the tasks belong to."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Of the environments."""
+    tasks: str = ""
+    """A task file with gold answers; empty: the environments' own for training."""
+    out: str = "runs/rl"
+    grammar: str = "auto"
+    prompt: str = "auto"
+    rl: RlSettings = field(default_factory=RlSettings)
+    rollout: RolloutSettings = field(default_factory=RolloutSettings)
+    reward: RewardSettings = field(default_factory=RewardSettings)
+    select: SelectSettings = field(default_factory=SelectSettings)
+    alarms: AlarmSettings = field(default_factory=AlarmSettings)
+    check: CheckSettings = field(default_factory=CheckSettings)
+    tools: ToolSettings = field(default_factory=ToolSettings)
+
+    def __post_init__(self) -> None:
+        if self.rollout.engine and self.rl.deterministic:
+            raise ConfigError(
+                "rl.deterministic: a server cannot promise it; leave rollout.engine out."
+            )
+        if self.rollout.engine and self.rl.full:
+            raise ConfigError(
+                "rl.full: a server takes new weights only as an adapter; set it to false, or leave "
+                "rollout.engine out."
+            )
+
+
+def preset_defaults(
+    path: Path | None, overrides: Sequence[str], defaults: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """`defaults` of a recipe with a table `[rl]`, on what the loss preset says that it names.
+
+    It is looked for before anything is validated: settings that go with one preset are wrong with
+    another.
+    """
+    named = RlSettings().preset
+    for values in (defaults or {}, {} if path is None else read_toml(path)):
+        table = values.get("rl")
+        named = str(table.get("preset", named)) if isinstance(table, dict) else named
+    for override in overrides:
+        key, _, value = override.partition("=")
+        if key.strip() == "rl.preset":
+            named = value.strip().strip("\"'")
+    rl = dict((defaults or {}).get("rl", {}))
+    loss = to_json(PRESETS[named]) if named in PRESETS else {}  # RlSettings refuses it
+    return {**(defaults or {}), "rl": rl | {"loss": loss | rl.get("loss", {})}}
+
+
+def with_length(rl: RlSettings, rollout: RolloutSettings) -> RlSettings:
+    """A loss that divides by a constant, and does not say which, divides by the longest rollout."""
+    if rl.loss.normalise != "constant" or rl.loss.constant_length is not None:
+        return rl
+    return replace(rl, loss=replace(rl.loss, constant_length=rollout.tokens))
+
+
+def ignored(recipe: RlRecipe) -> Iterator[str]:
+    """A line for each setting that has no effect because of another one; what a recipe leaves as
+    the defaults or its preset have it is not spoken of."""
+    rl, loss, check = recipe.rl, recipe.rl.loss, recipe.check
+    of_values = "rl.value_lr rl.loss.gamma rl.loss.lam rl.loss.value_clip rl.loss.value_weight"
+    no_values = f"rl.loss.baseline is {loss.baseline!r}, so there is no value head"
+    bounds = "rl.loss.correction_cap rl.loss.correction_floor rl.loss.correction_mode"
+    from_adapter = "+" in rl.model or rl.model == OURS
+    kl_in_loss = loss.kl > 0 and loss.kl_place == "loss"
+    no_deviation = loss.scale == "none" or loss.baseline == "value"
+    of_check = "check.every check.samples check.temperature check.keep"
+    idle = (  # settings, when they have no effect, and why
+        (of_values, loss.baseline != "value", no_values),
+        ("rl.refills", rl.refills > 0 and not rl.compares, "the loss compares no groups"),
+        ("rl.rank rl.alpha", rl.full, "rl.full trains all weights"),
+        ("rl.rank rl.alpha", from_adapter and not rl.full, "the adapter of rl.model keeps its own"),
+        ("rl.loss.kl_estimator rl.loss.kl_place", not loss.kl, "rl.loss.kl is 0"),
+        ("rl.loss.kl_reweighted", not kl_in_loss, "there is no KL in the loss"),
+        (bounds, loss.correction == "none", "rl.loss.correction is 'none'"),
+        (
+            "rl.loss.constant_length",
+            loss.normalise != "constant",
+            f"rl.loss.normalise is {loss.normalise!r}",
+        ),
+        ("rl.loss.std_epsilon", no_deviation, "no deviation of rewards divides"),
+        ("rl.loss.overlong_penalty", not loss.overlong_buffer, "rl.loss.overlong_buffer is 0"),
+        (
+            "select.no_tool_most",
+            not recipe.select.no_tool_samples,
+            "select.no_tool_samples is 0",
+        ),
+        ("select.least select.most", not recipe.select.samples, "select.samples is 0"),
+        (of_check, not (check.tasks or check.split), "check.tasks is not set"),
+        ("rollout.memory_gb", bool(recipe.rollout.engine), "rollout.engine is a server"),
+    )
+    usual = RlRecipe(rl=RlSettings(preset=rl.preset, loss=PRESETS[rl.preset]))
+    for names, holds, why in idle:
+        for name in names.split() if holds else ():
+            if (found := attrgetter(name)(recipe)) != attrgetter(name)(usual):
+                yield f"{name} = {json.dumps(found)} is ignored: {why}"

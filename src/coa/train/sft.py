@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: masked cross-entropy over rows, resumable to the bit.
+"""Supervised fine-tuning: a recipe in, a run directory with an adapter out, resumable to the bit.
 
 The run directory (see `coa.io.runs`) holds `metrics.jsonl` (one line per update, nothing that
 depends on the clock), `timings.jsonl`, `checkpoints/` (the last two) and, at the end, `adapter/`. A
@@ -9,6 +9,9 @@ lines written after it. The order of rows depends on the seed and the epoch only
 
 Of several processes every one has all rows, trains its share of each batch, and takes the same
 step; the first writes the files, which all of them must see.
+
+Before it costs anything one can look: `preview` shows the rows and their figures without loading
+the model, `plan` tries two real parts and says what the whole run would take.
 """
 
 from __future__ import annotations
@@ -19,31 +22,268 @@ import random
 import sys
 import time
 from bisect import bisect_left, insort
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+from coa.errors import (
+    ConfigError,
+    GrammarError,
+    MissingExtra,
+    RecordError,
+    TrainingError,
+    boundary,
+)
+
+try:
+    import torch
+except ImportError as exc:
+    raise MissingExtra("Training", "train") from exc
 from torch import Tensor
 
-from coa.errors import ConfigError, TrainingError, boundary
-from coa.io.machine import fair_cores
-from coa.io.runs import Run
-from coa.io.settings import to_json, without_speed
+from coa.grammar.load import GrammarBook
+from coa.io.machine import fair_cores, memory_gb
+from coa.io.progress import Progress, duration
+from coa.io.runs import Json, Run
+from coa.io.settings import load_recipe, to_json, without_speed
 from coa.models.adapters import MANIFEST
+from coa.models.codec import Codec
 from coa.models.references import identity
+from coa.rollouts import known_grammars, remembered
 from coa.train.checkpoint import Checkpoints, held_interrupt
-from coa.train.forward import computing_dtype
-from coa.train.learner import Learner, NotFinite, deal, micro_batches, written
 from coa.train.losses import masked_cross_entropy
-from coa.train.policy import Policy
+from coa.train.optimizer import (
+    NotFinite,
+    PolicyOptimizer,
+    balanced_share,
+    micro_batches,
+    states_and_targets,
+)
+from coa.train.policy import Policy, make_policy
 from coa.train.processes import Processes
-from coa.train.rl_settings import RlSettings
-from coa.train.rows import Row, batches, fingerprint, total_tokens
-from coa.train.settings import SftSettings
+from coa.train.rows import (
+    Row,
+    TooLong,
+    batches,
+    codec_of,
+    fingerprint,
+    row_maker,
+    total_tokens,
+)
+from coa.train.settings import RlSettings, SftRecipe, SftSettings
+from coa.trajectory import Trajectory, load_trajectories
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from coa.train.row_report import RowReport
+
+Note = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Trajectories and the rows made of them, in the same order."""
+
+    trajectories: list[Trajectory]
+    rows: list[Row]
+    left_out: int = 0
+
+    def notes(self, settings: SftSettings) -> Iterator[str]:
+        """What a reader of the result should know of its rows."""
+        limit = f"sft.max_length {settings.max_length}"
+        if shortened := sum(row.cut for row in self.rows):
+            lost = "1 row lost its end" if shortened == 1 else f"{shortened} rows lost their end"
+            yield f"{lost}: longer than {limit}"
+        if self.left_out:
+            yield f"{self.left_out} left out: nothing to train within {limit}"
+
+
+@dataclass(frozen=True)
+class SftPlan:
+    """What a run would take, by two of its parts."""
+
+    report: RowReport
+    parameters: int
+    tokens: int
+    """Of all epochs."""
+    tokens_per_second: float
+    seconds: float
+    memory_gb: float
+    """The most that this process has used so far, two parts and a step included."""
+    disk_mb: float
+    """Two checkpoints, one that is being written, and the result."""
+
+    def to_json(self) -> Json:
+        return {**vars(self), "report": self.report.to_json()}
+
+    def lines(self) -> Iterator[str]:
+        yield from self.report.lines()
+        has = memory_gb()
+        machine = f" of {has:.1f}" if has else ""
+        yield (
+            f"{self.parameters:,} parameters, {self.tokens:,} tokens in {self.report.updates} "
+            f"updates, {self.tokens_per_second:.0f} tokens/s here"
+        )
+        yield (
+            f"about {duration(self.seconds)} in one process, {self.memory_gb:.1f}{machine} GB of "
+            f"memory, {self.disk_mb:.0f} MB on disk; nothing was written"
+        )
+
+
+def sft_from_recipe(path: Path | None, overrides: Sequence[str], note: Note) -> Path:
+    """Train by recipe; returns the adapter's folder."""
+    recipe, trajectories = _read(path, overrides)
+    return train_on(trajectories, recipe.sft, Path(recipe.out), note)
+
+
+def preview_from_recipe(path: Path, overrides: Sequence[str], out: Console | None) -> RowReport:
+    """Figures of what would be trained on, printed with a few rows when `out` is given."""
+    recipe, trajectories = _read(path, overrides)
+    from coa.train.row_report import print_preview, row_report
+
+    codec = codec_of(recipe.sft.model)
+    chosen = choose(trajectories, recipe.sft, codec)
+    report = row_report(chosen.trajectories, chosen.rows, recipe.sft, codec)
+    if out is not None:
+        print_preview(out, chosen.trajectories, chosen.rows, codec)
+        for line in (*report.lines(), *chosen.notes(recipe.sft)):
+            out.print(line)
+    return report
+
+
+def plan_from_recipe(path: Path, overrides: Sequence[str]) -> SftPlan:
+    """What the run would take, by trying two of its parts; writes nothing."""
+    recipe, trajectories = _read(path, overrides)
+    from coa.train.row_report import row_report
+
+    settings = recipe.sft
+    policy = make_policy(settings)
+    chosen = choose(trajectories, settings, policy.codec)
+    report = row_report(chosen.trajectories, chosen.rows, settings, policy.codec)
+    per_token, per_step = rehearse(settings, chosen.rows, policy)
+    tokens = report.tokens * settings.epochs
+    seconds = tokens * per_token + report.updates * per_step
+    return SftPlan(
+        report=report,
+        parameters=policy.trainable,
+        tokens=tokens,
+        tokens_per_second=round(tokens / seconds, 1),
+        seconds=round(seconds, 3),
+        memory_gb=round(peak_memory() / 1e9, 2),
+        # float32: the parameters, and in a checkpoint two moments of each
+        disk_mb=round((3 * 3 + 1) * 4 * policy.trainable / 1e6, 1),
+    )
+
+
+def train_on(
+    trajectories: Sequence[Trajectory], settings: SftSettings, directory: Path, note: Note
+) -> Path:
+    """Train on trajectories in a run directory; continues what is there."""
+    processes = Processes.open()
+    say = note if processes.main else lambda line: None
+    policy = make_policy(settings, note=say)
+    chosen = choose(trajectories, settings, policy.codec)
+    tokens, trained = total_tokens(chosen.rows), sum(row.trained for row in chosen.rows)
+    say(
+        f"{len(chosen.rows)} rows, {tokens} tokens, {trained} trained; "
+        f"{policy.trainable:,} parameters ({policy.kind})"
+    )
+    for line in chosen.notes(settings):
+        say(line)
+    with ExitStack() as stack:
+        bars: list[Progress] = []
+
+        def on_update(report: UpdateReport) -> None:
+            if not bars:  # only now is known how much an earlier part of the run has done
+                bar = Progress("sft update", report.updates, done=report.update - 1)
+                bars.append(stack.enter_context(bar))
+            bars[0].advance(1, loss=report.loss, tokens_per_s=round(report.tokens_per_second))
+
+        result = run_sft(
+            settings,
+            chosen.rows,
+            directory,
+            on_update=on_update,
+            policy=policy,
+            manifest=protocol_of(chosen.trajectories, settings.model),
+            processes=processes,
+        )
+    if not result.trained:
+        say(f"{result.adapter} is finished already")
+    return result.adapter
+
+
+def choose(trajectories: Sequence[Trajectory], settings: SftSettings, codec: Codec) -> Chosen:
+    """The rows to train on. A trajectory that cannot be one is an error, or left out if asked."""
+    if not trajectories:
+        raise RecordError("there is no trajectory to train on.")
+    make = row_maker(
+        codec,
+        err_weight=settings.err_weight,
+        observation_weight=settings.observation_weight,
+        max_length=settings.max_length,
+    )
+    kept: list[Trajectory] = []
+    rows: list[Row] = []
+    refused: list[TooLong] = []
+    for trajectory in trajectories:
+        try:
+            rows.append(make(trajectory))
+            kept.append(trajectory)
+        except TooLong as wrong:
+            refused.append(wrong)
+    if refused and not (settings.skip_too_long and rows):
+        more = f" {len(refused) - 1} more are as long." if len(refused) > 1 else ""
+        raise TooLong(f"{refused[0]}{more} sft.skip_too_long = true leaves such tasks out.")
+    return Chosen(kept, rows, len(refused))
+
+
+def protocol_of(trajectories: Sequence[Trajectory], start: str = "") -> Json:
+    """Grammar and prompt that the adapter will know, one each or a list of several."""
+    grammars = [trajectory.grammar for trajectory in trajectories]
+    said = (each.meta.get("environment") or each.meta.get("set") for each in trajectories)
+    homes = [str(name) for name in said if name]
+    known = known_by(start, grammars, homes, book_of(trajectories))
+    prompts = sorted({trajectory.prompt for trajectory in trajectories})
+    prompt = prompts[0] if len(prompts) == 1 else prompts
+    return {"grammar": known["grammar"], "prompt": prompt, **known}
+
+
+def known_by(start: str, grammars: Iterable[str], homes: Iterable[str], book: GrammarBook) -> Json:
+    """The grammars that an adapter can be asked in, and the environments that it is at home in:
+    those of its run, and those that its start was trained on, which it does not forget."""
+    names = sorted({*grammars, *remembered("grammar", start)})
+    known: Json = {"grammar": names[0] if len(names) == 1 else names}
+    if everywhere := sorted({*homes, *remembered("environments", start)}):
+        known["environments"] = everywhere
+    return known | {"grammars": known_grammars(start) | book.to_json()}
+
+
+def book_of(trajectories: Sequence[Trajectory], where: str = "the dataset") -> GrammarBook:
+    """The grammars that trajectories were written in, of which no two have one name."""
+    book = GrammarBook()
+    seen = dict.fromkeys((t.grammar, t.grammar_id, t.book) for t in trajectories)
+    for name, identifier, held in seen:
+        try:
+            book.add((held or GrammarBook()).find(name, identifier))
+        except GrammarError:  # somebody else's file: what is trained does not depend on it
+            continue
+    book.check_names(where)
+    return book
+
+
+def _read(path: Path | None, overrides: Sequence[str]) -> tuple[SftRecipe, list[Trajectory]]:
+    recipe = load_recipe(path, overrides, SftRecipe)
+    if not recipe.trajectories:
+        raise ConfigError(f"{path}: trajectories is not set; give the file to train on.")
+    trajectories = load_trajectories(Path(recipe.trajectories))
+    book_of(trajectories, recipe.trajectories)
+    return recipe, trajectories
+
 
 POOL = 1024
 """Rows that are packed together; the next ones begin new packs, so every epoch has other packs."""
@@ -165,59 +405,41 @@ def run_sft(
     `manifest` adds to the adapter's manifest what rows cannot say: the grammar, the prompt.
     """
     processes = processes or Processes.open()
-    check_rows(rows, settings.max_length)
     if settings.batch_size < processes.count:
         raise ConfigError(
             f"sft.batch_size: found {settings.batch_size} with {processes.count} processes, "
             "expected at least one row for each of them."
         )
     set_up_torch(settings)
-    if policy is None:
-        policy = make_policy(settings)
-    check_positions(rows, policy)
-    run = _open_run(settings, rows, directory, policy, processes)
+    policy = policy or make_policy(settings)
+    check_rows(rows, settings, policy)
+    run = processes.by_main(lambda: _open_run(settings, rows, directory, policy.base_sha256))
     with run or nullcontext():
-        training = _Training(settings, rows, directory, run, policy, processes)
-        if (training.adapter / MANIFEST).is_file():
-            return _finished(training.adapter)
-        result = training.execute(manifest or {}, on_update)
+        adapter = directory / "adapter"
+        if (adapter / MANIFEST).is_file():
+            held = json.loads((adapter / MANIFEST).read_text(encoding="utf-8"))
+            return SftResult(adapter, held["updates"], held.get("loss", math.nan), trained=False)
+        result = _train(
+            settings, rows, directory, run, policy, processes, manifest or {}, on_update
+        )
         if run is not None:
             run.timing({"event": "finished"})
     return result
 
 
-def _open_run(
-    settings: SftSettings,
-    rows: Sequence[Row],
-    directory: Path,
-    policy: Policy,
-    processes: Processes,
-) -> Run | None:
-    """The run directory, in the main process."""
+def _open_run(settings: SftSettings, rows: Sequence[Row], directory: Path, base: str) -> Run:
+    inputs = {"rows": fingerprint(rows)}
+    inputs |= {k: v for k, v in identity(settings.model).items() if k != "base"}
+    recipe = to_json(settings)
+    if not settings.observation_weight:  # as in runs from before there was a choice
+        del recipe["observation_weight"]
 
-    def open_run() -> Run:
-        inputs = {"rows": fingerprint(rows)}
-        inputs |= {k: v for k, v in identity(settings.model).items() if k != "base"}
-        base = policy.base_sha256
-        recipe = to_json(settings)
-        if not settings.observation_weight:  # as in runs from before there was a choice
-            del recipe["observation_weight"]
-        return Run.open(
-            directory,
-            "sft",
-            recipe,
-            inputs,
-            settings.seed,
-            base=base,
-            counting=lambda table: without_speed({"sft": table})["sft"],
-        )
+    def counting(table: Json) -> Json:
+        counted: Json = without_speed({"sft": table})["sft"]
+        return counted
 
-    return processes.by_main(open_run)
-
-
-def _finished(adapter: Path) -> SftResult:
-    held = json.loads((adapter / MANIFEST).read_text(encoding="utf-8"))
-    return SftResult(adapter, held["updates"], held.get("loss", math.nan), trained=False)
+    seed = settings.seed
+    return Run.open(directory, "sft", recipe, inputs, seed, base=base, counting=counting)
 
 
 def set_up_torch(settings: SftSettings | RlSettings) -> None:
@@ -227,137 +449,110 @@ def set_up_torch(settings: SftSettings | RlSettings) -> None:
     torch.use_deterministic_algorithms(settings.deterministic)
 
 
-def make_policy(settings: SftSettings, note: Callable[[str], None] | None = None) -> Policy:
-    """The policy that these settings train; its codec encodes the rows."""
-    return Policy(
-        settings.model,
-        full=settings.full,
-        rank=settings.rank,
-        alpha=settings.alpha,
-        dtype=computing_dtype(settings.dtype, settings.deterministic),
-        seed=settings.seed,
-        max_length=settings.max_length,
-        checkpointing=settings.checkpointing,
-        note=note,
-    )
-
-
-def check_rows(rows: Sequence[Row], max_length: int) -> None:
-    """Raise, naming the task, unless every row can be trained on."""
+def check_rows(rows: Sequence[Row], settings: SftSettings, policy: Policy) -> None:
+    """Raise, naming the task, unless every row can be trained on by this policy."""
     if not rows:
         raise TrainingError("There are no rows to train on.")
     for row in rows:
-        if len(row.ids) > max_length:
+        size, most = len(row.ids), settings.max_length
+        if size > most:
             raise TrainingError(
-                f"Task {row.task_id!r}: its row has {len(row.ids)} tokens, max_length is "
-                f"{max_length}. Raise sft.max_length or pass max_length to build_row."
+                f"Task {row.task_id!r}: its row has {size} tokens, max_length is "
+                f"{most}. Raise sft.max_length or pass max_length to build_row."
             )
-        if not any(weight > 0 for weight in row.weights[1:]):
+        if not row.places:
             raise TrainingError(f"Task {row.task_id!r}: its row has no trainable token.")
-
-
-def check_positions(rows: Sequence[Row], policy: Policy) -> None:
-    """Raise, naming the task, unless the model was made for sequences as long as these rows."""
-    longest = max(rows, key=lambda row: len(row.ids))
-    if policy.positions is not None and len(longest.ids) > policy.positions:
-        raise TrainingError(
-            f"Task {longest.task_id!r}: its row has {len(longest.ids)} tokens, and {policy.ref!r} "
-            f"is made for at most {policy.positions}. Set sft.max_length = {policy.positions}."
-        )
-
-
-class _Training:
-    def __init__(
-        self,
-        settings: SftSettings,
-        rows: Sequence[Row],
-        directory: Path,
-        run: Run | None,
-        policy: Policy,
-        processes: Processes,
-    ) -> None:
-        self._settings, self._policy, self._processes = settings, policy, processes
-        self._run = run
-        self.adapter = directory / "adapter"
-        self._order = Order(rows, settings)
-        self._learner = Learner(
-            policy,
-            lr=settings.lr,
-            steps=self._order.updates,
-            schedule=settings.schedule,
-            warmup=settings.warmup,
-            weight_decay=settings.weight_decay,
-            grad_clip=settings.grad_clip,
-            processes=processes,
-        )
-        self._checkpoints = Checkpoints(
-            directory / "checkpoints", policy, processes, optimizer=self._learner.saved
-        )
-
-    def execute(self, manifest: Mapping[str, Any], on_update: OnUpdate | None) -> SftResult:
-        done, loss = self._restore()
-        updates, started, tokens = self._order.updates, time.perf_counter(), 0
-        with held_interrupt() as interrupted:
-            while done < updates:
-                begun = time.perf_counter()
-                line = self._update(done)
-                done, loss = done + 1, float(line["loss"])
-                tokens += int(line["tokens"])
-                if self._run is not None:
-                    self._run.metrics(line)
-                    self._run.timing({"update": done, "seconds": time.perf_counter() - begun})
-                    if on_update is not None:
-                        speed = tokens / max(time.perf_counter() - started, 1e-9)
-                        on_update(UpdateReport(done, updates, loss, speed))
-                stop = any(self._processes.gather(interrupted.is_set()))
-                if stop or done % self._settings.checkpoint_every == 0:
-                    made_by = self._made(done, loss, manifest)
-                    save = partial(self._checkpoints.save, done, {"loss": loss}, made_by)
-                    self._processes.all_or_none(save)
-                if stop:
-                    raise KeyboardInterrupt
-        self._processes.all_or_none(partial(self._finish, self._made(done, loss, manifest)))
-        return SftResult(self.adapter, done, loss)
-
-    def _made(self, done: int, loss: float, manifest: Mapping[str, Any]) -> dict[str, Any]:
-        """What the manifest of the weights says of where they come from."""
-        made: dict[str, Any] = {"stage": "sft", "updates": done, "loss": loss}
-        return made | {"settings": asdict(self._settings), **manifest}
-
-    def _finish(self, made_by: Mapping[str, Any]) -> None:
-        if self._processes.main or self._policy.is_spread:
-            with boundary(TrainingError, f"{self.adapter}: writing it"):
-                self._policy.save(self.adapter, **made_by)
-
-    def _restore(self) -> tuple[int, float]:
-        held = self._checkpoints.restore() or {"update": 0, "loss": math.nan}
-        done = int(held["update"])
-        if self._run is not None:
-            self._run.keep_metrics(lambda record: record["update"] <= done)
-        return done, float(held["loss"])
-
-    def _update(self, done: int) -> dict[str, float | int]:
-        batch = self._order.batch(done)
-        rows = [row for unit in batch for row in unit]
-        total = sum(sum(row.weights[1:]) for row in rows)
-        parts = parts_of(batch, self._settings, self._processes)
-        losses = [partial(sft_loss, self._policy, part, total) for part in parts]
-        try:
-            step = self._learner.step(done, losses)
-        except NotFinite as wrong:
+        if policy.positions is not None and size > policy.positions:
             raise TrainingError(
-                f"Update {done + 1}: {str(wrong).rstrip('.')}. The last checkpoint is good; lower "
-                "sft.lr and run it again."
-            ) from None
-        return {
-            "update": done + 1,
-            "epoch": self._order.epoch_of(done),
-            "loss": step.loss,
-            "lr": step.lr,
-            "grad_norm": step.grad_norm,
-            "tokens": total_tokens(rows),
-            "trained_tokens": sum(row.trained for row in rows),
-        }
+                f"Task {row.task_id!r}: its row has {size} tokens, and {policy.ref!r} is made for "
+                f"at most {policy.positions}. Set sft.max_length = {policy.positions}."
+            )
+
+
+def _train(
+    settings: SftSettings,
+    rows: Sequence[Row],
+    directory: Path,
+    run: Run | None,
+    policy: Policy,
+    processes: Processes,
+    manifest: Mapping[str, Any],
+    on_update: OnUpdate | None,
+) -> SftResult:
+    """Train from the newest checkpoint to the last update."""
+    order, adapter = Order(rows, settings), directory / "adapter"
+    updates = order.updates
+    optimizer = PolicyOptimizer(policy, settings, updates, processes)
+    folder = directory / "checkpoints"
+    checkpoints = Checkpoints(folder, policy, processes, optimizer=optimizer.saved)
+    held = checkpoints.restore() or {"update": 0, "loss": math.nan}
+    done, loss = int(held["update"]), float(held["loss"])
+    if run is not None:
+        start = done
+        run.keep_metrics(lambda record: record["update"] <= start)
+    started, tokens = time.perf_counter(), 0
+
+    def made() -> dict[str, Any]:
+        """What the manifest of the weights says of where they come from."""
+        found: dict[str, Any] = {"stage": "sft", "updates": done, "loss": loss}
+        return found | {"settings": asdict(settings), **manifest}
+
+    def finish() -> None:
+        if processes.main or policy.is_sharded:
+            with boundary(TrainingError, f"{adapter}: writing it"):
+                policy.save(adapter, **made())
+
+    with held_interrupt() as interrupted:
+        while done < updates:
+            begun = time.perf_counter()
+            line = _update(done, order, settings, policy, optimizer, processes)
+            done, loss = done + 1, float(line["loss"])
+            tokens += int(line["tokens"])
+            if run is not None:
+                run.metrics(line)
+                run.timing({"update": done, "seconds": time.perf_counter() - begun})
+                if on_update is not None:
+                    speed = tokens / max(time.perf_counter() - started, 1e-9)
+                    on_update(UpdateReport(done, updates, loss, speed))
+            stop = any(processes.gather(interrupted.is_set()))
+            if stop or done % settings.checkpoint_every == 0:
+                save = partial(checkpoints.save, done, {"loss": loss}, made())
+                processes.all_or_none(save)
+            if stop:
+                raise KeyboardInterrupt
+    processes.all_or_none(finish)
+    return SftResult(adapter, done, loss)
+
+
+def _update(
+    done: int,
+    order: Order,
+    settings: SftSettings,
+    policy: Policy,
+    optimizer: PolicyOptimizer,
+    processes: Processes,
+) -> dict[str, float | int]:
+    """Take one step; the line of metrics.jsonl."""
+    batch = order.batch(done)
+    rows = [row for unit in batch for row in unit]
+    total = sum(sum(row.weights[1:]) for row in rows)
+    parts = parts_of(batch, settings, processes)
+    try:
+        step = optimizer.step(done, [partial(sft_loss, policy, part, total) for part in parts])
+    except NotFinite as wrong:
+        raise TrainingError(
+            f"Update {done + 1}: {str(wrong).rstrip('.')}. The last checkpoint is good; lower "
+            "sft.lr and run it again."
+        ) from None
+    return {
+        "update": done + 1,
+        "epoch": order.epoch_of(done),
+        "loss": step.loss,
+        "lr": step.lr,
+        "grad_norm": step.grad_norm,
+        "tokens": total_tokens(rows),
+        "trained_tokens": sum(row.trained for row in rows),
+    }
 
 
 def parts_of(
@@ -366,48 +561,38 @@ def parts_of(
     """What this process computes of a batch, each part at once: packs, or rows side by side."""
     if settings.layout == "pack":
         return processes.share(batch)
-    rows = deal([row for unit in batch for row in unit], processes)
+    rows = balanced_share([row for unit in batch for row in unit], processes)
     return micro_batches(rows, settings.micro_tokens)
 
 
 def sft_loss(policy: Policy, rows: Sequence[Row], total: float) -> Tensor:
     """Weighted cross-entropy of rows, normalised by `total` weight."""
-    hidden, targets = written(policy, rows)
+    hidden, targets = states_and_targets(policy, rows)
     weights = [row.weights[at] for row in rows for at in row.places]
     logprobs = policy.logprobs(hidden, targets)
     return masked_cross_entropy(logprobs, torch.tensor(weights, device=hidden.device), total)
 
 
-@dataclass(frozen=True, slots=True)
-class Rehearsed:
-    """What two parts and a step took."""
-
-    seconds_per_token: float
-    seconds_per_step: float
-    peak_bytes: int
-
-
-def rehearse(settings: SftSettings, rows: Sequence[Row], policy: Policy) -> Rehearsed:
-    """Time a middling and the largest part of a run, and a step. The policy is spent afterwards."""
-    check_rows(rows, settings.max_length)
-    check_positions(rows, policy)
+def rehearse(settings: SftSettings, rows: Sequence[Row], policy: Policy) -> tuple[float, float]:
+    """Seconds of a token, by a middling and the largest part of a run, and of a step. The policy is
+    spent afterwards."""
+    check_rows(rows, settings, policy)
     set_up_torch(settings)
     order = Order(rows, settings)
     batches = (order.batch(update) for update in range(order.updates))
     alone = Processes()
     parts = sorted((p for b in batches for p in parts_of(b, settings, alone)), key=total_tokens)
-    learner = Learner(policy, lr=settings.lr, steps=2)
+    optimizer = PolicyOptimizer(policy, settings, 2)
     # What is done first is slow, and the optimiser has no state before its first step.
-    learner.step(0, [partial(sft_loss, policy, parts[0], 1.0)])
+    optimizer.step(0, [partial(sft_loss, policy, parts[0], 1.0)])
     chosen = [parts[len(parts) // 2], parts[-1]]
     begun = time.perf_counter()
     for part in chosen:
         sft_loss(policy, part, 1.0).backward()
     between = time.perf_counter()
-    learner.step(1, [])
+    optimizer.step(1, [])
     ended = time.perf_counter()
-    tokens = sum(total_tokens(part) for part in chosen)
-    return Rehearsed((between - begun) / tokens, ended - between, peak_memory())
+    return (between - begun) / sum(total_tokens(part) for part in chosen), ended - between
 
 
 def peak_memory() -> int:

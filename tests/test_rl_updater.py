@@ -1,4 +1,4 @@
-"""Improver: the gradient of an update, however it is cut into parts, steps and processes."""
+"""RlUpdater: the gradient of an update, however it is cut into parts, steps and processes."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from coa.train.groups import Group  # noqa: E402
 from coa.train.losses import PolicyTokens, policy_loss  # noqa: E402
 from coa.train.policy import Policy  # noqa: E402
 from coa.train.processes import Processes  # noqa: E402
-from coa.train.rl import Improver  # noqa: E402
-from coa.train.rl_settings import (  # noqa: E402
+from coa.train.rl import RlUpdater  # noqa: E402
+from coa.train.rows import row_maker  # noqa: E402
+from coa.train.settings import (  # noqa: E402
     PRESETS,
     RlLossSettings,
     RlSettings,
     preset,
 )
-from coa.train.rows import row_maker  # noqa: E402
 from rl_parts import CALL, WHOLE, group_of, made, side_by_side  # noqa: E402
 
 ROW = row_maker(ByteCodec())
@@ -62,11 +62,11 @@ def fixed(loss: RlLossSettings) -> RlLossSettings:
 class Gradients:
     """Stands for the optimiser: keeps what it was given, and moves nothing."""
 
-    def __init__(self, improver: Improver) -> None:
+    def __init__(self, updater: RlUpdater) -> None:
         self.seen: list[list[Any]] = []
-        self.param_groups = improver.learner.optimizer.param_groups
+        self.param_groups = updater.optimizer.optimizer.param_groups
         self._parameters = [p for group in self.param_groups for p in group["params"]]
-        improver.learner.optimizer = self
+        updater.optimizer.optimizer = self
 
     def step(self) -> None:
         zeros = (p.grad if p.grad is not None else torch.zeros_like(p) for p in self._parameters)
@@ -85,14 +85,14 @@ def gradients(
     processes: Processes | None = None,
 ) -> list[list[Any]]:
     """The gradients of the steps of one update; `force` computes silent samples, too."""
-    improver = Improver(policy, replace(settings, grad_clip=1e9), 0.9, processes)
-    if improver.value_head is not None:
-        torch.nn.init.constant_(improver.value_head.weight, 0.01)
-    optimizer = Gradients(improver)
+    updater = RlUpdater(policy, replace(settings, grad_clip=1e9), 0.9, processes)
+    if updater.value_head is not None:
+        torch.nn.init.constant_(updater.value_head.weight, 0.01)
+    optimizer = Gradients(updater)
     if force:
-        improver._says_something = lambda sample: True  # type: ignore[method-assign]
+        updater._has_gradient = lambda sample: True  # type: ignore[method-assign]
     found = experience_of(groups, ROW, settings, 200)
-    improver.improve(found, 0)
+    updater.update(found, 0)
     return optimizer.seen
 
 
@@ -165,9 +165,9 @@ def test_a_process_without_rows_takes_part_in_the_step(start: Policy, twins: lis
 def test_the_loss_is_policy_loss_over_all_samples(start: Policy) -> None:
     loss = RlLossSettings(correction="token")
     found = experience_of(LIVELY, ROW, settings_of(loss), 200)
-    improver = Improver(start, settings_of(loss), 0.9)
-    Gradients(improver)
-    steps, metrics = improver.improve(found, 0)
+    updater = RlUpdater(start, settings_of(loss), 0.9)
+    Gradients(updater)
+    steps, metrics = updater.update(found, 0)
     logprobs, weights, sequence, advantages, sampled = [], [], [], [], []
     for sample in found.samples:
         with torch.no_grad():
@@ -186,13 +186,13 @@ def test_the_loss_is_policy_loss_over_all_samples(start: Policy) -> None:
     )
     direct = policy_loss(torch.stack(logprobs), tokens, loss)
     assert steps[0].loss == pytest.approx(float(direct.loss), abs=1e-5)
-    assert metrics[0].entropy == pytest.approx(direct.metrics.entropy, rel=1e-4)
-    assert metrics[0].sampler_gap == pytest.approx(direct.metrics.sampler_gap, rel=1e-4)
+    assert metrics[0]["entropy"] == pytest.approx(direct.metrics["entropy"], rel=1e-4)
+    assert metrics[0]["sampler_gap"] == pytest.approx(direct.metrics["sampler_gap"], rel=1e-4)
 
 
 def improved(policy: Policy, settings: RlSettings, update: int = 0) -> tuple[Any, Any, Experience]:
     found = experience_of(LIVELY, ROW, settings, 200)
-    steps, metrics = Improver(policy, settings, 1.0).improve(found, update)
+    steps, metrics = RlUpdater(policy, settings, 1.0).update(found, update)
     return steps, metrics, found
 
 
@@ -209,27 +209,27 @@ def test_passes_and_minibatches_are_steps_with_ratios_to_the_first_weights(
     steps, metrics, found = improved(fresh(), settings)
     assert len(steps) == 6
     assert [step.lr for step in steps] == pytest.approx([1e-2 * (1 - i / 6) for i in range(6)])
-    assert metrics[0].ratio_max == pytest.approx(1.0, abs=1e-4), "nothing has moved yet"
-    assert max(m.ratio_max for m in metrics[3:]) > 1.01, "and now it has"
-    assert sum(m.weight for m in metrics) == 2 * sum(len(s.trained) for s in found.samples)
+    assert metrics[0]["ratio_max"] == pytest.approx(1.0, abs=1e-4), "nothing has moved yet"
+    assert max(m["ratio_max"] for m in metrics[3:]) > 1.01, "and now it has"
+    assert sum(m["weight"] for m in metrics) == 2 * sum(len(s.trained) for s in found.samples)
 
 
 def test_one_step_has_no_ratio(fresh: Callable[[], Policy]) -> None:
     steps, metrics, found = improved(fresh(), settings_of())
-    assert len(steps) == 1 and metrics[0].ratio_max == 1.0
+    assert len(steps) == 1 and metrics[0]["ratio_max"] == 1.0
     assert all(sample.old is None for sample in found.samples)
 
 
 def test_minibatches_are_of_all_samples_in_an_order_that_depends_on_update_and_pass(
     start: Policy,
 ) -> None:
-    improver = Improver(start, settings_of(minibatches=2), 1.0)
+    updater = RlUpdater(start, settings_of(minibatches=2), 1.0)
     found = experience_of(LIVELY, ROW, settings_of(), 200)
     for sample in found.samples:
         sample.advantages = torch.ones(len(sample.trained))
 
     def order(update: int, turn: int) -> list[list[int]]:
-        return [[s.number for s in b] for b in improver._minibatches(found.samples, update, turn)]
+        return [[s.number for s in b] for b in updater._minibatches(found.samples, update, turn)]
 
     orders = [order(update, turn) for update in range(3) for turn in range(2)]
     assert all(sorted(n for batch in each for n in batch) == [1, 2, 3, 4, 5, 6] for each in orders)
@@ -243,7 +243,7 @@ def test_a_batch_that_says_nothing_takes_no_step(fresh: Callable[[], Policy]) ->
     settings = settings_of(passes=2)
     for groups in ([FLAT], []):
         found = experience_of(groups, ROW, settings, 200)
-        assert Improver(policy, settings, 1.0).improve(found, 0) == ([], [])
+        assert RlUpdater(policy, settings, 1.0).update(found, 0) == ([], [])
     pairs = zip(before, policy.parameters, strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)
 
@@ -255,21 +255,21 @@ def test_a_divergence_from_the_start_pulls_back(fresh: Callable[[], Policy]) -> 
             parameter.add_(torch.randn_like(parameter) * 0.1)
     policy.refresh()
     settings = settings_of(RlLossSettings(kl=1.0), updates=20, lr=1e-2)
-    improver = Improver(policy, settings, 1.0)
+    updater = RlUpdater(policy, settings, 1.0)
     found = []
     for update in range(20):
-        _, metrics = improver.improve(experience_of([FLAT], ROW, settings, 200), update)
-        found.append(metrics[0].kl_reference)
+        _, metrics = updater.update(experience_of([FLAT], ROW, settings, 200), update)
+        found.append(metrics[0]["kl_reference"])
     assert found[0] > 0.01 and found[-1] < 0.5 * found[0]
 
 
 def test_ppo_trains_its_value_head_towards_the_returns(fresh: Callable[[], Policy]) -> None:
     settings = settings_of(preset("ppo", value_clip=None, scale="none"), updates=40, value_lr=2e-2)
-    improver = Improver(fresh(), replace(settings, lr=1e-9), 1.0)
+    updater = RlUpdater(fresh(), replace(settings, lr=1e-9), 1.0)
     errors = []
     for update in range(40):
         found = experience_of(LIVELY, ROW, settings, 200)
-        improver.improve(found, update)
+        updater.update(found, update)
         gaps = [float((s.values[-1] - s.reward) ** 2) for s in found.samples]
         errors.append(sum(gaps) / len(gaps))
         if update == 0:
@@ -295,16 +295,16 @@ def test_numbers_that_are_none_change_neither_policy_nor_optimiser(
 ) -> None:
     policy = Poisoned(f"hf:{tiny_model}", rank=4, max_length=256)
     settings = settings_of(micro_tokens=100, updates=3)
-    improver = Improver(policy, settings, 1.0)
-    improver.improve(experience_of(LIVELY, ROW, settings, 200), 0)
+    updater = RlUpdater(policy, settings, 1.0)
+    updater.update(experience_of(LIVELY, ROW, settings, 200), 0)
     before = copy.deepcopy([p.detach() for p in policy.parameters])
-    state = copy.deepcopy(improver.learner.optimizer.state_dict())
+    state = copy.deepcopy(updater.optimizer.optimizer.state_dict())
     policy.left = 0 if poison == "first" else 1
     with pytest.raises(TrainingError, match=r"the logprob of token 0 \(sequence \d\) is nan"):
-        improver.improve(experience_of(LIVELY, ROW, settings, 200), 1)
+        updater.update(experience_of(LIVELY, ROW, settings, 200), 1)
     assert all(torch.equal(a, b) for a, b in zip(before, policy.parameters, strict=True))
     assert all(parameter.grad is None for parameter in policy.parameters)
-    after = improver.learner.optimizer.state_dict()
+    after = updater.optimizer.optimizer.state_dict()
     for key, held in state["state"].items():
         assert all(torch.equal(value, after["state"][key][name]) for name, value in held.items())
 
@@ -313,11 +313,11 @@ def test_all_processes_hear_of_all_metrics(start: Policy) -> None:
     settings = settings_of(micro_tokens=1)
 
     def work(processes: Processes) -> int:
-        improver = Improver(start, settings, 1.0, processes)
-        Gradients(improver)
-        improver.learner.step = _ignore  # type: ignore[method-assign]
+        updater = RlUpdater(start, settings, 1.0, processes)
+        Gradients(updater)
+        updater.optimizer.step = _ignore  # type: ignore[method-assign]
         found = experience_of(LIVELY, ROW, settings, 200)
-        return len(improver.improve(found, 0)[1])
+        return len(updater.update(found, 0)[1])
 
     assert side_by_side(3, work) == [6, 6, 6]
 

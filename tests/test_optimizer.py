@@ -1,4 +1,4 @@
-"""Learner: schedules, parts, clipping, and steps that are taken or not at all."""
+"""PolicyOptimizer: schedules, parts, clipping, and steps that are taken or not at all."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch")
 
 from coa.errors import TrainingError  # noqa: E402
-from coa.train.learner import Learner, deal, micro_batches, schedule_factor  # noqa: E402
+from coa.train.optimizer import PolicyOptimizer, balanced_share, micro_batches, schedule_factor  # noqa: E402
 from coa.train.processes import Processes  # noqa: E402
 from coa.train.rows import Row  # noqa: E402
+from coa.train.settings import SftSettings  # noqa: E402
 from rl_parts import side_by_side  # noqa: E402
 
 
@@ -41,15 +42,19 @@ class Line:
         return share * (self.weight - target).square().sum()
 
 
-def learner(policy: Line, **settings: Any) -> Learner:
-    named: dict[str, Any] = {"lr": 0.1, "steps": 10, "schedule": "constant"}
-    return Learner(policy, **(named | settings))  # type: ignore[arg-type]
+def optimizer(
+    policy: Line, steps: int = 10, processes: Processes | None = None, **settings: Any
+) -> PolicyOptimizer:
+    extra = {name: settings.pop(name) for name in ("extra", "extra_lr") if name in settings}
+    named: dict[str, Any] = {"lr": 0.1, "schedule": "constant", "warmup": 0.0}
+    chosen = SftSettings(**(named | settings))
+    return PolicyOptimizer(policy, chosen, steps, processes, **extra)  # type: ignore[arg-type]
 
 
 def test_parts_add_up_to_one_step() -> None:
     one, other = Line(), Line()
-    whole = learner(one).step(0, [lambda: one.loss(3.0)])
-    parts = learner(other).step(0, [lambda: other.loss(3.0, 0.25), lambda: other.loss(3.0, 0.75)])
+    whole = optimizer(one).step(0, [lambda: one.loss(3.0)])
+    parts = optimizer(other).step(0, [lambda: other.loss(3.0, 0.25), lambda: other.loss(3.0, 0.75)])
     assert whole.loss == pytest.approx(parts.loss) and whole.grad_norm == pytest.approx(
         parts.grad_norm
     )
@@ -59,12 +64,12 @@ def test_parts_add_up_to_one_step() -> None:
 
 def test_processes_add_up_to_one_step_also_when_one_has_nothing() -> None:
     alone = Line()
-    expected = learner(alone).step(0, [lambda: alone.loss(3.0)])
+    expected = optimizer(alone).step(0, [lambda: alone.loss(3.0)])
 
     def work(processes: Processes) -> tuple[Any, Any]:
         own = Line()
         parts = [lambda: own.loss(3.0)] if processes.main else []
-        return learner(own, processes=processes).step(0, parts), own.weight.detach()
+        return optimizer(own, processes=processes).step(0, parts), own.weight.detach()
 
     for step, weight in side_by_side(3, work):
         assert step == expected and torch.equal(weight, alone.weight.detach())
@@ -72,7 +77,7 @@ def test_processes_add_up_to_one_step_also_when_one_has_nothing() -> None:
 
 def test_the_gradient_is_clipped_and_its_norm_is_told_before_that() -> None:
     policy = Line(100.0, 0.0)
-    taught = learner(policy, grad_clip=0.5, weight_decay=0.0)
+    taught = optimizer(policy, grad_clip=0.5, weight_decay=0.0)
     held: list[Any] = []
     taught.optimizer.register_step_pre_hook(
         lambda *_: held.append(policy.weight.grad.norm().item())
@@ -84,7 +89,7 @@ def test_the_gradient_is_clipped_and_its_norm_is_told_before_that() -> None:
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_numbers_that_are_none_take_no_step(bad: float) -> None:
     policy = Line()
-    taught = learner(policy)
+    taught = optimizer(policy)
     taught.step(0, [lambda: policy.loss(3.0)])
     before, state = policy.weight.detach().clone(), str(taught.optimizer.state_dict())
     with pytest.raises(TrainingError, match=r"loss (nan|inf), gradient norm .*expected finite"):
@@ -95,7 +100,7 @@ def test_numbers_that_are_none_take_no_step(bad: float) -> None:
 
 def test_a_part_that_raises_leaves_no_gradient_behind() -> None:
     policy = Line()
-    taught = learner(policy)
+    taught = optimizer(policy)
 
     def broken() -> Any:
         raise TrainingError("no token")
@@ -104,14 +109,14 @@ def test_a_part_that_raises_leaves_no_gradient_behind() -> None:
         taught.step(0, [lambda: policy.loss(3.0), broken])
     assert policy.weight.grad is None
     fresh = Line()
-    learner(fresh).step(0, [lambda: fresh.loss(3.0)])
+    optimizer(fresh).step(0, [lambda: fresh.loss(3.0)])
     taught.step(0, [lambda: policy.loss(3.0)])
     assert torch.equal(policy.weight, fresh.weight)
 
 
 def test_parameters_beside_the_policys_have_a_rate_of_their_own() -> None:
     policy, head = Line(), torch.nn.Parameter(torch.zeros(1))
-    taught = learner(policy, extra=[head], extra_lr=0.5, schedule="linear")
+    taught = optimizer(policy, extra=[head], extra_lr=0.5, schedule="linear")
     taught.step(5, [lambda: policy.loss(3.0) + (head - 1).square().sum()])
     assert [group["lr"] for group in taught.optimizer.param_groups] == pytest.approx([0.05, 0.25])
     assert head.item() == pytest.approx(0.25, abs=1e-3)
@@ -159,5 +164,5 @@ def test_micro_batches_keep_order_and_limit(sizes: list[int], limit: int) -> Non
 @given(st.lists(st.integers(1, 50)), st.integers(1, 5))
 def test_every_row_is_dealt_to_one_process(sizes: list[int], count: int) -> None:
     rows = [Row(str(at), list(range(size)), [1.0] * size) for at, size in enumerate(sizes)]
-    shares = [deal(rows, Processes(index, count)) for index in range(count)]
+    shares = [balanced_share(rows, Processes(index, count)) for index in range(count)]
     assert sorted(int(row.task_id) for share in shares for row in share) == list(range(len(rows)))

@@ -1,10 +1,10 @@
-"""Learner: optimiser steps of one policy, in one process or several; SFT and RL both use it.
+"""PolicyOptimizer: optimiser steps of one policy, in one process or several, for SFT and RL.
 
 A step is the gradient of a sum of parts: whoever calls has divided each part's loss by what belongs
 to the whole batch, so it does not matter how the batch was split over parts and processes.
 
 Several processes have all weights each, and their gradients are added up here; or accelerate was
-told to spread the weights over them (see `spread`).
+told to shard the weights over them (see `ShardedModel`).
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ from torch import Tensor
 
 from coa.errors import TrainingError
 from coa.train.policy import Policy
-from coa.train.processes import Processes
+from coa.train.processes import Processes, ShardedModel, sharding_wanted, whole
 from coa.train.rows import Row
-from coa.train.settings import Schedule
-from coa.train.sharding import Spread, spread_wanted
+from coa.train.settings import RlSettings, Schedule, SftSettings
 
 Part = Callable[[], Tensor]
 """Computes the loss of a part of a batch, with its graph."""
@@ -42,37 +41,31 @@ class NotFinite(TrainingError):
     """A loss or a gradient that is no number; the step was not taken, or is not worth keeping."""
 
 
-class Learner:
+class PolicyOptimizer:
     """AdamW over a policy's parameters, with a schedule, clipping and a sum over processes."""
 
     def __init__(
         self,
         policy: Policy,
-        *,
-        lr: float,
+        settings: SftSettings | RlSettings,
         steps: int,
-        schedule: Schedule = "cosine",
-        warmup: float = 0.0,
-        weight_decay: float = 0.0,
-        grad_clip: float = 1.0,
         processes: Processes | None = None,
         extra: Sequence[torch.nn.Parameter] = (),
         extra_lr: float = 0.0,
     ) -> None:
-        """`extra` are parameters beside the policy's, such as a value head's."""
-        self._policy, self._processes = policy, processes or Processes()
-        self._steps, self._schedule, self._warmup = steps, schedule, warmup
-        self._grad_clip = grad_clip
+        """`steps` is how many there will be; `extra` are parameters beside the policy's, such as a
+        value head's."""
+        self._policy, self._settings, self._steps = policy, settings, steps
+        self._processes = processes or Processes()
 
         def optimizer(parameters: Sequence[torch.nn.Parameter]) -> torch.optim.Optimizer:
-            groups = [{"params": list(parameters), "peak": lr, "lr": lr}]
+            groups = [{"params": list(parameters), "peak": settings.lr, "lr": settings.lr}]
             if extra:
                 groups.append({"params": list(extra), "peak": extra_lr, "lr": extra_lr})
-            return torch.optim.AdamW(groups, weight_decay=weight_decay, fused=True)
+            return torch.optim.AdamW(groups, weight_decay=settings.weight_decay, fused=True)
 
-        self._spread: Spread | None = None
-        if not spread_wanted():
-            self._parameters = [*policy.parameters, *extra]
+        self._sharded: ShardedModel | None = None
+        if not sharding_wanted():
             self.optimizer = optimizer(policy.parameters)
             return
         if extra:
@@ -80,61 +73,56 @@ class Learner:
                 "A value head cannot be trained beside weights that are spread over processes. "
                 "Start without FSDP, or choose a baseline other than 'value'."
             )
-        self._spread = policy.spread(optimizer, grad_clip)
-        self.optimizer = self._spread.optimizer
+        self._sharded = policy.shard(optimizer)
+        self.optimizer = self._sharded.optimizer
 
     @property
-    def saved(self) -> torch.optim.Optimizer | Spread:
-        """What a checkpoint holds of the optimiser; where it is spread, all processes must ask."""
-        return self._spread or self.optimizer
+    def saved(self) -> torch.optim.Optimizer | ShardedModel:
+        """What a checkpoint holds of the optimiser; where it is sharded, all processes must ask."""
+        return self._sharded or self.optimizer
 
     def step(self, at: int, parts: Iterable[Part]) -> OptimizerStep:
         """Take step number `at` (from 0). Numbers that are none change nothing and are an error."""
         try:
-            loss, norm = self._gradient(parts) if self._spread is None else self._together(parts)
+            loss, norm = self._gradient(parts)
+            if not math.isfinite(loss) or not math.isfinite(norm):
+                raise NotFinite(f"loss {loss}, gradient norm {norm}; expected finite numbers.")
         except TrainingError:
             self.optimizer.zero_grad(set_to_none=True)
             raise
-        self._check(float(loss), norm)
-        factor = schedule_factor(self._schedule, at, self._steps, self._warmup)
+        settings = self._settings
+        factor = schedule_factor(settings.schedule, at, self._steps, settings.warmup)
         for group in self.optimizer.param_groups:
             group["lr"] = group["peak"] * factor
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self._policy.refresh()
-        return OptimizerStep(float(loss), norm, self.optimizer.param_groups[0]["lr"])
+        return OptimizerStep(loss, norm, self.optimizer.param_groups[0]["lr"])
 
-    def _check(self, loss: float, norm: float) -> None:
-        if not math.isfinite(loss) or not math.isfinite(norm):
-            self.optimizer.zero_grad(set_to_none=True)
-            raise NotFinite(f"loss {loss}, gradient norm {norm}; expected finite numbers.")
-
-    def _gradient(self, parts: Iterable[Part]) -> tuple[Tensor, float]:
-        """The sum of the losses and the norm of its gradient, which is left in the parameters."""
+    def _gradient(self, parts: Iterable[Part]) -> tuple[float, float]:
+        """The sum of the losses, and the norm of its gradient before clipping; the gradient is
+        left in the parameters."""
+        sharded, processes = self._sharded, self._processes
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        if sharded is not None:  # all compute as often as the one with most parts
+            own = list(parts)
+            most = max(processes.gather(len(own)))
+            parts = [*own, *[self._policy.idle] * (most - len(own))]
         loss = torch.zeros((), device=self._policy.device)
         for part in parts:
             found = part()
-            found.backward()
+            # FSDP takes the mean over processes; the losses are parts of a sum.
+            (found if sharded is None else found * processes.count).backward()
             loss += found.detach().float()
-        for parameter in self._parameters:  # a process without rows takes part in the sum
-            if parameter.grad is None and self._processes.count > 1:
-                parameter.grad = torch.zeros_like(parameter)
-        gradients = [p.grad for p in self._parameters if p.grad is not None]
-        self._processes.add_up([*gradients, loss])
-        return loss, float(torch.nn.utils.clip_grad_norm_(self._parameters, self._grad_clip))
-
-    def _together(self, parts: Iterable[Part]) -> tuple[Tensor, float]:
-        """The same where weights are spread: all compute as often as the one with most parts."""
-        assert self._spread is not None
-        own = list(parts)
-        most = max(self._processes.gather(len(own)))
-        loss = torch.zeros((), device=self._policy.device)
-        for part in [*own, *[self._policy.idle] * (most - len(own))]:
-            found = part()
-            self._spread.backward(found)
-            loss += found.detach().float()
-        self._processes.add_up([loss])
-        return loss, self._spread.clip()
+        if sharded is None:
+            for parameter in parameters:  # a process without rows takes part in the sum
+                if parameter.grad is None and processes.count > 1:
+                    parameter.grad = torch.zeros_like(parameter)
+            processes.add_up([*(p.grad for p in parameters if p.grad is not None), loss])
+        else:
+            processes.add_up([loss])
+        norm = torch.nn.utils.clip_grad_norm_(parameters, self._settings.grad_clip)
+        return float(loss), float(whole(norm))
 
 
 def schedule_factor(kind: Schedule, done: int, steps: int, warmup: float) -> float:
@@ -158,7 +146,7 @@ class Sequenced(Protocol):
 R = TypeVar("R", bound=Sequenced)
 
 
-def written(policy: Policy, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
+def states_and_targets(policy: Policy, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
     """Hidden states before the tokens that count, and those tokens, of all rows in order.
 
     Only these go through the output layer: logits of a 49k vocabulary are the largest tensor of a
@@ -188,7 +176,7 @@ def micro_batches(rows: Iterable[R], limit: int) -> list[list[R]]:
     return parts
 
 
-def deal(rows: Sequence[R], processes: Processes) -> list[R]:
+def balanced_share(rows: Sequence[R], processes: Processes) -> list[R]:
     """This process's share of rows that all have: about as many tokens for each, longest first."""
     loads = [0] * processes.count
     own = []
@@ -198,12 +186,3 @@ def deal(rows: Sequence[R], processes: Processes) -> list[R]:
         if least == processes.index:
             own.append(row)
     return own
-
-
-# ------------------------------------------------------------------------------------------------
-# Improver: experience in, optimiser steps out. The arithmetic of an RL update.
-#
-# A batch is gone over in passes, each in a few steps, each in parts that fit into memory. What a
-# loss is divided by is taken of the whole step's samples, on all processes, so that the result
-# does not depend on how they were split.
-# ------------------------------------------------------------------------------------------------
