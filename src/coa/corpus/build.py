@@ -28,9 +28,8 @@ from urllib.parse import unquote
 from coa.corpus.index import INDEX_VERSION, SearchIndex
 from coa.corpus.page import Passage
 from coa.corpus.readers import READERS, READERS_VERSION
-from coa.corpus.site import INDEX, PAGES, SCHEMA, read_manifest
+from coa.corpus.site import INDEX, PAGES, SCHEMA, PageStore, read_manifest
 from coa.corpus.source import ReadLimits, Scan, SourceFile, read_all, scan
-from coa.corpus.store import PageStore
 from coa.errors import ConfigError, RecordError, UsageError, boundary
 from coa.io.files import LOCK, lock
 from coa.io.machine import cores
@@ -201,8 +200,7 @@ class _Build:
             store.drop(removed)
             read = self._read(store, list(_changed(found.files, store)), workers)
             pages, passages = store.counts()
-            skipped = {**dict(store.problems()), **dict(found.problems)}
-            remarks = dict(store.remarks())
+            skipped, remarks = store.problems() | dict(found.problems), store.remarks()
             if not pages:
                 key, reason = next(iter(skipped.items()))
                 raise UsageError(
@@ -323,7 +321,7 @@ def _changed(files: Sequence[SourceFile], store: PageStore) -> Iterator[SourceFi
 
     One that could be read has its digest of then, so that it is read only if that differs.
     """
-    held, broken = store.stamps(), {key for key, _ in store.problems()}
+    held, broken = store.stamps(), store.problems()
     for file in files:
         if file.key in broken or file.key not in held:
             yield file

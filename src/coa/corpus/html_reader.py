@@ -39,6 +39,7 @@ _HEADINGS = {f"h{level}": level for level in range(1, 7)}
 _MARKS = "\u00b6\uf0c1\U0001f517"
 _PERMALINK = re.compile(rf"\s*[{_MARKS}]\s*$")
 _SPACE = re.compile(r"\s+")
+_TAG = re.compile(r"<[^<>]*>")
 _LISTS = ("ul", "ol", "table")
 _LINKS_CHARS, _LINKS_SHARE = 400, 0.8
 """A list or table longer than that, with more of its text in links than that, is navigation."""
@@ -115,9 +116,12 @@ def _parse(text: str) -> Any:
         encoding="utf-8", huge_tree=True, remove_comments=True, remove_pis=True
     )
     try:
-        return etree.fromstring(text.encode("utf-8", "replace"), parser)
+        root = etree.fromstring(text.encode("utf-8", "replace"), parser)
     except etree.XMLSyntaxError:  # nothing but white space, or nothing that is an element
         return None
+    if any(each.type_name == "ERR_RESOURCE_LIMIT" for each in parser.error_log):
+        return _parse(_TAG.sub(" ", text))  # nested deeper than libxml2 goes; the words are left
+    return root
 
 
 def _main(root: Any) -> Any:

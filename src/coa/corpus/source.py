@@ -26,7 +26,7 @@ from urllib.parse import unquote, unquote_to_bytes, urljoin, urlsplit
 
 from coa.corpus.page import NAME_CHARS, Passage, passages_of
 from coa.corpus.readers import read_document
-from coa.corpus.store import Reading, Stamp, key_of
+from coa.corpus.site import Reading, Stamp, key_of
 from coa.errors import CoaError
 from coa.io.runs import Json
 from coa.io.workers import Work, WorkerDied, WorkerLimits, WorkerPool
