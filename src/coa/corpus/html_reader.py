@@ -177,43 +177,14 @@ def _links(part: Any) -> Iterator[tuple[str, str]]:
 
 
 def _drop_link_lists(main: Any) -> None:
-    seen: set[Any] = set()
+    """Take out lists and tables of links; of nested ones the outermost that is one."""
+    seen: set[Any] = {main}
     for element in list(main.iter(*_LISTS)):
-        inside_another = next(element.iterancestors(*_LISTS), None) in seen
-        seen.add(element)
-        if not inside_another and next(element.iter("a"), None) is not None:
-            for each in list(_link_lists(element)):
-                if each is not main:
-                    _remove(each)
-
-
-def _link_lists(top: Any) -> Iterator[Any]:
-    """Lists and tables of links, found in one pass: they may be nested thousands deep."""
-    place = linked = 0  # letters of text, and of text in links, up to here
-    spans: list[tuple[int, int]] = []  # where each piece of text begins and ends without its spaces
-    opened: list[tuple[int, int, int]] = []
-
-    def pass_over(text: str | None) -> None:
-        nonlocal place
-        if text and (bare := text.strip()):
-            start = place + text.index(bare[0])
-            spans.append((start, start + len(bare)))
-        place += len(text or "")
-
-    for event, element in import_module("lxml.etree").iterwalk(top, events=("start", "end")):
-        if event == "start":
-            opened.append((place, linked, len(spans)))
-            pass_over(element.text)
-            continue
-        start, linked_before, first = opened.pop()
-        if element.tag == "a":
-            linked += place - start
-        elif element.tag in _LISTS and len(spans) > first:
-            whole = spans[-1][1] - spans[first][0]
-            if whole > _LINKS_CHARS and linked - linked_before > _LINKS_SHARE * whole:
-                yield element
-        if element is not top:
-            pass_over(element.tail)
+        whole = len("".join(element.itertext()).strip())
+        linked = sum(len("".join(link.itertext())) for link in element.iter("a"))
+        if element not in seen and whole > _LINKS_CHARS and linked > _LINKS_SHARE * whole:
+            seen.update(element.iter(*_LISTS))
+            _remove(element)
 
 
 def _remove(element: Any) -> None:

@@ -220,18 +220,10 @@ def _schema() -> tantivy.Schema:
 
 def _register_analyzers(index: tantivy.Index) -> None:
     """Names are folded but not stemmed, so that two names never become one."""
-    names = (
-        tantivy.TextAnalyzerBuilder(tantivy.Tokenizer.simple())
-        .filter(tantivy.Filter.remove_long(60))
-        .filter(tantivy.Filter.lowercase())
-        .filter(tantivy.Filter.ascii_fold())
-    )
-    index.register_tokenizer("names", names.build())
-    english = (
-        tantivy.TextAnalyzerBuilder(tantivy.Tokenizer.simple())
-        .filter(tantivy.Filter.remove_long(60))
-        .filter(tantivy.Filter.lowercase())
-        .filter(tantivy.Filter.ascii_fold())
-        .filter(tantivy.Filter.stemmer("english"))
-    )
-    index.register_tokenizer("english", english.build())
+    filters = [tantivy.Filter.remove_long(60), tantivy.Filter.lowercase()]
+    filters.append(tantivy.Filter.ascii_fold())
+    for name, more in (("names", []), ("english", [tantivy.Filter.stemmer("english")])):
+        analyzer = tantivy.TextAnalyzerBuilder(tantivy.Tokenizer.simple())
+        for each in (*filters, *more):
+            analyzer = analyzer.filter(each)
+        index.register_tokenizer(name, analyzer.build())
