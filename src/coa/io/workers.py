@@ -160,21 +160,21 @@ def _fault_of(error: BaseException) -> Json:
 
 
 def _error_of(fault: Json, what: str) -> CoaError:
-    """The error that was raised elsewhere, of the same class; its traceback there is a note."""
-    error = _again(fault) or WorkerError(f"{what} failed: {fault['said']}")
-    error.add_note(fault["traceback"])
-    return error
+    """The error that was raised elsewhere, of the same class; its traceback there is a note.
 
-
-def _again(fault: Json) -> CoaError | None:
-    """One of our errors, made as pickle makes it; of its base where it cannot be made here."""
+    It is made as pickle makes it; of the nearest base where it cannot be made here.
+    """
+    said = fault["said"]
+    error = CoaError(said) if fault["classes"] else WorkerError(f"{what} failed: {said}")
     for reference in fault["classes"]:
         with contextlib.suppress(Exception):
-            error: CoaError = load_object(reference)(*fault["arguments"])
-            if str(error) == fault["said"]:
-                vars(error).update(fault["fields"])
-                return error
-    return CoaError(fault["said"]) if fault["classes"] else None
+            made: CoaError = load_object(reference)(*fault["arguments"])
+            if str(made) == said:
+                vars(made).update(fault["fields"])
+                error = made
+                break
+    error.add_note(fault["traceback"])
+    return error
 
 
 # ------------------------------------------------------------------------------------------------
@@ -350,15 +350,14 @@ class _WorkerProcess:
                 left, self._waiting = self._waiting, {}
             error = self._ending()
             for result, _ in left.values():
-                _settle(result, error=error)
+                _settle(result, error)
             return
         with self._lock:
             result, doing = self._waiting.pop(message["number"])
             self._since = time.monotonic()
-        if "fault" in message:
-            _settle(result, error=_error_of(message["fault"], f"{self._reference}, {doing},"))
-        else:
-            _settle(result, message.get("value"))
+        fault = message.get("fault")
+        what = f"{self._reference}, {doing},"
+        _settle(result, _error_of(fault, what) if fault else message.get("value"))
 
     def _ending(self) -> Exception:
         # About: the clocks of the two processes start a moment apart.
@@ -390,13 +389,9 @@ class _WorkerProcess:
         self._process.wait()
 
 
-def _settle(result: Future[Any], value: Any = None, error: Exception | None = None) -> None:
-    if not result.set_running_or_notify_cancel():
-        return  # nobody waits for it any more
-    if error is not None:
-        result.set_exception(error)
-    else:
-        result.set_result(value)
+def _settle(result: Future[Any], found: Any) -> None:
+    if result.set_running_or_notify_cancel():  # else nobody waits for it any more
+        (result.set_exception if isinstance(found, Exception) else result.set_result)(found)
 
 
 class WorkerPool:
