@@ -145,34 +145,27 @@ def _locked(source: Path, target: Path) -> Iterator[None]:
         raise UsageError(f"{target}: is a file, expected a directory for the corpus.")
     if target.is_dir() and target.samefile(source):
         raise UsageError(f"{target}: is the source itself; write the corpus somewhere else.")
-    if target.is_dir() and not (target / LOCK).exists() and any(target.iterdir()):
-        raise ConfigError(f"{target}: is not empty and not a corpus; use a new or an empty one.")
     fresh = not (target / LOCK).exists()
+    if fresh and target.is_dir() and any(target.iterdir()):
+        raise ConfigError(f"{target}: is not empty and not a corpus; use a new or an empty one.")
     made = [folder for folder in (target, *target.parents) if not folder.exists()]
     target.mkdir(parents=True, exist_ok=True)
 
     def refuse(holder: str) -> None:
         raise UsageError(f"{target}: being built by another process (pid {holder}); wait for it.")
 
-    held = lock(target / LOCK, refuse)
-    try:
-        yield
-    except UsageError:
-        if fresh:
-            _remove(target, made)
-        raise
-    finally:
-        held.close()
-
-
-def _remove(target: Path, made: Sequence[Path]) -> None:
-    """Take away a corpus that was only begun, and the folders that were made for it."""
-    for begun in target.glob("v*"):
-        shutil.rmtree(begun, ignore_errors=True)
-    with contextlib.suppress(OSError):  # somebody else may have put something there
-        (target / LOCK).unlink()
-        for folder in made:
-            folder.rmdir()
+    with lock(target / LOCK, refuse):
+        try:
+            yield
+        except UsageError:
+            if fresh:
+                for begun in target.glob("v*"):
+                    shutil.rmtree(begun, ignore_errors=True)
+                with contextlib.suppress(OSError):  # somebody else may have put something there
+                    (target / LOCK).unlink()
+                    for folder in made:
+                        folder.rmdir()
+            raise
 
 
 class _Build:
