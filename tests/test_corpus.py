@@ -348,11 +348,9 @@ def test_a_corpus_can_be_read_where_nobody_may_write(folder: Path, target: Path)
 
 
 def test_what_is_no_corpus_is_not_opened(folder: Path, target: Path, tmp_path: Path) -> None:
-    with pytest.raises(
-        UsageError, match=r"holds no corpus\. Make one of a folder of documents with: coa"
-    ):
+    with pytest.raises(UsageError, match=r"holds no corpus\. Make one of a folder with: coa"):
         Corpus.open(tmp_path)
-    with pytest.raises(UsageError, match="Make one of a folder of documents with"):
+    with pytest.raises(UsageError, match="Make one of a folder with"):
         Corpus.open(tmp_path / "nowhere")
     build(folder, target)
     manifest = json.loads((target / "manifest.json").read_text())

@@ -196,7 +196,6 @@ def test_no_workers_at_all_are_refused() -> None:
 def test_few_items_get_one_worker_and_many_all_cores() -> None:
     assert worker_count(0) == worker_count(1) == 1
     assert worker_count(10**6) == cores()
-    assert worker_count(10**6, most=7) == 7
 
 
 async def test_what_a_killed_worker_had_in_hand_is_done_again(tmp_path: Path) -> None:

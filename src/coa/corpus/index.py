@@ -45,16 +45,8 @@ _WORD_OR_WIDE = re.compile(rf"{_WIDE.pattern}|[^\W_{_WIDE.pattern[1:-2]}]+")
 
 
 @dataclass(frozen=True, slots=True)
-class Hit:
-    title: str
-    url: str
-    text: str
-    score: float
-    section: str = ""
-
-    @property
-    def heading(self) -> str:
-        return f"{self.title} > {self.section}" if self.section else self.title
+class Hit(Passage):
+    score: float = 0.0
 
 
 class SearchIndex:
@@ -148,7 +140,7 @@ class SearchIndex:
             found = self._searcher.doc(address)
             url, text = (b"".join(found.get_all(name)).decode() for name in ("url", "text"))
             title, section = [*found.get_all("title"), ""][:2]
-            hits.append(Hit(title, url, text, round(float(score), 6), section))
+            hits.append(Hit(title, url, text, section, score=round(float(score), 6)))
         return hits
 
     def _named_by(self, words: list[str]) -> Iterator[tantivy.Query]:

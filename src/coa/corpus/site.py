@@ -64,8 +64,7 @@ class Corpus:
         manifest = read_manifest(directory)
         if manifest is None:
             raise UsageError(
-                f"{directory}: holds no corpus. Make one of a folder of documents with: "
-                "coa corpus build FOLDER"
+                f"{directory}: holds no corpus. Make one of a folder with: coa corpus build FOLDER"
             )
         version, address = directory / str(manifest["version"]), str(manifest["site"])
         try:

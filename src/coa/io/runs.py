@@ -38,6 +38,7 @@ SCHEMA = 1
 MANIFEST, METRICS, TIMINGS = "manifest.json", "metrics.jsonl", "timings.jsonl"
 _BLANK = b" \t\r\n\0"
 """Bytes that say nothing; zeros are what a machine that lost power may leave of a line."""
+_CUT = "Delete that line, or run the command that wrote the file again to continue it."
 _PACKAGES = ("torch", "transformers", "peft", "tokenizers", "tantivy")
 
 
@@ -71,27 +72,30 @@ def read_jsonl(path: Path, growing: bool = False) -> Iterator[tuple[int, Json]]:
         found = "is a directory, expected a file" if path.is_dir() else "no such file"
         raise UsageError(f"{path}: {found}.")
     with path.open(encoding="utf-8-sig", errors="replace") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
-            try:
-                record = json.loads(line)
-            except json.JSONDecodeError as exc:
-                torn = not line.endswith("\n")
-                if torn and growing:
+        yield from json_lines(path, file, growing)
+
+
+def json_lines(
+    path: Path, lines: Iterable[str], growing: bool = False
+) -> Iterator[tuple[int, Json]]:
+    """The same from lines that were read already; `path` is for messages."""
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError) as exc:
+            found = f"not JSON ({getattr(exc, 'msg', exc)})"
+            advice = "Expected one JSON object a line."
+            if not line.endswith("\n"):
+                if growing:
                     return
-                found = "is cut in the middle" if torn else f"is not JSON ({exc.msg})"
-                advice = (
-                    "Delete that line, or run the command that wrote the file again to continue it."
-                    if torn
-                    else "Expected one JSON object a line."
-                )
-                raise RecordError(f"{path}:{number}: the line {found}. {advice}") from None
-            if not isinstance(record, dict):
-                raise RecordError(
-                    f"{path}:{number}: found a {type(record).__name__}, expected a JSON object."
-                )
-            yield number, record
+                found, advice = "cut in the middle", _CUT
+            raise RecordError(f"{path}:{number}: the line is {found}. {advice}") from None
+        if not isinstance(record, dict):
+            found = type(record).__name__
+            raise RecordError(f"{path}:{number}: found a {found}, expected a JSON object.")
+        yield number, record
 
 
 def read_records(path: Path, parse: Callable[[Json], T], growing: bool = False) -> list[T]:

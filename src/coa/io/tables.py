@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from coa.errors import MissingExtra, RecordError, UsageError
-from coa.io.runs import Json
+from coa.io.runs import Json, json_lines
 
 FORMATS = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 _LISTS = ("data", "questions", "rows", "examples")
@@ -49,17 +49,7 @@ def keep_source(source: Path, *written: Path) -> None:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, Json]]:
-    for number, line in enumerate(_text(path), start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as exc:
-            why = getattr(exc, "msg", exc)  # without the place in the line
-            raise RecordError(
-                f"{path}:{number}: the line is not JSON ({why}). Expected one object a line."
-            ) from None
-        yield number, _object(path, number, row)
+    return json_lines(path, _text(path))
 
 
 def _json(path: Path) -> Iterator[tuple[int, Json]]:
@@ -77,7 +67,11 @@ def _json(path: Path) -> Iterator[tuple[int, Json]]:
         whole = next((held[key] for key in _LISTS if isinstance(held.get(key), list)), [whole])
     if not isinstance(whole, list):
         raise RecordError(f"{path}: found a {type(whole).__name__}, expected a list of objects.")
-    yield from ((number, _object(path, number, row)) for number, row in enumerate(whole, start=1))
+    for number, row in enumerate(whole, start=1):
+        if not isinstance(row, dict):
+            found = type(row).__name__
+            raise RecordError(f"{path}: row {number} is a {found}, expected an object.")
+        yield number, row
 
 
 def _table(path: Path, delimiter: str) -> Iterator[tuple[int, Json]]:
@@ -133,10 +127,3 @@ def _text(path: Path) -> Iterator[str]:
         raise RecordError(f"{path}: not UTF-8. Save the file as UTF-8.") from None
     except (gzip.BadGzipFile, EOFError, zlib.error) as exc:
         raise RecordError(f"{path}: not a whole gzip file ({exc}).") from None
-
-
-def _object(path: Path, number: int, row: Any) -> Json:
-    if not isinstance(row, dict):
-        found = type(row).__name__
-        raise RecordError(f"{path}: row {number} is a {found}, expected an object.")
-    return row

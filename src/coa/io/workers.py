@@ -29,6 +29,7 @@ import itertools
 import json
 import os
 import queue
+import resource
 import struct
 import subprocess
 import sys
@@ -83,9 +84,9 @@ class WorkerLimits:
     """Of address space."""
 
 
-def worker_count(items: int, most: int = 0) -> int:
-    """Workers worth starting for so many items: at most `most`, or as many as there are cores."""
-    return max(1, min(most or cores(), items // _ITEMS_EACH))
+def worker_count(items: int) -> int:
+    """Workers worth starting for so many items: at most as many as there are cores."""
+    return max(1, min(cores(), items // _ITEMS_EACH))
 
 
 def shortened(text: str, most: int = 80) -> str:
@@ -233,13 +234,11 @@ async def _live(inbox: IO[bytes], outbox: IO[bytes]) -> None:
 
 
 def _limit(limits: Json | None) -> float:
-    """Set the limits of this process; returns the seconds for an item, 0 where there is no limit"""
+    """Set the limits of this process; returns the seconds for an item, 0 where there is none."""
     if limits is None:
         return 0.0
     _be_silent()
-    with contextlib.suppress(ImportError, OSError, ValueError):  # a lower one is set already
-        import resource
-
+    with contextlib.suppress(OSError, ValueError):  # a lower one is set already
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_AS, (limits["memory_mb"] << 20,) * 2)
     return float(limits["seconds"])
