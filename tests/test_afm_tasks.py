@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from coa.distillation.exports import export
 from coa.environments.published.afm import import_rl, read_rows, run_import_rl
+from coa.environments.published.questions import after_instructions
 from coa.io.runs import Json
-from coa.io.tables import after_instructions
 from coa.tasks import Task, TaskSet
 from export_chains import short_chain
 

@@ -191,7 +191,7 @@ def test_what_text_alone_cannot_answer_is_left_out_and_counted(tmp_path: Path) -
         ("nq", '{"question": "", "answer": ["a"]}\n', "row 1: 'question' is empty"),
         ("nq", '{"question": ["a"], "answer": ["a"]}\n', "row 1: 'question' is a list, expected"),
         ("nq", "", "rows.jsonl: holds no row"),
-        ("nq", "[1]\n", "row 1 is a list, expected an object"),
+        ("nq", "[1]\n", "rows.jsonl:1: found a list, expected a JSON object"),
         ("nq", '{"question": \n', r"rows.jsonl:1: the line is not JSON \(Expecting value\)"),
         ("gaia", '{"Question": "a", "Final answer": "?"}\n', "the test split has no answers"),
         ("codecontests", '{"description": "a"}\n', "row 1: .*expected 'public_tests'"),

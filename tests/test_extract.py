@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 import pytest
@@ -9,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coa.corpus.readers import decoded
-from coa.tools import ToolMistake
-from coa.tools.extract import Link, _extractor, read_html, read_page
+from coa.corpus.web_page import Link, read_html, read_page
+from coa.errors import ToolError, ToolMistake
 from coa.tools.web import GAP, sentences, summarise, terms
 from pdf_files import locked_pdf
 
@@ -44,21 +45,23 @@ def test_the_main_part_of_a_page_is_told_from_its_menus() -> None:
     menu = "".join(f"<li><a href='/{n}'>Menu {n}</a></li>" for n in range(30))
     page = read_html("https://a.example/tower", ARTICLE.replace("<nav>", f"<nav><ul>{menu}</ul>"))
     assert "It was built in 1887" in page.text
-    assert "Menu" not in page.text and len(page.links) == 33
+    assert not re.search(r"Menu \d|Home", page.text) and len(page.links) == 33
 
 
-def test_text_is_read_without_the_package_that_finds_the_main_part(
+def test_where_the_main_part_says_little_the_whole_page_is_its_text() -> None:
+    menu = "".join(f"<li><a href='/{n}'>Chapter {n}</a></li>" for n in range(30))
+    page = read_html("https://a.example/", f"<nav><ul>{menu}</ul></nav><main>Start.</main>")
+    assert page.text.startswith("- Chapter 0\n- Chapter 1\n") and page.text.endswith("Start.")
+    long = f"<nav>{menu}</nav><main>{'A sentence about the tower. ' * 20}</main>"
+    assert "Chapter" not in read_html("https://a.example/", long).text
+
+
+def test_without_the_package_that_reads_html_it_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(sys.modules, "trafilatura", None)
-    _extractor.cache_clear()
-    try:
-        with pytest.warns(UserWarning, match="trafilatura cannot be loaded"):
-            page = read_html("https://a.example/tower", ARTICLE)
-    finally:
-        _extractor.cache_clear()
-    assert "It was built in 1887" in page.text and "Home" in page.text
-    assert "document.write" not in page.text
+    monkeypatch.setitem(sys.modules, "lxml.etree", None)
+    with pytest.raises(ToolError, match=r"the page is HTML; to read it: pip install .*\[tools\]"):
+        read_page("https://a.example/", "text/html", "", b"<p>text")
 
 
 def test_line_ends_count_in_preformatted_text_only() -> None:

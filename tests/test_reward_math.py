@@ -9,8 +9,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
+from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -18,8 +20,16 @@ from hypothesis import strategies as st
 
 from coa.environments.published.afm import import_rl, read_rows
 from coa.errors import MissingExtra
-from coa.rewards import MathSettings, Part, Reward, RewardSettings, choose_reward, open_reward
-from coa.rewards import mathematics as processes
+from coa.io.workers import WorkerDied
+from coa.rewards import (
+    MathSettings,
+    Part,
+    Reward,
+    RewardSettings,
+    choose_reward,
+    mathematics,
+    open_reward,
+)
 from coa.rewards.mathematics import LONGEST_ANSWER, MathChecker, forms, same_text, words_in
 from coa.tasks import Task
 from coa.trajectory import Trajectory
@@ -202,54 +212,56 @@ async def test_who_gives_up_leaves_no_reply_to_the_next(reward: Reward) -> None:
     assert (await judged(reward, "84/2", "42")).score == 1.0
 
 
-@pytest.mark.slow
-async def test_a_process_that_gives_no_sign_is_killed_and_replaced(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(processes, "_CLOCK", 3.0)  # seconds, for one of CPU time
-    workers = processes.MathProcesses(1.0, 2048, 1)
-    try:
-        await workers.start()
-        (process,) = workers._all
-        os.killpg(process.pid, signal.SIGSTOP)
-        assert await workers.ask(["$1$"], ["$1$"]) is True
-        assert process.returncode == -signal.SIGKILL
-    finally:
-        await workers.close()
-    assert not workers._all
+def processes_of(reward: Reward) -> list[subprocess.Popen[bytes]]:
+    members = reward._checkers["math"]._pool._members  # type: ignore[attr-defined]
+    return [member._process for member in members if member]
 
 
 async def test_a_process_that_died_in_between_is_replaced(reward: Reward) -> None:
     assert (await judged(reward, "84/2", "42")).score == 1.0
-    workers = reward._checkers["math"]._processes  # type: ignore[attr-defined]
-    (process,) = workers._all
-    os.killpg(process.pid, signal.SIGKILL)
-    await process.wait()
+    (process,) = processes_of(reward)
+    process.kill()
     assert (await judged(reward, "84/2", "42")).score == 1.0
 
 
 async def test_when_nobody_can_compare_it_is_none_and_never_a_zero() -> None:
-    class Lost(processes.MathProcesses):
-        async def _ask(self, question: bytes) -> dict[str, object] | None:
-            return next(replies)
+    async def judged_when(*endings: bool | WorkerDied) -> Part | None:
+        """What is judged when processes end, or answer, like this."""
+        replies = iter(endings)
 
-    checker = MathChecker(Lost(1.0, 2048))
-    task, given = Task("How many?", ("42",)), Trajectory("t", "q?", "code", answer="41")
-    replies: Iterator[dict[str, object] | None] = iter([None, {"ended": "SIGKILL"}])
-    found = await checker(task, given)
+        def submit(item: object) -> Future[dict[str, bool]]:
+            future: Future[dict[str, bool]] = Future()
+            reply = next(replies)
+            if isinstance(reply, WorkerDied):
+                future.set_exception(reply)
+            else:
+                future.set_result({"right": reply})
+            return future
+
+        checker = MathChecker(SimpleNamespace(submit=submit))  # type: ignore[arg-type]
+        task, given = Task("How many?", ("42",)), Trajectory("t", "q?", "code", answer="41")
+        return await checker(task, given)
+
+    killed, late = WorkerDied(-signal.SIGKILL), WorkerDied(1, late=True)
+    found = await judged_when(late, killed)
     assert found == Part(None, "the process that compares was lost twice")
-    replies = iter([{"ended": "SIGKILL"}, {"right": False}, {"right": True}])
-    assert await checker(task, given) == Part(0.0), "wrong, by a gold that is equal to itself"
+    found = await judged_when(killed, False, True)
+    assert found == Part(0.0), "wrong, by a gold that is equal to itself"
 
 
 ORPHAN = """
 import asyncio
-from coa.rewards.mathematics import MathProcesses
+from coa.rewards import MathSettings, RewardSettings, open_reward
+from coa.tasks import Task
+from coa.trajectory import Trajectory
+
 async def main():
-    workers = MathProcesses(1.0, 2048, 1)
-    await workers.start()
-    print(next(iter(workers._all)).pid, flush=True)
-    await workers.ask(["$1$"], ["$(10^{10})!$"])
+    settings = RewardSettings("math", math=MathSettings(cpu_seconds=1.0, processes=1))
+    async with open_reward(settings) as reward:
+        print(reward._checkers["math"]._pool._members[0]._process.pid, flush=True)
+        task = Task("How many?", ("1",))
+        await reward.score(task, Trajectory(task.id, "q?", "code", answer="(10^{10})!"))
+
 asyncio.run(main())
 """
 
@@ -272,7 +284,7 @@ def test_nothing_is_left_when_the_user_of_it_is_killed() -> None:
 
 
 async def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "find_spec", lambda name: None)
+    monkeypatch.setattr(mathematics, "find_spec", lambda name: None)
     with pytest.raises(MissingExtra, match=r"The reward 'math' needs packages.*\[tools\]"):
         async with open_reward("math"):
             raise AssertionError

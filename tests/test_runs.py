@@ -7,7 +7,9 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -393,16 +395,18 @@ def test_metrics_after_a_checkpoint_can_be_dropped(tmp_path: Path) -> None:
         assert [r["step"] for _, r in read_jsonl(run.root / "metrics.jsonl")] == [0, 1, 2, 3]
 
 
-class Clock:
-    now = 0.0
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
+    """A clock that goes when `now` is changed."""
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr("coa.io.progress.time", SimpleNamespace(monotonic=lambda: clock.now))
+    yield clock
 
-    def __call__(self) -> float:
-        return self.now
 
-
-def test_progress_in_a_pipe_is_a_line_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
-    clock = Clock()
-    with Progress("sft", total=100, done=20, every=30, clock=clock) as progress:
+def test_progress_in_a_pipe_is_a_line_now_and_then(
+    capsys: pytest.CaptureFixture[str], clock: SimpleNamespace
+) -> None:
+    with Progress("sft", total=100, done=20) as progress:
         for _ in range(80):
             clock.now += 1
             progress.advance(loss=1.23456)
@@ -430,9 +434,8 @@ def test_progress_on_a_terminal_is_a_bar(capsys: pytest.CaptureFixture[str]) -> 
     assert "tasks" in err and "2/2" in err and "solved 1/2" in err
 
 
-def test_what_an_earlier_part_of_a_run_did_is_not_speed() -> None:
-    clock = Clock()
-    progress = Progress("tasks", total=100, mode="silent", clock=clock)
+def test_what_an_earlier_part_of_a_run_did_is_not_speed(clock: SimpleNamespace) -> None:
+    progress = Progress("tasks", total=100, mode="silent")
     progress.continue_from(50)
     clock.now += 10
     progress.advance(5)

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coa.corpus.web_page import Link, WebPage
 from coa.environments.atlas.site import atlas_corpus
 from coa.errors import ConfigError, ToolError
 from coa.tools import Observation, Tool, Toolbox, ToolCall, ToolMistake
-from coa.tools.extract import Link, WebPage
 from coa.tools.fetch import Fetcher
 from coa.tools.live import ChatSummariser, LiveWeb, SearchProvider, WebHit, WebSettings
 from coa.tools.web import (

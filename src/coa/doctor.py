@@ -25,7 +25,6 @@ PACKAGES = {
 }
 OPTIONAL = {
     "lxml": "tools",
-    "trafilatura": "tools",
     "pypdf": "tools",
     "markdown_it": "tools",
     "math_verify": "tools",

@@ -15,215 +15,26 @@ what it has read.
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import json
-import queue
 import re
 import shutil
-import signal
-import subprocess
-import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote
 
-from coa.corpus import worker
 from coa.corpus.index import INDEX_VERSION, SearchIndex
 from coa.corpus.page import Passage
-from coa.corpus.read_file import Job, ReadLimits, read_file
 from coa.corpus.readers import READERS, READERS_VERSION
-from coa.corpus.scan import Scan, SourceFile, scan
-from coa.corpus.site import INDEX, PAGES, SCHEMA, read_manifest
-from coa.corpus.store import PageStore, Reading, Stamp
+from coa.corpus.site import INDEX, PAGES, SCHEMA, PageStore, read_manifest
+from coa.corpus.source import ReadLimits, Scan, SourceFile, read_all, scan
 from coa.errors import ConfigError, RecordError, UsageError, boundary
 from coa.io.files import LOCK, lock
 from coa.io.machine import cores
 from coa.io.progress import Mode, Progress
 from coa.io.runs import MANIFEST, Json, write_atomic
-
-# ------------------------------------------------------------------------------------------------
-# Read many files at once, in processes of their own with limits of time and memory.
-#
-# Batches go to workers and readings come back. A worker that dies takes its batch with it; those
-# files are then read one at a time, to find the one that kills.
-# ------------------------------------------------------------------------------------------------
-
-
-_BATCH_BYTES, _BATCH_FILES = 1 << 20, 64
-_SMALL_BYTES = 64_000
-_PLAIN = (".txt", ".text", ".rst")
-"""A few small files of these kinds are read here: no library is needed for them, and starting a
-process takes longer than they can."""
-_PATIENCE = 10.0
-"""Seconds after its time is up until a file that nothing interrupts ends its worker."""
-_DIED = "the process that read it died, for want of memory perhaps"
-WORKER = worker.command_of("coa.corpus.build")
-
-
-def read_all(
-    jobs: Sequence[Job], limits: ReadLimits, workers: int, command: Sequence[str] = WORKER
-) -> Iterator[Reading]:
-    """The reading of every file, in any order."""
-    size = sum(job.file.stamp.size for job in jobs)
-    if size < _SMALL_BYTES and all(job.file.path.suffix.lower() in _PLAIN for job in jobs):
-        yield from (read_file(job, limits) for job in jobs)
-        return
-    waiting = deque(_batches(jobs))
-    done: queue.SimpleQueue[list[Reading] | Exception] = queue.SimpleQueue()
-    crew = [_Worker(command, limits, waiting, done) for _ in range(min(workers, len(waiting)))]
-    left = len(jobs)
-    try:
-        while left:
-            readings = done.get()
-            if isinstance(readings, Exception):
-                raise readings
-            left -= len(readings)
-            yield from readings
-    finally:
-        waiting.clear()
-        for each in crew:
-            each.stop()
-
-
-def _batches(jobs: Sequence[Job]) -> Iterator[list[Job]]:
-    batch: list[Job] = []
-    size = 0
-    for job in jobs:
-        batch.append(job)
-        size += job.file.stamp.size
-        if size >= _BATCH_BYTES or len(batch) >= _BATCH_FILES:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
-
-
-class _Worker:
-    """A thread that hands batches to a process, and starts another when that dies."""
-
-    def __init__(
-        self,
-        command: Sequence[str],
-        limits: ReadLimits,
-        waiting: deque[list[Job]],
-        done: queue.SimpleQueue[list[Reading] | Exception],
-    ) -> None:
-        self._command, self._limits = command, limits
-        self._waiting, self._done = waiting, done
-        self._process: subprocess.Popen[str] | None = None
-        self._stopped = False
-        self._lock = threading.Lock()
-        self._thread = threading.Thread(target=self._serve, daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        with self._lock:
-            self._stopped = True
-            if self._process is not None:
-                self._process.kill()  # so that the thread no longer waits for it
-        self._thread.join()
-
-    def _serve(self) -> None:
-        try:
-            while not self._stopped:
-                try:
-                    batch = self._waiting.popleft()
-                except IndexError:
-                    break
-                readings = self._ask(batch)
-                if readings is None:
-                    readings = [reading for job in batch for reading in self._ask_alone(job)]
-                self._done.put(readings)
-        except Exception as exc:  # shown by the thread that waits for us
-            self._done.put(exc)
-        finally:
-            self._end()
-
-    def _ask_alone(self, job: Job) -> list[Reading]:
-        return self._ask([job]) or [Reading(job.file.key, job.file.stamp, _DIED)]
-
-    def _ask(self, batch: Sequence[Job]) -> list[Reading] | None:
-        """What the process made of a batch; None when it died of it."""
-        process = self._running()
-        if process is None:
-            return None
-        asked = {"limits": asdict(self._limits), "jobs": [_job_to_json(job) for job in batch]}
-        answer = worker.ask(process, asked)
-        if answer is None:
-            self._end()
-            return None
-        return [_reading_from_json(record) for record in answer["readings"]]
-
-    def _running(self) -> subprocess.Popen[str] | None:
-        """The process, started when there is none; None when it is time to stop."""
-        with self._lock:
-            if self._stopped:
-                return None
-            if self._process is None:
-                self._process = worker.start(self._command)
-            return self._process
-
-    def _end(self) -> None:
-        with self._lock:
-            process, self._process = self._process, None
-        if process is not None:
-            worker.end(process)
-
-
-def work() -> None:
-    """The life of a worker process."""
-    worker.serve(_answer)
-
-
-def _answer(asked: Json) -> Json:
-    limits = ReadLimits(**asked["limits"])
-    readings = (_in_time(_job_from_json(record), limits) for record in asked["jobs"])
-    return {"readings": [asdict(reading) for reading in readings]}
-
-
-def _in_time(job: Job, limits: ReadLimits) -> Reading:
-    """Read a file, or give up after its time. Only for a process of its own: it takes SIGALRM."""
-    if not hasattr(signal, "setitimer"):
-        return read_file(job, limits)
-
-    def late(*_: Any) -> None:
-        raise TimeoutError
-
-    signal.signal(signal.SIGALRM, late)
-    # What holds the interpreter is not interrupted; this ends the process from outside of it.
-    faulthandler.dump_traceback_later(limits.seconds + _PATIENCE, exit=True)
-    try:
-        # Again every second: a library may catch and forget what interrupts it.
-        signal.setitimer(signal.ITIMER_REAL, limits.seconds, 1.0)
-        reading = read_file(job, limits)
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        faulthandler.cancel_dump_traceback_later()
-    return reading
-
-
-def _job_to_json(job: Job) -> Json:
-    return asdict(job) | {"file": asdict(job.file) | {"path": str(job.file.path)}}
-
-
-def _job_from_json(record: Json) -> Job:
-    file = record["file"]
-    stamp = Stamp(**file["stamp"])
-    return Job(SourceFile(file["key"], Path(file["path"]), stamp), record["digest"])
-
-
-def _reading_from_json(record: Json) -> Reading:
-    passages = tuple(
-        replace(Passage(**each), names=tuple(each["names"]), anchors=tuple(each["anchors"]))
-        for each in record["passages"]
-    )
-    stamp, links = Stamp(**record["stamp"]), tuple(record["links"])
-    return Reading(**record | {"stamp": stamp, "links": links, "passages": passages})
-
 
 MIN_PASSAGE_CHARS = 200
 _COMMIT_SECONDS = 0.25
@@ -313,8 +124,8 @@ def build_corpus(
         raise UsageError(f"{source}: no such folder.")
     site = f"https://{_host(name or source.resolve().name)}.example"
     with _locked(source, target):
-        build = _Build(source.resolve(), target, site, settings)
-        return build.run(workers or cores(), progress, started)
+        report = _Build(source.resolve(), target, site, settings, progress).run(workers or cores())
+        return replace(report, seconds=round(time.perf_counter() - started, 2))
 
 
 def default_target(source: Path) -> Path:
@@ -334,42 +145,37 @@ def _locked(source: Path, target: Path) -> Iterator[None]:
         raise UsageError(f"{target}: is a file, expected a directory for the corpus.")
     if target.is_dir() and target.samefile(source):
         raise UsageError(f"{target}: is the source itself; write the corpus somewhere else.")
-    if target.is_dir() and not (target / LOCK).exists() and any(target.iterdir()):
-        raise ConfigError(f"{target}: is not empty and not a corpus; use a new or an empty one.")
     fresh = not (target / LOCK).exists()
+    if fresh and target.is_dir() and any(target.iterdir()):
+        raise ConfigError(f"{target}: is not empty and not a corpus; use a new or an empty one.")
     made = [folder for folder in (target, *target.parents) if not folder.exists()]
     target.mkdir(parents=True, exist_ok=True)
 
     def refuse(holder: str) -> None:
         raise UsageError(f"{target}: being built by another process (pid {holder}); wait for it.")
 
-    held = lock(target / LOCK, refuse)
-    try:
-        yield
-    except UsageError:
-        if fresh:
-            _remove(target, made)
-        raise
-    finally:
-        held.close()
-
-
-def _remove(target: Path, made: Sequence[Path]) -> None:
-    """Take away a corpus that was only begun, and the folders that were made for it."""
-    for begun in target.glob("v*"):
-        shutil.rmtree(begun, ignore_errors=True)
-    with contextlib.suppress(OSError):  # somebody else may have put something there
-        (target / LOCK).unlink()
-        for folder in made:
-            folder.rmdir()
+    with lock(target / LOCK, refuse):
+        try:
+            yield
+        except UsageError:
+            if fresh:
+                for begun in target.glob("v*"):
+                    shutil.rmtree(begun, ignore_errors=True)
+                with contextlib.suppress(OSError):  # somebody else may have put something there
+                    (target / LOCK).unlink()
+                    for folder in made:
+                        folder.rmdir()
+            raise
 
 
 class _Build:
     """One build of one corpus, whose directory is locked."""
 
-    def __init__(self, source: Path, target: Path, site: str, settings: CorpusSettings) -> None:
+    def __init__(
+        self, source: Path, target: Path, site: str, settings: CorpusSettings, progress: Mode
+    ) -> None:
         self._source, self._target, self._site = source, target, site
-        self._settings = settings
+        self._settings, self._progress = settings, progress
         self._present = read_manifest(target)
         if self._present and self._present["source"] != str(source):
             raise ConfigError(
@@ -379,27 +185,22 @@ class _Build:
         number = int(str(self._present["version"])[1:]) if self._present else 0
         self._version = target / f"v{number + 1}"
 
-    def run(self, workers: int, progress: Mode, started: float) -> BuildReport:
+    def run(self, workers: int) -> BuildReport:
         found = self._scan()
         self._take_over()
         with PageStore.create(self._version / PAGES, self._site, self._recipe()) as store:
-            held, broken = store.stamps(), {key for key, _ in store.problems()}
-            removed = held.keys() - {file.key for file in found.files}
+            removed = store.stamps().keys() - {file.key for file in found.files}
             store.drop(removed)
-            jobs = [
-                Job(file, "" if file.key in broken else _digest(held.get(file.key)))
-                for file in found.files
-                if file.key in broken or not _same(file, held.get(file.key))
-            ]
-            read = self._read(store, jobs, workers, progress)
+            read = self._read(store, list(_changed(found.files, store)), workers)
             pages, passages = store.counts()
-            skipped = {**dict(store.problems()), **dict(found.problems)}
-            remarks = dict(store.remarks())
+            skipped, remarks = store.problems() | dict(found.problems), store.remarks()
             if not pages:
-                self._refuse(found, skipped)
-            counts = {"pages": pages, "passages": passages, "skipped": len(skipped)}
-            self._finish(store, counts, progress)
-        self._sweep()
+                key, reason = next(iter(skipped.items()))
+                raise UsageError(
+                    f"{self._source}: none of its {len(found.files)} files could be read; the "
+                    f"first is {unquote(key)}: {reason}."
+                )
+            self._finish(store, {"pages": pages, "passages": passages, "skipped": len(skipped)})
         return BuildReport(
             source=str(self._source),
             target=str(self._target),
@@ -412,7 +213,6 @@ class _Build:
             skipped=_shown(skipped),
             remarks=_shown(remarks),
             others=dict(sorted(found.others.items())),
-            seconds=round(time.perf_counter() - started, 2),
         )
 
     def _scan(self) -> Scan:
@@ -439,13 +239,13 @@ class _Build:
         self._version.mkdir(exist_ok=True)
         if pages.exists() or self._present is None:
             return
-        beside = pages.with_suffix(".part")
         before = self._target / str(self._present["version"]) / PAGES
         if before.is_file():
+            beside = pages.with_suffix(".part")
             shutil.copyfile(before, beside)
             beside.replace(pages)
 
-    def _read(self, store: PageStore, jobs: Sequence[Job], workers: int, progress: Mode) -> int:
+    def _read(self, store: PageStore, files: Sequence[SourceFile], workers: int) -> int:
         """Read the files into the store, which is committed all the time; how many were read."""
         limits = ReadLimits(
             site=self._site,
@@ -455,8 +255,8 @@ class _Build:
         )
         read, committed = 0, time.monotonic()
         try:
-            with Progress("files", len(jobs), mode=progress) as bar:
-                for reading in read_all(jobs, limits, workers):
+            with Progress("files", len(files), mode=self._progress) as bar:
+                for reading in read_all(files, limits, workers):
                     if reading.unchanged:
                         store.restamp(reading.key, reading.stamp)
                     else:
@@ -470,25 +270,9 @@ class _Build:
             store.commit()
         return read
 
-    def _refuse(self, found: Scan, skipped: dict[str, str]) -> None:
-        key, reason = next(iter(skipped.items()))
-        raise UsageError(
-            f"{self._source}: none of its {len(found.files)} files could be read; the first is "
-            f"{unquote(key)}: {reason}."
-        )
-
-    def _finish(self, store: PageStore, counts: Json, progress: Mode) -> None:
+    def _finish(self, store: PageStore, counts: Json) -> None:
         """Publish this version if it differs from the present one; keep new stamps in any case."""
-        manifest, held = self._manifest(counts, store.fingerprint()), self._present or {}
-        present = self._target / str(held.get("version"))
-        if held.get("content") == manifest["content"] and (present / INDEX).is_dir():
-            store.commit()
-            (self._version / PAGES).replace(present / PAGES)
-        else:
-            self._publish(store, manifest, progress)
-
-    def _manifest(self, counts: Json, content: str) -> Json:
-        return {
+        manifest = {
             "schema": SCHEMA,
             "version": self._version.name,
             "source": str(self._source),
@@ -496,17 +280,25 @@ class _Build:
             "settings": asdict(self._settings)
             | {"readers": READERS_VERSION, "index": INDEX_VERSION},
             "counts": counts,
-            "content": content,
+            "content": store.fingerprint(),
         }
+        held = self._present or {}
+        present = self._target / str(held.get("version"))
+        if held.get("content") == manifest["content"] and (present / INDEX).is_dir():
+            (self._version / PAGES).replace(present / PAGES)
+        else:
+            self._index(store, counts["passages"])
+            write_atomic(self._target / MANIFEST, json.dumps(manifest, indent=2) + "\n")
+            present = self._version
+        for folder in self._target.glob("v*"):
+            if folder.name != present.name:
+                shutil.rmtree(folder, ignore_errors=True)
 
-    def _publish(self, store: PageStore, manifest: Json, progress: Mode) -> None:
-        """Write the index and make this version the present one."""
+    def _index(self, store: PageStore, total: int) -> None:
         index = self._version / INDEX
         if index.exists():  # half written by a build that was killed
             shutil.rmtree(index)
-
-        total = manifest["counts"]["passages"]
-        with Progress("passages", total, mode=progress) as bar:
+        with Progress("passages", total, mode=self._progress) as bar:
 
             def passages() -> Iterator[Passage]:
                 for page in store.pages():
@@ -515,23 +307,19 @@ class _Build:
 
             with boundary(RecordError, f"{index}: writing the search index"):
                 SearchIndex.build(passages(), index, total)
-        write_atomic(self._target / MANIFEST, json.dumps(manifest, indent=2) + "\n")
-        self._present = manifest
-
-    def _sweep(self) -> None:
-        """Remove every version but the present one."""
-        assert self._present is not None
-        for folder in self._target.glob("v*"):
-            if folder.name != self._present["version"]:
-                shutil.rmtree(folder, ignore_errors=True)
 
 
-def _same(file: SourceFile, held: Stamp | None) -> bool:
-    return held is not None and (held.size, held.mtime) == (file.stamp.size, file.stamp.mtime)
+def _changed(files: Sequence[SourceFile], store: PageStore) -> Iterator[SourceFile]:
+    """Files to look at: new ones, those with another stamp, those that could not be read before.
 
-
-def _digest(held: Stamp | None) -> str:
-    return held.digest if held is not None else ""
+    One that could be read has its digest of then, so that it is read only if that differs.
+    """
+    held, broken = store.stamps(), store.problems()
+    for file in files:
+        if file.key in broken or file.key not in held:
+            yield file
+        elif (stamp := held[file.key]) != replace(file.stamp, digest=stamp.digest):
+            yield replace(file, stamp=replace(file.stamp, digest=stamp.digest))
 
 
 def _shown(by_key: dict[str, str]) -> dict[str, str]:

@@ -1,4 +1,6 @@
-"""Read HTML into a Document: the main content with its headings, definitions, code and links.
+"""Read HTML: the main content of a page with its headings, definitions, code and links.
+
+Files of a corpus become a Document, pages of the web a text; both are read alike.
 
 What a page says about itself rather than about its subject is left out: navigation, menus, footers,
 scripts, long lists of nothing but links (the links themselves are kept). Written on lxml and not on
@@ -15,10 +17,10 @@ from typing import Any
 from coa.corpus.page import TERM_LEVEL, Document, DocumentBlock
 from coa.errors import MissingExtra
 
-_DROPPED = (
-    *("script", "style", "noscript", "template", "svg", "iframe", "object", "canvas", "audio"),
-    *("video", "nav", "footer", "button", "select", "textarea", "input", "label", "dialog", "head"),
+_SILENT = tuple(
+    "script style noscript template svg iframe object canvas audio video input head".split()
 )
+_DROPPED = (*_SILENT, *"nav footer button select textarea label dialog".split())
 _CONTAINERS = ("div", "section", "aside", "header", "ul", "ol", "table", "p", "a", "form")
 _BLOCKS = frozenset(
     "address article aside blockquote body center dd details dir div dl dt fieldset figcaption "
@@ -37,9 +39,12 @@ _HEADINGS = {f"h{level}": level for level in range(1, 7)}
 _MARKS = "\u00b6\uf0c1\U0001f517"
 _PERMALINK = re.compile(rf"\s*[{_MARKS}]\s*$")
 _SPACE = re.compile(r"\s+")
+_TAG = re.compile(r"<[^<>]*>")
 _LISTS = ("ul", "ol", "table")
 _LINKS_CHARS, _LINKS_SHARE = 400, 0.8
 """A list or table longer than that, with more of its text in links than that, is navigation."""
+_SHORT = 200
+"""A main text below this many letters is compared with the whole text of the page."""
 _CELL_CHARS = 600
 """A table with a longer cell lays out a page."""
 
@@ -49,19 +54,45 @@ def html_document(text: str, fallback_title: str) -> Document:
     root = _parse(text)
     if root is None:
         return Document(fallback_title, ())
-    named = _inline(root.find(".//title"))
+    named, main = _inline(root.find(".//title")), _main(root)
+    _prune(main)
+    links = tuple(dict.fromkeys(href for _, href in _links(main) if not href.startswith("#")))
+    _drop_link_lists(main)
+    blocks, remark = _blocks(main)
+    return _titled(blocks, named, fallback_title, links, remark)
+
+
+def html_page(text: str) -> tuple[str, str, str, list[tuple[str, str]]]:
+    """Of an HTML page the title, the main text or else all of it, the base of its links, and the
+    words and address of each link, wherever it stands."""
+    root = _parse(text)
+    if root is None:
+        return "", "", "", []
+    bases = [str(each.get("href")) for each in root.iter("base") if each.get("href")]
+    found = _inline(root.find(".//title")), (bases or [""])[0], list(_links(root))
     main = _main(root)
     _prune(main)
-    links = _links(main)
     _drop_link_lists(main)
-    walk, remark = _Walk(), ""
+    shown = "\n".join(block.text for block in _blocks(main)[0])
+    if len(shown) < _SHORT:
+        for element in list((root := _parse(text)).iter(*_SILENT)):
+            _remove(element)
+        whole = "\n".join(block.text for block in _blocks(root)[0])
+        shown = max(shown, whole, key=len)
+    return found[0], shown, *found[1:]
+
+
+def _blocks(main: Any) -> tuple[list[DocumentBlock], str]:
+    """The blocks of what is left of a page, and a remark where they could not be told apart."""
+    walk = _Walk()
     try:
         walk.visit(main)
         walk.flush()
     except RecursionError:
-        walk, remark = _Walk(), "nested too deeply; read as plain text"
-        walk.blocks = [DocumentBlock("text", line) for line in _lines("".join(main.itertext()))]
-    return _titled(walk.blocks, named, fallback_title, links, remark)
+        lines = _lines("".join(main.itertext()))
+        remark = "nested too deeply; read as plain text"
+        return [DocumentBlock("text", line) for line in lines], remark
+    return walk.blocks, ""
 
 
 def _titled(
@@ -85,9 +116,12 @@ def _parse(text: str) -> Any:
         encoding="utf-8", huge_tree=True, remove_comments=True, remove_pis=True
     )
     try:
-        return etree.fromstring(text.encode("utf-8", "replace"), parser)
+        root = etree.fromstring(text.encode("utf-8", "replace"), parser)
     except etree.XMLSyntaxError:  # nothing but white space, or nothing that is an element
         return None
+    if any(each.type_name == "ERR_RESOURCE_LIMIT" for each in parser.error_log):
+        return _parse(_TAG.sub(" ", text))  # nested deeper than libxml2 goes; the words are left
+    return root
 
 
 def _main(root: Any) -> Any:
@@ -135,49 +169,22 @@ def _is_navigation(element: Any) -> bool:
     return any(_NAVIGATION.fullmatch(mark) for mark in marks)
 
 
-def _links(main: Any) -> tuple[str, ...]:
-    found = (link.get("href", "").strip() for link in main.iter("a"))
-    return tuple(dict.fromkeys(href for href in found if href and not href.startswith("#")))
+def _links(part: Any) -> Iterator[tuple[str, str]]:
+    """The words and the address of each link."""
+    for link in part.iter("a"):
+        if href := link.get("href", "").strip():
+            yield _inline(link), href
 
 
 def _drop_link_lists(main: Any) -> None:
-    seen: set[Any] = set()
+    """Take out lists and tables of links; of nested ones the outermost that is one."""
+    seen: set[Any] = {main}
     for element in list(main.iter(*_LISTS)):
-        inside_another = next(element.iterancestors(*_LISTS), None) in seen
-        seen.add(element)
-        if not inside_another and next(element.iter("a"), None) is not None:
-            for each in list(_link_lists(element)):
-                if each is not main:
-                    _remove(each)
-
-
-def _link_lists(top: Any) -> Iterator[Any]:
-    """Lists and tables of links, found in one pass: they may be nested thousands deep."""
-    place = linked = 0  # letters of text, and of text in links, up to here
-    spans: list[tuple[int, int]] = []  # where each piece of text begins and ends without its spaces
-    opened: list[tuple[int, int, int]] = []
-
-    def pass_over(text: str | None) -> None:
-        nonlocal place
-        if text and (bare := text.strip()):
-            start = place + text.index(bare[0])
-            spans.append((start, start + len(bare)))
-        place += len(text or "")
-
-    for event, element in import_module("lxml.etree").iterwalk(top, events=("start", "end")):
-        if event == "start":
-            opened.append((place, linked, len(spans)))
-            pass_over(element.text)
-            continue
-        start, linked_before, first = opened.pop()
-        if element.tag == "a":
-            linked += place - start
-        elif element.tag in _LISTS and len(spans) > first:
-            whole = spans[-1][1] - spans[first][0]
-            if whole > _LINKS_CHARS and linked - linked_before > _LINKS_SHARE * whole:
-                yield element
-        if element is not top:
-            pass_over(element.tail)
+        whole = len("".join(element.itertext()).strip())
+        linked = sum(len("".join(link.itertext())) for link in element.iter("a"))
+        if element not in seen and whole > _LINKS_CHARS and linked > _LINKS_SHARE * whole:
+            seen.update(element.iter(*_LISTS))
+            _remove(element)
 
 
 def _remove(element: Any) -> None:

@@ -45,16 +45,8 @@ _WORD_OR_WIDE = re.compile(rf"{_WIDE.pattern}|[^\W_{_WIDE.pattern[1:-2]}]+")
 
 
 @dataclass(frozen=True, slots=True)
-class Hit:
-    title: str
-    url: str
-    text: str
-    score: float
-    section: str = ""
-
-    @property
-    def heading(self) -> str:
-        return f"{self.title} > {self.section}" if self.section else self.title
+class Hit(Passage):
+    score: float = 0.0
 
 
 class SearchIndex:
@@ -148,7 +140,7 @@ class SearchIndex:
             found = self._searcher.doc(address)
             url, text = (b"".join(found.get_all(name)).decode() for name in ("url", "text"))
             title, section = [*found.get_all("title"), ""][:2]
-            hits.append(Hit(title, url, text, round(float(score), 6), section))
+            hits.append(Hit(title, url, text, section, score=round(float(score), 6)))
         return hits
 
     def _named_by(self, words: list[str]) -> Iterator[tantivy.Query]:
@@ -220,18 +212,10 @@ def _schema() -> tantivy.Schema:
 
 def _register_analyzers(index: tantivy.Index) -> None:
     """Names are folded but not stemmed, so that two names never become one."""
-    names = (
-        tantivy.TextAnalyzerBuilder(tantivy.Tokenizer.simple())
-        .filter(tantivy.Filter.remove_long(60))
-        .filter(tantivy.Filter.lowercase())
-        .filter(tantivy.Filter.ascii_fold())
-    )
-    index.register_tokenizer("names", names.build())
-    english = (
-        tantivy.TextAnalyzerBuilder(tantivy.Tokenizer.simple())
-        .filter(tantivy.Filter.remove_long(60))
-        .filter(tantivy.Filter.lowercase())
-        .filter(tantivy.Filter.ascii_fold())
-        .filter(tantivy.Filter.stemmer("english"))
-    )
-    index.register_tokenizer("english", english.build())
+    filters = [tantivy.Filter.remove_long(60), tantivy.Filter.lowercase()]
+    filters.append(tantivy.Filter.ascii_fold())
+    for name, more in (("names", []), ("english", [tantivy.Filter.stemmer("english")])):
+        analyzer = tantivy.TextAnalyzerBuilder(tantivy.Tokenizer.simple())
+        for each in (*filters, *more):
+            analyzer = analyzer.filter(each)
+        index.register_tokenizer(name, analyzer.build())

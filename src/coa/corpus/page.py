@@ -182,16 +182,17 @@ def _fill(run: _Run, lead: str, max_chars: int) -> Iterator[str]:
     parts = [part for text in run.texts for part in split(text, room)]
     total = sum(len(part) + 1 for part in parts)
     target = total / max(1, math.ceil(total / room))
-    held: list[str] = []
-    length, first = 0, not run.continues
+    again = [lead] if lead else []
+    held: list[str] = again if run.continues else []
+    length = 0
     for part in parts:
-        if held and (length + len(part) > room or length >= target):
-            yield "\n".join(held if first or not lead else [lead, *held])
-            held, length, first = [], 0, False
-        held.append(part)
+        if length and (length + len(part) > room or length >= target):
+            yield "\n".join(held)
+            held, length = again, 0
+        held = [*held, part]
         length += len(part) + 1
-    if held:
-        yield "\n".join(held if first or not lead else [lead, *held])
+    if length:
+        yield "\n".join(held)
 
 
 def split(text: str, room: int) -> Iterator[str]:

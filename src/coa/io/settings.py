@@ -25,7 +25,7 @@ import sys
 import tomllib
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
@@ -35,6 +35,9 @@ from coa.io.runs import Json
 
 S = TypeVar("S")
 Key = tuple[str, ...]
+
+_BOUNDS = ("greater_than", "less_than", "too_", "string_too", "string_pattern")
+"""How the names of pydantic's errors begin whose messages say more than the type."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,10 +82,6 @@ def load_recipe(
                 return f"override {origins[key[:depth]]!r}"
         return str(path) if path is not None else "settings"
 
-    for key, known in _unknown(merged, schema):
-        raise ConfigError(
-            f"{where(key)}: {'.'.join(key)} is not a setting.{did_you_mean(key[-1], known)}"
-        )
     return _validate(merged, schema, where)
 
 
@@ -137,9 +136,8 @@ def read_toml(path: Path) -> Json:
 
 def to_json(settings: object) -> Json:
     """The resolved settings as plain JSON values, for a manifest."""
-    assert dataclasses.is_dataclass(settings), settings
-    plain = _plain(settings)
-    assert isinstance(plain, dict)
+    assert dataclasses.is_dataclass(settings) and not isinstance(settings, type), settings
+    plain: Json = json.loads(json.dumps(dataclasses.asdict(settings), default=_plain))
     return plain
 
 
@@ -210,29 +208,25 @@ def _merge(into: Json, other: Mapping[str, Any]) -> None:
 def _put(values: Json, key: Key, value: Any) -> None:
     """Set what `key` names, making the tables on the way; an item of a list has to be there."""
     at: Any = values
-    for depth, name in enumerate(key[:-1], start=1):
-        inner = _items(at, key[:depth])[int(name)] if isinstance(at, list) else at.get(name)
-        if not isinstance(inner, (dict, list)):
-            inner = {}
-            _store(at, name, inner)
-        at = inner
-    if isinstance(at, list):
-        _items(at, key)
-        _store(at, key[-1], value)
-    else:
-        _merge(at, {key[-1]: value})
+    for depth, name in enumerate(key, start=1):
+        place = _place(at, key[:depth]) if isinstance(at, list) else name
+        if depth == len(key) and isinstance(at, dict):
+            _merge(at, {name: value})
+        elif depth == len(key):
+            at[place] = value
+        else:
+            inner = at[place] if isinstance(at, list) else at.get(place)
+            if not isinstance(inner, (dict, list)):
+                inner = at[place] = {}
+            at = inner
 
 
-def _store(at: Any, name: str, value: Any) -> None:
-    at[int(name) if isinstance(at, list) else name] = value
-
-
-def _items(found: list[Any], key: Key) -> list[Any]:
-    """The list, when the last part of `key` is the number of one of its items."""
+def _place(found: list[Any], key: Key) -> int:
+    """The last part of `key` as the number of an item of a list."""
     if not (key[-1].isdecimal() and int(key[-1]) < len(found)):
         numbers = f"0 to {len(found) - 1}" if found else "no number: it is empty"
         raise IndexError(f"{'.'.join(key[:-1])} is a list, found {key[-1]!r}, expected {numbers}")
-    return found
+    return int(key[-1])
 
 
 def _split(override: str) -> tuple[Key, str]:
@@ -297,64 +291,41 @@ def _inside(annotation: Any, name: str) -> Any:
     return None
 
 
-def _unknown(values: Mapping[str, Any], schema: Any, at: Key = ()) -> Iterator[tuple[Key, Key]]:
-    """Keys that no field of the schema reads, each with the names known in its place."""
-    fields = _fields(schema)
-    for name, value in values.items():
-        if name not in fields:
-            yield (*at, name), tuple(fields)
-            continue
-        for key, item, inner in _nested(value, fields[name]):
-            yield from _unknown(item, inner, (*at, name, *key))
-
-
-def _nested(value: Any, annotation: Any) -> Iterator[tuple[Key, Mapping[str, Any], Any]]:
-    """Tables within `value` that a dataclass reads: itself, or the items of a list or a table."""
-    schema = _schema_of(annotation)
-    if schema is not None:
-        if isinstance(value, Mapping):
-            yield (), value, schema
-        return
-    for option in _options(annotation):
-        inner = next((s for s in map(_schema_of, typing.get_args(option)) if s), None)
-        if inner is not None:
-            if isinstance(value, str) or not hasattr(value, "__iter__"):
-                return
-            items = value.items() if isinstance(value, Mapping) else enumerate(value)
-            yield from (
-                ((str(at),), item, inner) for at, item in items if isinstance(item, Mapping)
-            )
-
-
 def _validate(values: Json, schema: type[S], where: typing.Callable[[Key], str]) -> S:
-    from pydantic import TypeAdapter, ValidationError
+    from pydantic import ConfigDict, TypeAdapter, ValidationError
 
     # JSON, not Python objects: strict validation then still reads a list as a tuple, a string as
-    # a Path or an Enum, and a table as a dataclass.
-    text = json.dumps(values, default=str)
+    # a Path or an Enum, and a table as a dataclass. In a list, because a dataclass takes no config.
+    strictly = TypeAdapter(list[schema], config=ConfigDict(extra="forbid", strict=True))  # type: ignore[valid-type]
     try:
-        return TypeAdapter(schema).validate_json(text, strict=True)
+        return strictly.validate_json(json.dumps([values], default=str))[0]
     except ValidationError as exc:
-        error = exc.errors(include_url=False)[0]
-    key = _named(schema, error["loc"])
+        errors = exc.errors(include_url=False)
+    unknown = [each for each in errors if each["type"] == "unexpected_keyword_argument"]
+    error = (unknown or errors)[0]
+    *table, last = location = error["loc"][1:] or ("",)
+    key = _named(schema, location)
     name = ".".join(key)
+    if unknown:
+        key = _named(schema, table)
+        known = _fields(_schema_of(_annotation(schema, key)))
+        key = (*key, str(last))
+        raise ConfigError(
+            f"{where(key)}: {'.'.join(key)} is not a setting.{did_you_mean(key[-1], known)}"
+        )
     expected = _expected(_annotation(schema, key)) if key else "a table"
-    if error["type"] == "missing" and isinstance(error["loc"][-1], str):
-        full = ".".join(str(part) for part in error["loc"])
+    if error["type"] == "missing" and isinstance(last, str):
+        full = ".".join(map(str, location))
         wanted = f"; expected {expected}" if full == name else ""
         raise ConfigError(f"{where(key)}: {full} is not set, and has no default{wanted}.")
     if error["type"] in ("value_error", "assertion_error"):
         reason = str(error["ctx"]["error"]).rstrip(".")
         raise ConfigError(f"{where(key)}: {name + ': ' if name else ''}{reason}.")
-    found = _lookup(values, key)
     reason = ""
-    if _bounded(error["type"]):
+    if error["type"].startswith(_BOUNDS):
         reason = f" ({error['msg'][0].lower()}{error['msg'][1:]})"
+    found = _lookup(values, key)
     raise ConfigError(f"{where(key)}: {name} is {found!r}, expected {expected}{reason}.")
-
-
-def _bounded(kind: str) -> bool:
-    return kind.startswith(("greater_than", "less_than", "too_", "string_too", "string_pattern"))
 
 
 def _named(schema: Any, location: Sequence[str | int]) -> Key:
@@ -404,14 +375,7 @@ def _in_words(option: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    """What JSON has no word for: the value of a member of an enumeration, else a text."""
     if isinstance(value, enum.Enum):
-        return _plain(value.value)
-    if isinstance(value, Mapping):
-        return {str(name): _plain(item) for name, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    if isinstance(value, (set, frozenset)):
-        return sorted(_plain(item) for item in value)
-    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
+        return value.value
+    return sorted(value) if isinstance(value, (set, frozenset)) else str(value)

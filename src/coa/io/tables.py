@@ -8,7 +8,6 @@ import csv
 import gzip
 import io
 import json
-import re
 import sys
 import zlib
 from collections.abc import Callable, Iterator
@@ -16,12 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from coa.errors import MissingExtra, RecordError, UsageError
-from coa.io.runs import Json
+from coa.io.runs import Json, json_lines
 
 FORMATS = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 _LISTS = ("data", "questions", "rows", "examples")
 """Keys under which a JSON object holds the rows of a whole file."""
-_ASKED = re.compile(r"^(?:Question|Task):[ \t]*\n?", re.M)
 
 
 def read_columns(path: Path) -> Iterator[tuple[int, Json]]:
@@ -47,42 +45,16 @@ def keep_source(source: Path, *written: Path) -> None:
             raise UsageError(f"{out}: is the file to read. Name another one with --out.")
 
 
-def asked_in(prompt: Any) -> str:
-    """The question in a prompt: a text, or messages of which the last user's counts."""
-    if isinstance(prompt, list):
-        said = [m.get("content") for m in prompt if isinstance(m, dict) and m.get("role") == "user"]
-        prompt = said[-1] if said else ""
-    return after_instructions(prompt) if isinstance(prompt, str) else ""
-
-
-def after_instructions(text: str) -> str:
-    """What follows the last line that begins with `Question:` or `Task:`; else the whole text."""
-    marks = list(_ASKED.finditer(text))
-    return text[marks[-1].end() :].strip() if marks else text.strip()
-
-
 # -- formats ---------------------------------------------------------------------------------
 
 
 def _lines(path: Path) -> Iterator[tuple[int, Json]]:
-    with _text_of(path) as file:
-        for number, line in enumerate(_decoded(path, file), start=1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError) as exc:
-                why = getattr(exc, "msg", exc)  # without the place in the line
-                raise RecordError(
-                    f"{path}:{number}: the line is not JSON ({why}). Expected one object a line."
-                ) from None
-            yield number, _object(path, number, row)
+    return json_lines(path, _text(path))
 
 
 def _json(path: Path) -> Iterator[tuple[int, Json]]:
     """One list, an object that holds one, or (as BFCL names it) one object a line."""
-    with _text_of(path) as file:
-        content = "".join(_decoded(path, file))
+    content = "".join(_text(path))
     try:
         whole = json.loads(content)
     except (ValueError, RecursionError) as exc:
@@ -95,18 +67,21 @@ def _json(path: Path) -> Iterator[tuple[int, Json]]:
         whole = next((held[key] for key in _LISTS if isinstance(held.get(key), list)), [whole])
     if not isinstance(whole, list):
         raise RecordError(f"{path}: found a {type(whole).__name__}, expected a list of objects.")
-    yield from ((number, _object(path, number, row)) for number, row in enumerate(whole, start=1))
+    for number, row in enumerate(whole, start=1):
+        if not isinstance(row, dict):
+            found = type(row).__name__
+            raise RecordError(f"{path}: row {number} is a {found}, expected an object.")
+        yield number, row
 
 
 def _table(path: Path, delimiter: str) -> Iterator[tuple[int, Json]]:
     csv.field_size_limit(sys.maxsize)  # a program's tests are longer than what csv allows
-    with _text_of(path) as file:
-        rows = csv.DictReader(_decoded(path, file), delimiter=delimiter)
-        try:
-            for number, row in enumerate(rows, start=1):
-                yield number, {key: value for key, value in row.items() if key is not None}
-        except csv.Error as exc:
-            raise RecordError(f"{path}:{rows.line_num}: not a table ({exc}).") from None
+    rows = csv.DictReader(_text(path), delimiter=delimiter)
+    try:
+        for number, row in enumerate(rows, start=1):
+            yield number, {key: value for key, value in row.items() if key is not None}
+    except csv.Error as exc:
+        raise RecordError(f"{path}:{rows.line_num}: not a table ({exc}).") from None
 
 
 def need_pyarrow(what: str) -> Any:
@@ -143,21 +118,12 @@ def _open(path: Path) -> Any:
     return gzip.open(path) if path.name.lower().endswith(".gz") else path.open("rb")
 
 
-def _text_of(path: Path) -> io.TextIOWrapper:
-    return io.TextIOWrapper(_open(path), encoding="utf-8-sig", newline="")
-
-
-def _decoded(path: Path, file: io.TextIOWrapper) -> Iterator[str]:
+def _text(path: Path) -> Iterator[str]:
+    """The lines of a file, with their ends."""
     try:
-        yield from file
+        with io.TextIOWrapper(_open(path), encoding="utf-8-sig", newline="") as file:
+            yield from file
     except UnicodeDecodeError:
         raise RecordError(f"{path}: not UTF-8. Save the file as UTF-8.") from None
     except (gzip.BadGzipFile, EOFError, zlib.error) as exc:
         raise RecordError(f"{path}: not a whole gzip file ({exc}).") from None
-
-
-def _object(path: Path, number: int, row: Any) -> Json:
-    if not isinstance(row, dict):
-        found = type(row).__name__
-        raise RecordError(f"{path}: row {number} is a {found}, expected an object.")
-    return row

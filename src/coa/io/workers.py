@@ -1,53 +1,111 @@
-"""Crew: independent pieces of work, spread over processes.
+"""Worker processes: pieces of work that are spread over processes, which may hang or die.
 
-    async with Crew("coa.recording.record:recorder", settings, workers=4) as crew:
-        result = await crew.do(item)
+    async with Workers("coa.recording.record:recorder", settings, workers=4) as pool:
+        result = await pool.do(item)
 
 The reference names a function of the settings that gives an asynchronous context; what that gives
-does one item: JSON in, JSON out. Every worker opens it once. With one worker (or none) all of this
-happens in this process, by the same interface and with the same results, so that small jobs need
-not wait for a process to start.
+does one item: JSON in, JSON out. Every worker opens it once.
 
-Which worker does what, and in what order, changes no result. A worker that dies costs little: what
-it had in hand is done once more, one item at a time in a process that does nothing else, so that
-only the deadly one is blamed. A worker whose starter was killed closes what it holds, and ends.
+`WorkerPool` hands items to processes. With `WorkerLimits` it is for what strangers wrote: a process
+has one item at a time, and an item that takes too long or too much memory costs that process alone.
+`Workers` is for work of our own. With one worker (or none) all of it happens in this process, with
+the same results, so that small jobs need not wait for a process to start. Of a worker that dies the
+items are done once more, one at a time in a process that does nothing else, so that only the deadly
+one is blamed.
+
+A worker is a fresh interpreter, never a fork, with the search path of this one: it needs nothing of
+the program that starts it (a script without a guard, a notebook). When that is killed, the worker
+closes what it holds, and ends. The sandbox has processes of its own: behind walls no pipe but one
+leads out, and each program needs a fork of a prepared interpreter.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import faulthandler
 import io
 import itertools
 import json
 import os
 import queue
+import resource
 import struct
 import subprocess
 import sys
 import threading
+import time
 import traceback
+from collections import deque
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from typing import IO, Protocol, Self
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import IO, Any, Self
 
 from coa.errors import CoaError, ConfigError
 from coa.io.machine import cores, signal_name
 from coa.io.runs import Json
 from coa.io.settings import load_object
 
-Heard = Callable[[Json | None], None]
+Work = Callable[[Json], Awaitable[Json]]
+AT_ONCE = 8
+"""Items that a worker of `Workers` has at a time, so that a slow one holds up no other."""
+_ITEMS_EACH = 200
+"""Fewer items than this do not repay the start of a worker."""
+_GRACE_S = 5.0
+"""For closing what a worker holds. Work that hangs then ends with the process."""
+_OPENED, _ENDED = -1, -2
+"""Numbers of the replies that belong to no item."""
 _PLAIN = (str, int, float, type(None))
 
 
-class CrewError(CoaError, RuntimeError):
+class WorkerError(CoaError, RuntimeError):
     """Work that failed in a way nobody planned for, or that ended the process it was done in."""
 
 
-class Channel:
+class WorkerDied(Exception):
+    """The process that had an item ended; the message says how."""
+
+    def __init__(self, code: int, late: bool = False) -> None:
+        self.signal = signal_name(-code) if code < 0 else ""
+        self.late = late
+        """It ended because the time for the item was over."""
+        super().__init__(f"was killed by {self.signal}" if code < 0 else f"ended with code {code}")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLimits:
+    """What one item may take. What the worker prints is not shown."""
+
+    seconds: float
+    memory_mb: int = 4096
+    """Of address space."""
+
+
+def worker_count(items: int) -> int:
+    """Workers worth starting for so many items: at most as many as there are cores."""
+    return max(1, min(cores(), items // _ITEMS_EACH))
+
+
+def shortened(text: str, most: int = 80) -> str:
+    """The text in one line, cut where it is longer than that."""
+    line = " ".join(text.split())
+    return line if len(line) <= most else line[: most - 3] + "..."
+
+
+# ------------------------------------------------------------------------------------------------
+# Messages between processes, and errors as messages.
+# ------------------------------------------------------------------------------------------------
+
+
+class _Channel:
     """Sends messages, and calls `heard` with each that comes, in a thread; with None at the end."""
 
-    def __init__(self, inbox: IO[bytes], outbox: IO[bytes], heard: Heard) -> None:
+    def __init__(
+        self, inbox: IO[bytes], outbox: IO[bytes], heard: Callable[[Json | None], None]
+    ) -> None:
         self._unsent: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._writer = threading.Thread(target=self._write, args=(outbox,), daemon=True)
         self._writer.start()
@@ -64,32 +122,30 @@ class Channel:
     def _write(self, outbox: IO[bytes]) -> None:
         with contextlib.suppress(OSError), outbox:  # nobody reads any more
             while (message := self._unsent.get()) is not None:
-                outbox.write(struct.pack(">Q", len(message)))
-                outbox.write(message)
-                outbox.flush()
+                _write(outbox, message)
 
-    def _read(self, inbox: IO[bytes], heard: Heard) -> None:
+    def _read(self, inbox: IO[bytes], heard: Callable[[Json | None], None]) -> None:
         with inbox:
             while len(head := inbox.read(8)) == 8:
                 (size,) = struct.unpack(">Q", head)
                 body = inbox.read(size)
                 if len(body) < size:  # the writer was killed
                     break
-                heard(decoded(body))
+                heard(json.loads(body))
         heard(None)
 
 
-def encoded(message: Json) -> bytes:
+def _write(outbox: IO[bytes], message: bytes) -> None:
+    outbox.write(struct.pack(">Q", len(message)) + message)
+    outbox.flush()
+
+
+def _encoded(message: Json) -> bytes:
     # ASCII, so that halves of characters pass, too; strangers' texts hold such things.
     return json.dumps(message).encode("ascii")
 
 
-def decoded(message: bytes) -> Json:
-    record: Json = json.loads(message)
-    return record
-
-
-def fault_of(error: BaseException) -> Json:
+def _fault_of(error: BaseException) -> Json:
     """An exception as JSON: one of ours can be made again from it, another can be told."""
     ours = [each for each in type(error).__mro__ if issubclass(each, CoaError)]
     said = str(error)
@@ -104,28 +160,22 @@ def fault_of(error: BaseException) -> Json:
     }
 
 
-def error_of(fault: Json, what: str) -> CoaError:
-    """The error that was raised elsewhere, of the same class; its traceback there is a note."""
-    error = _again(fault) or CrewError(f"{what} failed: {fault['said']}")
-    error.add_note(fault["traceback"])
-    return error
+def _error_of(fault: Json, what: str) -> CoaError:
+    """The error that was raised elsewhere, of the same class; its traceback there is a note.
 
-
-def _again(fault: Json) -> CoaError | None:
-    """One of our errors, made as pickle makes it; of its base where it cannot be made here."""
+    It is made as pickle makes it; of the nearest base where it cannot be made here.
+    """
+    said = fault["said"]
+    error = CoaError(said) if fault["classes"] else WorkerError(f"{what} failed: {said}")
     for reference in fault["classes"]:
         with contextlib.suppress(Exception):
-            error: CoaError = load_object(reference)(*fault["arguments"])
-            if str(error) == fault["said"]:
-                vars(error).update(fault["fields"])
-                return error
-    return CoaError(fault["said"]) if fault["classes"] else None
-
-
-def shortened(text: str, most: int = 80) -> str:
-    """The text in one line, cut where it is longer than that."""
-    line = " ".join(text.split())
-    return line if len(line) <= most else line[: most - 3] + "..."
+            made: CoaError = load_object(reference)(*fault["arguments"])
+            if str(made) == said:
+                vars(made).update(fault["fields"])
+                error = made
+                break
+    error.add_note(fault["traceback"])
+    return error
 
 
 # ------------------------------------------------------------------------------------------------
@@ -135,13 +185,6 @@ def shortened(text: str, most: int = 80) -> str:
 # answered in whatever order they are done; then `end`, or the end of the pipe when the starter
 # was killed.
 # ------------------------------------------------------------------------------------------------
-
-
-Work = Callable[[Json], Awaitable[Json]]
-GRACE_S = 5.0
-"""For closing what a worker holds. Work that hangs then ends with the process."""
-OPENED, ENDED = -1, -2
-"""Numbers of the replies that belong to no item."""
 
 
 def serve() -> None:
@@ -154,45 +197,66 @@ def serve() -> None:
     asyncio.run(_live(inbox, outbox))
 
 
+def _be_silent() -> None:
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.dup2(nowhere, 2)
+
+
 async def _live(inbox: IO[bytes], outbox: IO[bytes]) -> None:
     loop = asyncio.get_running_loop()
     messages: asyncio.Queue[Json] = asyncio.Queue()
 
     def heard(message: Json | None) -> None:
         if message is None:  # the starter is gone, and with it whoever reads what is printed here
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, 1)
-            os.dup2(nowhere, 2)
+            _be_silent()
             message = {"end": True}
         if "end" in message:
-            last = threading.Timer(GRACE_S, os._exit, (1,))
+            last = threading.Timer(_GRACE_S, os._exit, (1,))
             last.daemon = True
             last.start()
         with contextlib.suppress(RuntimeError):  # the loop is closed: this process ends already
             loop.call_soon_threadsafe(messages.put_nowait, message)
 
-    channel = Channel(inbox, outbox, heard)
-    number = OPENED
+    channel = _Channel(inbox, outbox, heard)
+    number = _OPENED
     try:
         if "end" not in (opening := await messages.get()):
-            async with open_work(opening) as work:
-                channel.send(encoded({"number": number}))
-                number = ENDED
-                await _answer_all(work, messages, channel)
-        channel.send(encoded({"number": ENDED}))
+            seconds = _limit(opening["limits"])
+            async with _open_work(opening) as work:
+                _write(outbox, _encoded({"number": number}))  # now: an item may end the process
+                number = _ENDED
+                await _answer_all(work, messages, channel, seconds)
+        channel.send(_encoded({"number": _ENDED}))
     except Exception as error:
-        channel.send(encoded({"number": number, "fault": fault_of(error)}))
-    channel.finish(GRACE_S)
+        channel.send(_encoded({"number": number, "fault": _fault_of(error)}))
+    channel.finish(_GRACE_S)
 
 
-async def _answer_all(work: Work, messages: asyncio.Queue[Json], channel: Channel) -> None:
+def _limit(limits: Json | None) -> float:
+    """Set the limits of this process; returns the seconds for an item, 0 where there is none."""
+    if limits is None:
+        return 0.0
+    _be_silent()
+    with contextlib.suppress(OSError, ValueError):  # a lower one is set already
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_AS, (limits["memory_mb"] << 20,) * 2)
+    return float(limits["seconds"])
+
+
+async def _answer_all(
+    work: Work, messages: asyncio.Queue[Json], channel: _Channel, seconds: float
+) -> None:
     running: set[asyncio.Task[None]] = set()
 
     async def reply(message: Json) -> None:
+        if seconds:  # it ends the process even when something holds the interpreter
+            faulthandler.dump_traceback_later(seconds, exit=True)
         try:
-            answer = await answered(work, message)
+            answer = await _answered(work, message)
         except asyncio.CancelledError as error:  # work may do that to itself, and somebody waits
-            answer = encoded({"number": message["number"], "fault": fault_of(error)})
+            answer = _encoded({"number": message["number"], "fault": _fault_of(error)})
+        faulthandler.cancel_dump_traceback_later()
         channel.send(answer)
 
     while "end" not in (message := await messages.get()):
@@ -204,21 +268,21 @@ async def _answer_all(work: Work, messages: asyncio.Queue[Json], channel: Channe
     await asyncio.gather(*running, return_exceptions=True)
 
 
-def open_work(opening: Json) -> AbstractAsyncContextManager[Work]:
+def _open_work(opening: Json) -> AbstractAsyncContextManager[Work]:
     work: AbstractAsyncContextManager[Work] = load_object(opening["reference"])(opening["settings"])
     return work
 
 
-async def answered(work: Work, message: Json) -> bytes:
+async def _answered(work: Work, message: Json) -> bytes:
     number = message["number"]
     try:
-        return encoded({"number": number, "value": await work(message["item"])})
+        return _encoded({"number": number, "value": await work(message["item"])})
     except (Exception, SystemExit) as error:
-        return encoded({"number": number, "fault": fault_of(error)})
+        return _encoded({"number": number, "fault": _fault_of(error)})
 
 
 # ------------------------------------------------------------------------------------------------
-# A worker process, seen from where it was started.
+# Worker processes, seen from where they were started.
 # ------------------------------------------------------------------------------------------------
 
 
@@ -226,36 +290,18 @@ _START = "import sys; sys.path[:] = sys.argv[1:]; from coa.io.workers import ser
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
-class Died(Exception):
-    """A worker is gone; the message says how it ended."""
-
-
-class WorkerProcess:
-    """Starts when it is opened, and again when it is asked something after it died.
-
-    It is a fresh interpreter, never a fork, with the search path of this one. `shown` has the lines
-    that workers have printed: what each of them says is shown once.
-    """
+class _WorkerProcess:
+    """One process, from its start to its end. `shown` has the lines that workers have printed."""
 
     def __init__(self, opening: Json, shown: dict[str, object]) -> None:
-        self.in_hand = 0
-        self._opening, self._shown = opening, shown
+        self.is_alive = True
+        self._reference, self._shown = opening["reference"], shown
+        self._seconds = (opening["limits"] or {}).get("seconds", 0.0)
+        self._since = 0.0
         self._numbers = itertools.count()
-        self._waiting: dict[int, asyncio.Future[Json]] = {}
-        self._process: subprocess.Popen[bytes] | None = None
-        self._channel: Channel | None = None
-        """None when there is no living process at its other end."""
-        self._starting = asyncio.Lock()
-        self._gone = asyncio.Event()
-
-    async def open(self) -> None:
-        async with self._starting:
-            if self._channel is None:
-                self._start()
-                await self._reply(OPENED, self._opening, "opening")
-
-    def _start(self) -> None:
-        loop, pipe = asyncio.get_running_loop(), subprocess.PIPE
+        self._waiting: dict[int, tuple[Future[Any], str]] = {}
+        self._lock = threading.Lock()
+        pipe = subprocess.PIPE
         self._process = process = subprocess.Popen(
             [sys.executable, "-P", "-c", _START, *sys.path],
             stdin=pipe,
@@ -265,130 +311,184 @@ class WorkerProcess:
             start_new_session=True,  # Ctrl-C in a terminal is for us; we then close the worker
         )
         assert process.stdin and process.stdout and process.stderr
-        relay = threading.Thread(target=self._relay, args=(process.stderr,), daemon=True)
-        relay.start()
+        self._relay = threading.Thread(target=self._show, args=(process.stderr,), daemon=True)
+        self._relay.start()
+        self.opened: Future[Any] = Future()
+        with self._lock:  # what is heard waits until there is a channel
+            self._channel = _Channel(process.stdout, process.stdin, self._heard)
+        self._ask(_OPENED, opening, "opening", self.opened)
 
-        def heard(message: Json | None) -> None:
-            if message is None:
-                process.wait()
-                relay.join(1.0)
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                loop.call_soon_threadsafe(self._heard, message)
-
-        self._gone.clear()
-        self._channel = Channel(process.stdout, process.stdin, heard)
-
-    def _relay(self, stderr: IO[bytes]) -> None:
+    def _show(self, stderr: IO[bytes]) -> None:
         """Show what the worker says, but for what another one has said already."""
         for line in io.TextIOWrapper(stderr, encoding="utf-8", errors="replace"):
             if self._shown.setdefault(line, self) is self:
                 print(line, end="", file=sys.stderr, flush=True)
 
-    def _heard(self, message: Json | None) -> None:
-        if message is not None:
-            waiting = self._waiting.get(message["number"])
-            if waiting is not None and not waiting.done():
-                waiting.set_result(message)
-            return
-        assert self._process is not None and self._channel is not None
-        self._channel.finish()
-        self._channel = None
-        self._gone.set()
-        for waiting in self._waiting.values():
-            if not waiting.done():
-                waiting.set_exception(Died(_ending(self._process.returncode)))
-
-    async def ask(self, item: Json, name: str) -> Json:
-        """What the work makes of an item; `Died` when the process ended meanwhile."""
-        await self.open()
+    def send(self, item: Json, name: str, result: Future[Any]) -> None:
+        """Have an item done; `result` becomes what the work makes of it, or `WorkerDied`."""
         number = next(self._numbers)
-        reply = await self._reply(number, {"number": number, "item": item}, f"on {name}")
-        value: Json = reply["value"]
-        return value
+        self._ask(number, {"number": number, "item": item}, f"on {name}", result)
 
-    async def _reply(self, number: int, message: Json, doing: str) -> Json:
-        """Send a message and wait for the reply of that number."""
-        sent = encoded(message)
-        if self._channel is None:
-            raise Died("ended")
-        self._waiting[number] = asyncio.get_running_loop().create_future()
+    def _ask(self, number: int, message: Json, doing: str, result: Future[Any]) -> None:
+        sent = _encoded(message)
+        with self._lock:
+            self._waiting[number] = result, doing
+            gone = self._process.returncode is not None
+            self._since = time.monotonic()
+        self._channel.send(sent)
+        if gone:
+            self._heard(None)
+
+    def _heard(self, message: Json | None) -> None:
+        if message is None:
+            self._process.wait()
+            self._relay.join(1.0)
+            with self._lock:
+                self.is_alive = False
+                self._channel.finish()
+                left, self._waiting = self._waiting, {}
+            error = self._ending()
+            for result, _ in left.values():
+                _settle(result, error)
+            return
+        with self._lock:
+            result, doing = self._waiting.pop(message["number"])
+            self._since = time.monotonic()
+        fault = message.get("fault")
+        what = f"{self._reference}, {doing},"
+        _settle(result, _error_of(fault, what) if fault else message.get("value"))
+
+    def _ending(self) -> Exception:
+        # About: the clocks of the two processes start a moment apart.
+        late = 0 < 0.8 * self._seconds <= time.monotonic() - self._since
+        died = WorkerDied(self._process.returncode, late)
+        if not self.opened.done():
+            return WorkerError(f"{self._reference}: a worker {died} before it was ready.")
+        refused = self.opened.exception()
+        return refused if isinstance(refused, Exception) else died
+
+    def close(self) -> None:
+        """Have the worker close what it holds, and see it end."""
+        if not self.is_alive:
+            return
+        ended: Future[Any] = Future()
         try:
-            self._channel.send(sent)
-            reply = await self._waiting[number]
+            self._ask(_ENDED, {"end": True}, "closing", ended)
+            ended.result(2 * _GRACE_S)  # after half of it the worker ends by itself
+            self._process.wait(_GRACE_S)
+        except (WorkerDied, TimeoutError, subprocess.TimeoutExpired) as error:
+            how = str(error) if isinstance(error, WorkerDied) else "did not end, and was killed,"
+            raise WorkerError(f"{self._reference}: a worker {how} before all was closed.") from None
         finally:
-            del self._waiting[number]
-        if "fault" in reply:
-            raise error_of(reply["fault"], f"{self._opening['reference']}, {doing},")
-        return reply
+            self.kill()
+
+    def kill(self) -> None:
+        self.is_alive = False
+        self._process.kill()
+        self._process.wait()
+
+
+def _settle(result: Future[Any], found: Any) -> None:
+    if result.set_running_or_notify_cancel():  # else nobody waits for it any more
+        (result.set_exception if isinstance(found, Exception) else result.set_result)(found)
+
+
+class WorkerPool:
+    """Processes that do items: each has up to `at_once`, one where there are limits.
+
+    A process starts when it is needed, and another takes its place when it dies. What a died one
+    had fails with `WorkerDied`. It can be used from any thread and any event loop.
+    """
+
+    def __init__(
+        self,
+        reference: str,
+        settings: Json,
+        workers: int,
+        at_once: int = 1,
+        limits: WorkerLimits | None = None,
+    ) -> None:
+        self._opening: Json = {"reference": reference, "settings": settings}
+        self._opening["limits"] = asdict(limits) if limits else None
+        self._shown: dict[str, object] = {}
+        self._members: list[_WorkerProcess | None] = [None] * workers
+        self._free = deque(list(range(workers)) * (1 if limits else at_once))
+        self._waiting: deque[tuple[Json, str, Future[Json]]] = deque()
+        self._lock = threading.RLock()
+
+    def start(self, workers: int = 1) -> list[Future[Any]]:
+        """Start so many now; each is done when its work is open, or says why it is not."""
+        return [self._member(place).opened for place in range(workers)]
+
+    def _member(self, place: int) -> _WorkerProcess:
+        member = self._members[place]
+        if member is None or not member.is_alive:
+            member = self._members[place] = _WorkerProcess(self._opening, self._shown)
+        return member
+
+    def submit(self, item: Json, name: str = "an item") -> Future[Json]:
+        """What the work makes of an item. Cancelling it ends its process where there are limits."""
+        result: Future[Json] = Future()
+        with self._lock:
+            self._waiting.append((item, name, result))
+            self._hand_out()
+        return result
+
+    def _hand_out(self) -> None:
+        while self._waiting and self._free:
+            item, name, result = self._waiting.popleft()
+            if not result.cancelled():
+                place = self._free.popleft()
+                member = self._member(place)
+                result.add_done_callback(partial(self._done, place, member))
+                member.send(item, name, result)
+
+    def _done(self, place: int, member: _WorkerProcess, result: Future[Json]) -> None:
+        if result.cancelled() and self._opening["limits"]:
+            member.kill()
+        with self._lock:
+            self._free.appendleft(place)
+            self._hand_out()
+
+    def kill(self) -> None:
+        with self._lock:
+            while self._waiting:
+                self._waiting.popleft()[-1].cancel()
+            for member in filter(None, self._members):
+                member.kill()
 
     async def close(self) -> None:
-        """Have the worker close what it holds, and see it end."""
-        if self._channel is None or self._process is None:
-            return
-        try:
-            async with asyncio.timeout(2 * GRACE_S):  # after half of it the worker ends by itself
-                await self._reply(ENDED, {"end": True}, "closing")
-                await self._gone.wait()
-        except (Died, TimeoutError) as died:
-            how = str(died) or "did not end, and was killed,"
-            raise CrewError(
-                f"{self._opening['reference']}: a worker {how} before all was closed."
-            ) from None
-        finally:
-            self._process.kill()
-            await asyncio.to_thread(self._process.wait)
+        """Have all close what they hold; raises the first error of those that could not."""
+        closing = [asyncio.to_thread(each.close) for each in filter(None, self._members)]
+        for error in await asyncio.gather(*closing, return_exceptions=True):
+            if error is not None:
+                raise error
 
 
-def _ending(code: int) -> str:
-    return f"was killed by {signal_name(-code)}" if code < 0 else f"ended with code {code}"
-
-
-__all__ = ["Crew", "CrewError", "Work", "crew_size"]
-
-AT_ONCE = 8
-"""Items that a worker has in hand at a time, so that a slow one holds up no other."""
-_ITEMS_EACH = 200
-"""Fewer items than this do not repay the start of a worker."""
-
-
-def crew_size(items: int, most: int = 0) -> int:
-    """Workers worth starting for so many items: at most `most`, or as many as there are cores."""
-    return max(1, min(most or cores(), items // _ITEMS_EACH))
-
-
-class Crew:
-    """Workers that all do the same work; use it inside `async with`."""
+class Workers:
+    """Work of our own, in this process or spread over others; use it inside `async with`."""
 
     def __init__(
         self, reference: str, settings: Json, workers: int = 1, at_once: int = AT_ONCE
     ) -> None:
         if workers < 0 or at_once < 1:
             raise ConfigError(f"workers {workers!r}, {at_once!r} at once: expected 1 or more.")
-        self._reference = reference
-        self._opening = {"reference": reference, "settings": settings}
-        self._shown: dict[str, object] = {}
-        self._members: list[_Member] = [_Here(self._opening)]
-        if workers > 1:
-            self._members = [self._process() for _ in range(workers)]
-        self._places = asyncio.Semaphore(len(self._members) * at_once)
-        self._alone: WorkerProcess | None = None
-        self._one_suspect = asyncio.Lock()
+        self._reference, self._settings, self._workers = reference, settings, workers
+        self._pool = WorkerPool(reference, settings, workers, at_once)
+        self._alone = WorkerPool(reference, settings, 1)
+        """Does what was in hand when a worker died, one item at a time."""
+        self._here = AsyncExitStack()
         self._closed = False
 
-    def _process(self) -> WorkerProcess:
-        return WorkerProcess(self._opening, self._shown)
-
     async def __aenter__(self) -> Self:
-        opening = [member.open() for member in self._members]
+        if self._workers <= 1:
+            opening = {"reference": self._reference, "settings": self._settings}
+            self._work = await self._here.enter_async_context(_open_work(opening))
+            return self
         try:
-            # Alone it is opened by the task that closes it, which some libraries insist on.
-            await (opening[0] if len(opening) == 1 else asyncio.gather(*opening))
-        except BaseException as error:
+            await asyncio.gather(*map(asyncio.wrap_future, self._pool.start(self._workers)))
+        except BaseException:
             await self._close()
-            if isinstance(error, Died):
-                raise CrewError(
-                    f"{self._reference}: a worker {error} before it was ready."
-                ) from None
             raise
         return self
 
@@ -397,11 +497,15 @@ class Crew:
         if failed and kind is None:
             raise failed[0]
 
-    async def _close(self) -> list[BaseException]:
+    async def _close(self) -> list[Exception]:
         self._closed = True
-        members = [*self._members, *([self._alone] if self._alone else [])]
-        ended = await asyncio.gather(*(each.close() for each in members), return_exceptions=True)
-        return [each for each in ended if each is not None]
+        failed = []
+        for close in (self._here.aclose, self._pool.close, self._alone.close):
+            try:
+                await close()
+            except Exception as error:
+                failed.append(error)
+        return failed
 
     async def do(self, item: Json, name: str = "") -> Json:
         """What the work makes of an item. `name` stands for the item in messages.
@@ -409,53 +513,27 @@ class Crew:
         An item that a worker has begun is finished there, also when nobody waits for it any more.
         """
         name = name or shortened(json.dumps(item))
-        async with self._places:
-            member = min(self._members, key=lambda each: each.in_hand)
-            member.in_hand += 1
-            try:
-                return await member.ask(item, name)
-            except Died as died:
-                first = died
-            finally:
-                member.in_hand -= 1
-        async with self._one_suspect:
-            if self._closed:
-                raise CrewError(f"{name}: the crew was closed before it was done.")
-            self._alone = self._alone or self._process()
-            try:
-                return await self._alone.ask(item, name)
-            except Died as second:
-                raise CrewError(
-                    f"{self._reference}, on {name}, ended two worker processes: one {first}, "
-                    f"another that did nothing else {second}; for want of memory perhaps."
-                ) from None
+        if self._workers <= 1:
+            return await self._do_here(item, name)
+        try:
+            return await asyncio.wrap_future(self._pool.submit(item, name))
+        except WorkerDied as died:
+            first = died
+        if self._closed:
+            raise WorkerError(f"{name}: the workers were closed before it was done.")
+        try:
+            return await asyncio.wrap_future(self._alone.submit(item, name))
+        except WorkerDied as second:
+            raise WorkerError(
+                f"{self._reference}, on {name}, ended two worker processes: one {first}, another "
+                f"that did nothing else {second}; for want of memory perhaps."
+            ) from None
 
-
-class _Member(Protocol):
-    in_hand: int
-
-    async def open(self) -> None: ...
-    async def ask(self, item: Json, name: str) -> Json: ...
-    async def close(self) -> None: ...
-
-
-class _Here:
-    """The only member of a small crew: this process."""
-
-    def __init__(self, opening: Json) -> None:
-        self.in_hand = 0
-        self._opening, self._held = opening, AsyncExitStack()
-
-    async def open(self) -> None:
-        self._work = await self._held.enter_async_context(open_work(self._opening))
-
-    async def ask(self, item: Json, name: str) -> Json:
+    async def _do_here(self, item: Json, name: str) -> Json:
         # By way of JSON, as between processes: what works here works there.
-        reply = decoded(await answered(self._work, decoded(encoded({"number": 0, "item": item}))))
+        message = json.loads(_encoded({"number": 0, "item": item}))
+        reply = json.loads(await _answered(self._work, message))
         if "fault" in reply:
-            raise error_of(reply["fault"], f"{self._opening['reference']}, on {name},")
+            raise _error_of(reply["fault"], f"{self._reference}, on {name},")
         value: Json = reply["value"]
         return value
-
-    async def close(self) -> None:
-        await self._held.aclose()

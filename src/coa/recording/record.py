@@ -21,7 +21,7 @@ from coa.io.collect import Line, Rehearsal, collect, spread_out
 from coa.io.progress import counted, say
 from coa.io.runs import Appender, Json, check_growing, claim, dumps, manifest_beside, read_records
 from coa.io.settings import Option
-from coa.io.workers import Crew, Work, crew_size
+from coa.io.workers import Work, Workers, worker_count
 from coa.recording import Teacher, load_teacher, opened, recorded
 from coa.recording.budget import BudgetSpent
 from coa.recording.episode import READABLE, ToolSpec
@@ -74,7 +74,7 @@ class Recorded:
 
 @asynccontextmanager
 async def recorder(settings: Json) -> AsyncIterator[Work]:
-    """Records one public task after another; runs in a process of a crew."""
+    """Records one public task after another; runs in a worker process."""
     environments = [Environment.received(each) for each in settings["environments"]]
     tools = ToolSettings(**settings["tools"])
     sets = [Task.from_json(task) for task in settings["tasks"]]
@@ -219,7 +219,7 @@ def _workers(
         return 1
     if workers is None:  # a teacher of one's own may not be made for several processes
         ours = all(_name(each) == "experts" for each in teachers)
-        return crew_size(len(tasks)) if ours else 1
+        return worker_count(len(tasks)) if ours else 1
     return workers
 
 
@@ -295,11 +295,11 @@ async def _estimated(job: _Job, tasks: Sequence[Task], tools: ToolSettings) -> C
 
 async def _record(tasks: Sequence[Task], out: Path, settings: Json, workers: int) -> list[Line]:
     timings = Appender(out.with_name(f"{out.name}.timings.jsonl"))
-    async with Crew("coa.recording.record:recorder", settings, workers, at_once=AT_ONCE) as crew:
+    async with Workers("coa.recording.record:recorder", settings, workers, at_once=AT_ONCE) as pool:
 
         def work(task: Task) -> Callable[[], Awaitable[Line]]:
             async def record() -> Line:
-                done = await crew.do(task.to_json(), f"task {task.id}")
+                done = await pool.do(task.to_json(), f"task {task.id}")
                 seconds = {name: round(value, 4) for name, value in done["seconds"].items()}
                 timings.write({"task_id": task.id, **seconds})
                 return Line(done["record"])

@@ -1,127 +1,40 @@
 """math: whether an answer is the same number, expression, set or interval as a gold answer.
 
-math-verify compares, in a process of its own (see `math_process`). Here texts are made ready for
-it, and its verdict is read: an answer that cannot be read, or that takes too long, is wrong. A gold
-that is not even equal to itself is compared as text alone, and a warning says so once.
-`|` joins no alternatives here: it may stand for an absolute value.
+math-verify compares, in worker processes: sympy may take forever over a few characters, and the
+parser may run out of stack or memory. The kernel ends a process that takes too much CPU time over
+one answer. CPU time, not the clock: a busy machine must not change a score.
+
+An answer that cannot be read, or that takes too long, is wrong. A gold that is not even equal to
+itself is compared as text alone, and a warning says so once. `|` joins no alternatives here: it may
+stand for an absolute value.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
-import os
+import logging
 import re
 import signal
-import sys
-from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import Any
 
 from coa.errors import ConfigError, MissingExtra, ToolError
 from coa.io.machine import cores
+from coa.io.progress import say
+from coa.io.runs import Json
+from coa.io.workers import Work, WorkerDied, WorkerLimits, WorkerPool
 from coa.rewards.answers import Checker, Part, normalise
 from coa.tasks import Task
 from coa.trajectory import Trajectory
 
-_START = "import sys; sys.path[:] = sys.argv[3:]; from coa.rewards.math_worker import serve; "
-_START += "serve(float(sys.argv[1]), int(sys.argv[2]))"
 _CLOCK = 20.0
 """Seconds by the clock for each second of CPU time, before a process counts as stuck."""
-_STARTING_S = 120.0
 _FROM_OUTSIDE = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP")
-"""What ends a child that did nothing wrong, when memory is short for instance."""
-_MOST = 4
-
-
-class MathProcesses:
-    """`await processes.ask(golds, answers)`: True, False, or the name of the signal that ended it.
-
-    A ToolError says that nobody could compare.
-    """
-
-    def __init__(self, cpu_seconds: float, memory_mb: int, processes: int = 0) -> None:
-        """`processes`: how many at most; 0 takes one a core, up to four."""
-        if find_spec("math_verify") is None:
-            raise MissingExtra("The reward 'math'", "tools")
-        self._cpu_seconds, self._memory_mb = cpu_seconds, memory_mb
-        self._places = asyncio.Semaphore(processes or min(_MOST, cores()))
-        self._idle: list[Process] = []
-        self._all: set[Process] = set()
-
-    async def ask(self, golds: list[str], answers: list[str]) -> bool | str:
-        question = json.dumps({"golds": golds, "answers": answers}).encode() + b"\n"
-        for _ in range(2):
-            reply = await self._ask(question)
-            if reply is not None and (ended := reply.get("ended")) not in _FROM_OUTSIDE:
-                return str(ended) if ended is not None else bool(reply["right"])
-        raise ToolError("the process that compares was lost twice")
-
-    async def _ask(self, question: bytes) -> dict[str, object] | None:
-        """The reply; None when the process gave no sign."""
-        async with self._places:
-            process = self._idle.pop() if self._idle else await self._start()
-            whole = False
-            try:
-                assert process.stdin is not None
-                process.stdin.write(question)
-                reply = await self._line(process, _CLOCK * self._cpu_seconds)
-                whole = reply is not None
-            except (BrokenPipeError, ConnectionResetError):
-                reply = None
-            finally:  # also when whoever asked was cancelled: nobody may read that reply
-                if whole:
-                    self._idle.append(process)
-                else:
-                    await self._end(process)
-        return reply
-
-    async def start(self) -> None:
-        """Start the first one, so that what is wrong with it shows before it is needed."""
-        if not self._all:
-            self._idle.append(await self._start())
-
-    async def _start(self) -> Process:
-        limits = (str(self._cpu_seconds), str(self._memory_mb))
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-c", _START, *limits, *sys.path),
-            stdin=PIPE,
-            stdout=PIPE,
-            stderr=DEVNULL,
-            start_new_session=True,  # to be ended together with its child; and Ctrl-C is for us
-        )
-        self._all.add(process)
-        if await self._line(process, _STARTING_S) is None:
-            await self._end(process)
-            raise ToolError("the reward 'math' cannot be started: math-verify does not load.")
-        return process
-
-    async def _line(self, process: Process, seconds: float) -> dict[str, object] | None:
-        """The next message; None when the process ended or is stuck."""
-        assert process.stdout is not None
-        try:
-            async with asyncio.timeout(seconds):
-                line = await process.stdout.readline()
-        except TimeoutError:
-            return None
-        message: dict[str, object] | None = json.loads(line) if line.endswith(b"\n") else None
-        return message
-
-    async def _end(self, process: Process) -> None:
-        self._all.discard(process)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        await asyncio.shield(process.wait())
-
-    async def close(self) -> None:
-        for process in list(self._all):
-            await self._end(process)
-        self._idle.clear()
-
-
+"""What ends a process that did nothing wrong, when memory is short for instance."""
+_MOST_PROCESSES = 4
 LONGEST_ANSWER = 2000
 """Characters."""
 _DELIMITERS = ("$", "\\boxed", "\\(", "\\[")
@@ -154,19 +67,55 @@ class MathSettings:
 @asynccontextmanager
 async def open_math(settings: MathSettings) -> AsyncIterator[Checker]:
     """The checker, with its processes."""
-    processes = MathProcesses(settings.cpu_seconds, settings.memory_mb, settings.processes)
+    if find_spec("math_verify") is None:
+        raise MissingExtra("The reward 'math'", "tools")
+    pool = WorkerPool(
+        "coa.rewards.mathematics:comparer",
+        {"cpu_seconds": settings.cpu_seconds},
+        settings.processes or min(_MOST_PROCESSES, cores()),
+        limits=WorkerLimits(_CLOCK * settings.cpu_seconds, settings.memory_mb),
+    )
     try:
-        await processes.start()
-        yield MathChecker(processes)
+        await asyncio.wrap_future(pool.start()[0])  # what is wrong shows before it is needed
+        yield MathChecker(pool)
     finally:
-        await processes.close()
+        pool.kill()
+
+
+@asynccontextmanager
+async def comparer(settings: Json) -> AsyncIterator[Work]:
+    """Says whether any reading of an answer is equal to a gold, in a worker process."""
+    from math_verify import parse, verify
+
+    logging.disable(logging.CRITICAL)  # it warns that it has no time limits of its own
+
+    def parsed(text: str) -> list[Any]:
+        try:
+            return list(parse(text, fallback_mode="no_fallback", parsing_timeout=None))
+        except Exception:  # RecursionError and MemoryError included
+            return []
+
+    def same(gold: list[Any], found: list[Any]) -> bool:
+        try:
+            return bool(gold) and bool(verify(gold, found, timeout_seconds=None))
+        except Exception:
+            return False
+
+    async def compare(item: Json) -> Json:
+        signal.setitimer(signal.ITIMER_PROF, settings["cpu_seconds"])  # its signal ends the process
+        given = [found for answer in item["answers"] if (found := parsed(answer))]
+        right = any(same(parsed(gold), found) for found in given for gold in item["golds"])
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        return {"right": right}
+
+    yield compare
 
 
 class MathChecker:
     """Judges by comparing with every gold answer; any of them is right."""
 
-    def __init__(self, processes: MathProcesses) -> None:
-        self._processes = processes
+    def __init__(self, pool: WorkerPool) -> None:
+        self._pool = pool
         self._sound: dict[str, bool] = {}
         """Gold -> whether it is equal to itself."""
 
@@ -193,7 +142,7 @@ class MathChecker:
         formulas = [gold for gold in golds if words_in(gold) is None]
         found: bool | str = False
         if readable := [_marked(gold) for gold in formulas if self._sound.get(gold, True)]:
-            found = await self._processes.ask(readable, forms(answer))
+            found = await self._ask(readable, forms(answer))
         if found is True:
             return Part(1.0)
         unsound = [gold for gold in formulas if not await self._is_sound(task, gold)]
@@ -204,15 +153,28 @@ class MathChecker:
     async def _is_sound(self, task: Task, gold: str) -> bool:
         if gold not in self._sound:
             marked = _marked(gold)
-            self._sound[gold] = await self._processes.ask([marked], [marked]) is True
+            self._sound[gold] = await self._ask([marked], [marked]) is True
             if not self._sound[gold]:
-                print(
+                say(
                     f"coa: warning: task {task.id}: the gold answer {gold!r} cannot be read as "
                     "mathematics; it is compared as text. Write it as LaTeX, or use another "
-                    "reward.",
-                    file=sys.stderr,
+                    "reward."
                 )
         return self._sound[gold]
+
+    async def _ask(self, golds: list[str], answers: list[str]) -> bool | str:
+        """Whether they are equal, or what ended the process that compared them.
+
+        A ToolError says that nobody could compare.
+        """
+        for _ in range(2):
+            try:
+                asked = self._pool.submit({"golds": golds, "answers": answers})
+                return bool((await asyncio.wrap_future(asked))["right"])
+            except WorkerDied as died:
+                if not died.late and died.signal not in _FROM_OUTSIDE:
+                    return died.signal or "an error"
+        raise ToolError("the process that compares was lost twice")
 
 
 def forms(answer: str) -> list[str]:

@@ -15,10 +15,10 @@ from functools import cached_property
 
 from coa.corpus.page import Page
 from coa.corpus.site import Corpus
+from coa.corpus.web_page import WebPage
 from coa.errors import ConfigError, ToolMistake, did_you_mean
 from coa.tools.base import Tool, fingerprint_of
 from coa.tools.code import NOTHING as PRINTED_NOTHING
-from coa.tools.extract import WebPage
 from coa.tools.web import NOTHING, PASSAGES, WIKI_ABOUT, CorpusSource, SearchHit, show_passages
 
 OBSERVATIONS = ("real", "withheld", "wrong", "closed_book")

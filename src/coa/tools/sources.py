@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from coa.corpus.site import Corpus, load_corpus
+from coa.corpus.site import Corpus
 from coa.errors import ConfigError, UsageError
 from coa.io.machine import cores
 from coa.io.settings import find_recipe, load_recipe
@@ -192,7 +192,7 @@ def check_corpus(name: str) -> None:
 
 @cache
 def open_corpus(name: str) -> Corpus:
-    return load_corpus(name)
+    return Corpus.open(Path(name))
 
 
 @cache

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from coa.corpus.site import Corpus
+from coa.corpus.web_page import Link, WebPage
 from coa.errors import CoaError, ToolError, ToolMistake, boundary
 from coa.tools.base import Tool, fingerprint_of
 from coa.tools.cache import Provisional
-from coa.tools.extract import Link, WebPage
 
 PASSAGES = 2
 NOTHING = "Nothing was found."

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from coa.corpus.index import INDEX_VERSION, SearchIndex
 from coa.corpus.page import Page
-from coa.corpus.site import Corpus, load_corpus
+from coa.corpus.site import Corpus
 from coa.environments.atlas.pages import SITE, atlas_passages, pages
 from coa.environments.atlas.world import load_world
 from coa.errors import UsageError
@@ -58,4 +58,4 @@ def any_corpus(name: str) -> Corpus:
             f"corpus {name!r}: expected atlas, atlas:K for world K, or the directory of a corpus "
             "made with: coa corpus build FOLDER"
         )
-    return load_corpus(name)
+    return Corpus.open(Path(name))

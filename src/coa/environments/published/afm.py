@@ -20,12 +20,13 @@ from typing import Any, Generic, TypeVar, get_args
 
 from coa.distillation.export_rows import QUESTION
 from coa.environments.published.programs import SUITE_CHOICES, SUITE_KEYS
+from coa.environments.published.questions import after_instructions, asked_in
 from coa.errors import CoaError, RecordError
 from coa.grammar import PRESETS, Block, Grammar, check, load_grammar, parse, system_prompt
 from coa.grammar.prompt import PromptKind
 from coa.io.files import check_replaceable
 from coa.io.runs import Json, dumps, write_jsonl
-from coa.io.tables import after_instructions, asked_in, keep_source, read_columns
+from coa.io.tables import keep_source, read_columns
 from coa.tasks import Task, TaskSet
 from coa.trajectory import Author, Segment, StopReason, Trajectory, Usage, save_trajectories
 

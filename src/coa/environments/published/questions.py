@@ -18,7 +18,7 @@ from typing import Any
 
 from coa.errors import RecordError
 from coa.io.runs import Json
-from coa.io.tables import asked_in, read_columns
+from coa.io.tables import read_columns
 from coa.tasks import Task
 
 
@@ -273,3 +273,20 @@ def olympiad(row: PublishedRow) -> Task:
         raise LeftOutRow("comes with a picture")
     meta = {"family": row.get("subfield"), "answer_type": row.get("answer_type")}
     return task_of(row, row.text("question", "problem"), answers, meta)
+
+
+_ASKED = re.compile(r"^(?:Question|Task):[ \t]*\n?", re.M)
+
+
+def asked_in(prompt: Any) -> str:
+    """The question in a prompt: a text, or messages of which the last user's counts."""
+    if isinstance(prompt, list):
+        said = [m.get("content") for m in prompt if isinstance(m, dict) and m.get("role") == "user"]
+        prompt = said[-1] if said else ""
+    return after_instructions(prompt) if isinstance(prompt, str) else ""
+
+
+def after_instructions(text: str) -> str:
+    """What follows the last line that begins with `Question:` or `Task:`; else the whole text."""
+    marks = list(_ASKED.finditer(text))
+    return text[marks[-1].end() :].strip() if marks else text.strip()

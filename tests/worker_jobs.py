@@ -1,20 +1,24 @@
-"""Kinds of work for the tests of crews; workers import this module by its name."""
+"""Kinds of work for the tests of workers; workers import this module by its name."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import re
 import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
+from coa.corpus import web_page
+from coa.corpus.source import reader
 from coa.errors import ConfigError, MissingExtra, ToolTimeout
 from coa.io.runs import Json
 from coa.io.workers import Work
 
-HERE = "crew_work"
+HERE = "worker_jobs"
 
 
 class OwnError(ConfigError):
@@ -118,3 +122,35 @@ async def echo(settings: Json) -> AsyncIterator[Work]:
         return item
 
     yield work
+
+
+@asynccontextmanager
+async def deadly_reader(settings: Json) -> AsyncIterator[Work]:
+    """Reads files of a corpus, and dies of one of them."""
+    async with reader(settings) as read:
+
+        async def work(item: Json) -> Json:
+            if item["key"] == "deadly.html":
+                os._exit(3)
+            return await read(item)
+
+        yield work
+
+
+@asynccontextmanager
+async def stuck_pages(settings: Json) -> AsyncIterator[Work]:
+    """Reads pages of the web, and hangs or dies of some of them."""
+    whole = web_page.read_page
+
+    def read_page(url: str, *rest: Any) -> web_page.WebPage:
+        if url.endswith("/stuck"):
+            re.match(r"(a+)+$", "a" * 64 + "b")  # for ever, and nothing interrupts it
+        if url.endswith("/deadly"):
+            os._exit(3)
+        if url.endswith("/large"):
+            raise MemoryError
+        return whole(url, *rest)
+
+    web_page.read_page = read_page
+    async with web_page.page_reader(settings) as read:
+        yield read

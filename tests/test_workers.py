@@ -1,4 +1,4 @@
-"""Crews: the same results as in one process, and what happens when work or workers fail."""
+"""Workers: the same results as in one process, and what happens when work or workers fail."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from coa.errors import CoaError, ConfigError, MissingExtra, ToolTimeout
 from coa.io.machine import cores
 from coa.io.runs import Json
 from coa.io.settings import load_object
-from coa.io.workers import Crew, CrewError, crew_size
+from coa.io.workers import WorkerError, Workers, worker_count
 
-ODD_JOBS, ECHO = "crew_work:odd_jobs", "crew_work:echo"
+ODD_JOBS, ECHO = "worker_jobs:odd_jobs", "worker_jobs:echo"
 WAYS = pytest.mark.parametrize("workers", [0, 2])
 
 
@@ -43,21 +43,21 @@ def noted(path: Path, word: str) -> list[int]:
     return [int(line.split()[1]) for line in lines(path) if line.startswith(word + " ")]
 
 
-async def all_of(crew: Crew, items: list[Json]) -> list[Json]:
+async def all_of(pool: Workers, items: list[Json]) -> list[Json]:
     async with asyncio.timeout(120):
-        return list(await asyncio.gather(*map(crew.do, items)))
+        return list(await asyncio.gather(*map(pool.do, items)))
 
 
 @WAYS
 async def test_results_do_not_depend_on_how_many_work(workers: int) -> None:
-    async with Crew("crew_work:squares", {"plus": 1}, workers) as crew:
-        found = await all_of(crew, [{"n": n} for n in range(300)])
+    async with Workers("worker_jobs:squares", {"plus": 1}, workers) as pool:
+        found = await all_of(pool, [{"n": n} for n in range(300)])
     assert found == [{"square": n * n + 1} for n in range(300)]
 
 
 async def test_all_workers_are_used_and_none_has_more_than_its_share() -> None:
-    async with Crew(ODD_JOBS, {}, workers=3, at_once=2) as crew:
-        found = await all_of(crew, [{"sleep": 0.005}] * 60)
+    async with Workers(ODD_JOBS, {}, workers=3, at_once=2) as pool:
+        found = await all_of(pool, [{"sleep": 0.005}] * 60)
     by = [each["by"] for each in found]
     assert len(set(by)) == 3 and os.getpid() not in by
     assert max(each["in_hand"] for each in found) == 2
@@ -65,10 +65,10 @@ async def test_all_workers_are_used_and_none_has_more_than_its_share() -> None:
 
 async def test_a_slow_item_holds_up_no_other(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    async with Crew(ODD_JOBS, {"log": str(log)}, workers=2, at_once=2) as crew:
-        slow = asyncio.create_task(crew.do({"sleep": 3600, "noted": True}))
+    async with Workers(ODD_JOBS, {"log": str(log)}, workers=2, at_once=2) as pool:
+        slow = asyncio.create_task(pool.do({"sleep": 3600, "noted": True}))
         await until(lambda: noted(log, "began"), "it did not begin")
-        found = await all_of(crew, [{"n": n} for n in range(50)])
+        found = await all_of(pool, [{"n": n} for n in range(50)])
         assert len({each["by"] for each in found}) == 2 and not slow.done()
         slow.cancel()
 
@@ -85,8 +85,8 @@ JSON = st.recursive(
 def test_any_json_comes_back_as_it_went(items: list[Json]) -> None:
     async def both() -> None:
         for workers in (1, 2):
-            async with Crew(ECHO, {}, workers, at_once=40) as crew:
-                assert await all_of(crew, items) == items
+            async with Workers(ECHO, {}, workers, at_once=40) as pool:
+                assert await all_of(pool, items) == items
 
     asyncio.run(both())
 
@@ -95,130 +95,134 @@ def test_any_json_comes_back_as_it_went(items: list[Json]) -> None:
 async def test_halves_of_characters_and_large_messages_pass(workers: int) -> None:
     odd = {"half": "\ud83d", "line": "a\nb\r\n\x00", "\u706f": "\U0001f3d4"}
     large = {"text": "\u706f" * 10_000_000}
-    async with Crew(ECHO, {}, workers) as crew:
-        assert await all_of(crew, [odd, large, odd]) == [odd, large, odd]
+    async with Workers(ECHO, {}, workers) as pool:
+        assert await all_of(pool, [odd, large, odd]) == [odd, large, odd]
 
 
 async def test_full_pipes_in_both_directions_block_nobody() -> None:
     sizes = [(n * 7919) % 400_000 for n in range(150)]
     items = [{"n": n, "text": "x" * size} for n, size in enumerate(sizes)]
-    async with Crew(ECHO, {}, workers=2, at_once=64) as crew:
-        assert await all_of(crew, items) == items
+    async with Workers(ECHO, {}, workers=2, at_once=64) as pool:
+        assert await all_of(pool, items) == items
 
 
 ERRORS = {
     "config": (ConfigError, "recipe.toml: epochs is 'x', expected an integer."),
     "timeout": (ToolTimeout, "no answer within 3 s."),
-    "own": ("crew_work:OwnError", "of one's own."),
+    "own": ("worker_jobs:OwnError", "of one's own."),
     "fancy": (ConfigError, "a fault at 7."),
-    "local": ("crew_work:OwnError", "of a class that nobody else knows."),
+    "local": ("worker_jobs:OwnError", "of a class that nobody else knows."),
 }
 
 
 @WAYS
 async def test_an_error_of_ours_is_the_same_error_here(workers: int) -> None:
-    async with Crew(ODD_JOBS, {}, workers) as crew:
+    async with Workers(ODD_JOBS, {}, workers) as pool:
         for name, (kind, said) in ERRORS.items():
             kind = load_object(kind) if isinstance(kind, str) else kind
             with pytest.raises(CoaError) as caught:
-                await crew.do({"raise": name})
+                await pool.do({"raise": name})
             assert (type(caught.value), str(caught.value)) == (kind, said)
             assert "in _raise" in caught.value.__notes__[0], "the traceback is kept"
         with pytest.raises(MissingExtra, match=r"^crawling needs packages") as missing:
-            await crew.do({"raise": "extra"})
+            await pool.do({"raise": "extra"})
         assert (missing.value.what, missing.value.extra) == ("crawling", "tools")
 
 
-async def failure(crew: Crew, item: Json, name: str = "") -> str:
-    with pytest.raises(CrewError) as caught:
-        await crew.do(item, name)
+async def failure(pool: Workers, item: Json, name: str = "") -> str:
+    with pytest.raises(WorkerError) as caught:
+        await pool.do(item, name)
     assert caught.value.__notes__[0].startswith("Traceback"), "the traceback is kept"
     return str(caught.value)
 
 
 @WAYS
 async def test_any_other_error_is_one_line_that_names_the_item(workers: int) -> None:
-    async with Crew(ODD_JOBS, {}, workers) as crew:
-        assert await failure(crew, {"raise": "bug"}, "task mhqa-7") == (
-            r"crew_work:odd_jobs, on task mhqa-7, failed: KeyError: 'no such\nthing'"
+    async with Workers(ODD_JOBS, {}, workers) as pool:
+        assert await failure(pool, {"raise": "bug"}, "task mhqa-7") == (
+            r"worker_jobs:odd_jobs, on task mhqa-7, failed: KeyError: 'no such\nthing'"
         )
-        assert await failure(crew, {"raise": "exit"}) == (
-            'crew_work:odd_jobs, on {"raise": "exit"}, failed: SystemExit: 3'
+        assert await failure(pool, {"raise": "exit"}) == (
+            'worker_jobs:odd_jobs, on {"raise": "exit"}, failed: SystemExit: 3'
         )
-        unfit = await failure(crew, {"unfit": "x" * 1000})
-        assert unfit.startswith('crew_work:odd_jobs, on {"unfit": "xxx')
+        unfit = await failure(pool, {"unfit": "x" * 1000})
+        assert unfit.startswith('worker_jobs:odd_jobs, on {"unfit": "xxx')
         assert "..., failed: TypeError: Object of type PosixPath is not JSON" in unfit
-        assert (await crew.do({"n": 1}))["got"] == {"n": 1}, "the others go on"
+        assert (await pool.do({"n": 1}))["got"] == {"n": 1}, "the others go on"
 
 
 async def test_work_that_cancels_itself_keeps_nobody_waiting() -> None:
-    async with Crew(ODD_JOBS, {}, workers=2) as crew:
-        assert (await failure(crew, {"raise": "cancel"})).endswith("failed: CancelledError")
+    async with Workers(ODD_JOBS, {}, workers=2) as pool:
+        assert (await failure(pool, {"raise": "cancel"})).endswith("failed: CancelledError")
 
 
 @WAYS
 async def test_work_that_cannot_be_opened_says_why(workers: int) -> None:
     with pytest.raises(ConfigError, match="epochs is 'x'"):
-        await Crew(ODD_JOBS, {"refuse": "config"}, workers).__aenter__()
-    with pytest.raises(ConfigError, match=r"crew_work has no 'odd_job'\. Did you mean 'odd_jobs'"):
-        await Crew("crew_work:odd_job", {}, workers).__aenter__()
+        await Workers(ODD_JOBS, {"refuse": "config"}, workers).__aenter__()
+    with pytest.raises(
+        ConfigError, match=r"worker_jobs has no 'odd_job'\. Did you mean 'odd_jobs'"
+    ):
+        await Workers("worker_jobs:odd_job", {}, workers).__aenter__()
 
 
 async def test_a_worker_that_dies_at_its_start_says_how() -> None:
     with pytest.raises(
-        CrewError, match=r"^crew_work:odd_jobs: a worker ended with code 7 before it was ready\.$"
+        WorkerError,
+        match=r"^worker_jobs:odd_jobs: a worker ended with code 7 before it was ready\.$",
     ):
-        await Crew(ODD_JOBS, {"die": 7}, workers=2).__aenter__()
+        await Workers(ODD_JOBS, {"die": 7}, workers=2).__aenter__()
 
 
 async def test_everything_is_closed_and_what_fails_then_is_told(tmp_path: Path) -> None:
     for workers in (1, 3):
         log = tmp_path / f"{workers}.log"
         with pytest.raises(ConfigError, match="epochs is 'x'"):
-            async with Crew(ODD_JOBS, {"log": str(log), "fail_closing": "config"}, workers) as crew:
-                await crew.do({"n": 1})
+            async with Workers(
+                ODD_JOBS, {"log": str(log), "fail_closing": "config"}, workers
+            ) as pool:
+                await pool.do({"n": 1})
         opened = noted(log, "opened")
         assert len(opened) == workers and sorted(noted(log, "closed")) == sorted(opened)
         others = [pid for pid in opened if pid != os.getpid()]
         assert not any(Path(f"/proc/{pid}").exists() for pid in others)
 
 
-def test_a_crew_needs_somebody() -> None:
+def test_no_workers_at_all_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"^workers -1, 8 at once: expected 1 or more\.$"):
-        Crew(ECHO, {}, workers=-1)
+        Workers(ECHO, {}, workers=-1)
 
 
 def test_few_items_get_one_worker_and_many_all_cores() -> None:
-    assert crew_size(0) == crew_size(1) == 1
-    assert crew_size(10**6) == cores()
-    assert crew_size(10**6, most=7) == 7
+    assert worker_count(0) == worker_count(1) == 1
+    assert worker_count(10**6) == cores()
 
 
 async def test_what_a_killed_worker_had_in_hand_is_done_again(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    async with Crew(ODD_JOBS, {"log": str(log)}, workers=2) as crew:
+    async with Workers(ODD_JOBS, {"log": str(log)}, workers=2) as pool:
         items = [{"n": n, "sleep": 0.3, "noted": True} for n in range(16)]
-        working = asyncio.create_task(all_of(crew, items))
+        working = asyncio.create_task(all_of(pool, items))
         await until(lambda: len(noted(log, "began")) == 16, "they did not begin")
         killed = noted(log, "began")[0]
         os.kill(killed, signal.SIGKILL)
         found = await working
         assert [each["got"] for each in found] == items
         assert killed not in {each["by"] for each in found}
-        again = await all_of(crew, [{"n": n} for n in range(100)])
+        again = await all_of(pool, [{"n": n} for n in range(100)])
         assert len({each["by"] for each in again}) == 2, "there are two workers once more"
 
 
 async def test_an_item_that_kills_twice_is_named_and_the_others_are_done(tmp_path: Path) -> None:
     once = str(tmp_path / "died")
-    async with Crew(ODD_JOBS, {}, workers=2) as crew:
-        waiting = [asyncio.create_task(crew.do({"sleep": 0.2, "n": n})) for n in range(12)]
-        deadly = asyncio.create_task(crew.do({"die": True}, "task 13"))
-        unlucky = asyncio.create_task(crew.do({"die_once": once}))
-        with pytest.raises(CrewError) as caught:
+    async with Workers(ODD_JOBS, {}, workers=2) as pool:
+        waiting = [asyncio.create_task(pool.do({"sleep": 0.2, "n": n})) for n in range(12)]
+        deadly = asyncio.create_task(pool.do({"die": True}, "task 13"))
+        unlucky = asyncio.create_task(pool.do({"die_once": once}))
+        with pytest.raises(WorkerError) as caught:
             await deadly
         assert str(caught.value) == (
-            "crew_work:odd_jobs, on task 13, ended two worker processes: one was killed by "
+            "worker_jobs:odd_jobs, on task 13, ended two worker processes: one was killed by "
             "SIGKILL, another that did nothing else was killed by SIGKILL; for want of memory "
             "perhaps."
         )
@@ -229,8 +233,8 @@ async def test_an_item_that_kills_twice_is_named_and_the_others_are_done(tmp_pat
 async def test_what_workers_print_goes_to_stderr_and_is_said_once(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    async with Crew(ODD_JOBS, {}, workers=3) as crew:
-        found = await crew.do({"print": "a stray line"})
+    async with Workers(ODD_JOBS, {}, workers=3) as pool:
+        found = await pool.do({"print": "a stray line"})
         assert found["read"] == "", "stdin is empty for the work"
     shown = capfd.readouterr()
     assert shown.out == ""
@@ -249,17 +253,17 @@ async def test_workers_find_modules_of_the_current_directory(
         "    yield work\n"
     )
     monkeypatch.chdir(tmp_path)
-    async with Crew("own_work:threads", {"own": 1}, workers=2) as crew:
-        assert await crew.do({}) == {"threads": "1", "own": 1}
+    async with Workers("own_work:threads", {"own": 1}, workers=2) as pool:
+        assert await pool.do({}) == {"threads": "1", "own": 1}
 
 
 SCRIPT = """
 import asyncio, json, sys
-from coa.io.workers import Crew
+from coa.io.workers import Workers
 
 async def main(settings, items):
-    async with Crew("crew_work:odd_jobs", settings, workers=2) as crew:
-        await asyncio.gather(*map(crew.do, items))
+    async with Workers("worker_jobs:odd_jobs", settings, workers=2) as pool:
+        await asyncio.gather(*map(pool.do, items))
 
 try:
     asyncio.run(main(*json.loads(sys.argv[1])))
@@ -269,9 +273,9 @@ except KeyboardInterrupt:
 
 
 def started(log: Path, items: list[Json], **more: Any) -> subprocess.Popen[str]:
-    """A program with a crew at work on these items, in a process group of its own."""
+    """A program with workers busy on these items, in a process group of its own."""
     asked = json.dumps([{"log": str(log)}, items])
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     return subprocess.Popen(
         [sys.executable, "-c", SCRIPT, asked],
         env=environment,
