@@ -17,7 +17,7 @@ from coa.io.runs import Json, read_jsonl
 from coa.recording import load_teacher
 from coa.recording.budget import Amount, BudgetSpent, Limit, Price, Purse, find_price
 from coa.recording.chat import journal_of
-from coa.recording.episode import Say
+from coa.recording.episode import Message
 from coa.recording.llm import CostEstimate, LLMSettings, LLMTeacher
 from coa.recording.record import Recording, rehearse_recording, run_recording
 from coa.tasks import Task, TaskSet
@@ -100,7 +100,7 @@ async def test_a_task_over_its_own_budget_is_an_episode_with_an_error(tmp_path: 
     assert episodes[2].calls and episodes[2].answer is None
     for place in episodes[2].calls:
         said = episodes[2].events[place]
-        assert isinstance(said, Say) and said.call is not None
+        assert isinstance(said, Message) and said.call is not None
 
 
 def estimated(tasks: Sequence[Task], out: Path, **options: str) -> CostEstimate:

@@ -20,10 +20,10 @@ from coa.errors import CoaError, ConfigError, ModelError, RecordError, Unavailab
 from coa.io.runs import Json, read_jsonl
 from coa.recording.budget import BudgetSpent
 from coa.recording.chat import Journal, Request, ServedMind, count_tokens, in_turns, journal_of
-from coa.recording.episode import Message, load_episodes
+from coa.recording.episode import ChatMessage, load_episodes
 from coa.recording.llm import LLMSettings
 
-REQUEST = Request("t", "reader", [Message("system", "Be brief."), Message("user", "Who?")])
+REQUEST = Request("t", "reader", [ChatMessage("system", "Be brief."), ChatMessage("user", "Who?")])
 
 
 async def ask(server: ChatServer, request: Request = REQUEST, **options: Any) -> Any:
@@ -115,11 +115,11 @@ async def test_a_reply_in_parts_is_put_together() -> None:
 
 
 def test_messages_of_one_role_in_a_row_are_sent_as_one() -> None:
-    given = [Message("system", "s"), Message("user", "a"), Message("user", "b")]
-    given += [Message("assistant", "c"), Message("user", "d")]
+    given = [ChatMessage("system", "s"), ChatMessage("user", "a"), ChatMessage("user", "b")]
+    given += [ChatMessage("assistant", "c"), ChatMessage("user", "d")]
     assert in_turns(given) == [
-        *(Message("system", "s"), Message("user", "a\n\nb")),
-        *(Message("assistant", "c"), Message("user", "d")),
+        *(ChatMessage("system", "s"), ChatMessage("user", "a\n\nb")),
+        *(ChatMessage("assistant", "c"), ChatMessage("user", "d")),
     ]
 
 

@@ -34,7 +34,7 @@ from coa.lab.study_cost import (
 from coa.recording.agents import code_agents, team, web_agents
 from coa.recording.budget import Price
 from coa.recording.coding_agents import coding_team
-from coa.recording.episode import AgentSpec, Episode, Say, Tokens
+from coa.recording.episode import AgentSpec, Episode, Message, Tokens
 from coa.tasks import TaskSet
 from scripts import TOOLBOX_OF, episodes_of
 
@@ -99,7 +99,9 @@ def test_what_hardly_anything_is_solved_with_has_no_upper_bound() -> None:
 
 def said() -> Episode:
     """An episode of one call, for cases whose costs are made up."""
-    return Episode("t-1", "q", "test", [AgentSpec("ann", "planner", "p")], [Say("ann", "b", "x")])
+    return Episode(
+        "t-1", "q", "test", [AgentSpec("ann", "planner", "p")], [Message("ann", "b", "x")]
+    )
 
 
 def side(tokens: int, *, solved: bool, tool_calls: int = 1) -> CostSide:

@@ -19,7 +19,7 @@ from coa.errors import CoaError, did_you_mean
 from coa.grammar import Block, Fault, Grammar, GrammarState, system_prompt
 from coa.grammar.grammar import Kind, parse_ratings, parse_score
 from coa.grammar.prompt import PromptKind
-from coa.recording.episode import SYSTEM, USER, Episode, Happening, Say, Use
+from coa.recording.episode import SYSTEM, USER, Episode, EpisodeEvent, Message, ToolUse
 from coa.trajectory import Author, Segment, StopReason, Trajectory, Usage
 
 Span = tuple[int, int]
@@ -108,7 +108,7 @@ def convert(episode: Episode, grammar: Grammar, prompt: PromptKind = "compact") 
     events = [episode.events[place] for place in places]
     for at, (place, event) in enumerate(zip(places, events, strict=True)):
         writer.where = _where(place + 1, event)
-        if isinstance(event, Use):
+        if isinstance(event, ToolUse):
             writer.call(event)
         else:
             later = events[at + 1 :]
@@ -118,15 +118,15 @@ def convert(episode: Episode, grammar: Grammar, prompt: PromptKind = "compact") 
     return trajectory
 
 
-def _replans(later: Sequence[Happening]) -> bool:
+def _replans(later: Sequence[EpisodeEvent]) -> bool:
     """Whether somebody plans before anything else is done."""
-    parts = (_part(event) if isinstance(event, Say) else "call" for event in later)
+    parts = (_part(event) if isinstance(event, Message) else "call" for event in later)
     return next((part for part in parts if part in ("plan", "call", "suggestion")), "") == "plan"
 
 
-def _refused(later: Sequence[Happening]) -> bool:
+def _refused(later: Sequence[EpisodeEvent]) -> bool:
     """Whether the next check fails."""
-    checks = (e for e in later if isinstance(e, Say) and _part(e) == "check")
+    checks = (e for e in later if isinstance(e, Message) and _part(e) == "check")
     return any(e.facts.get("score", FAILED) <= FAILED for e in islice(checks, 1))
 
 
@@ -134,11 +134,11 @@ _PARTS = (*_BLOCKS, "query", "finding", "verdict", "failure", "malformed")
 """Of messages; the last two do not appear in a chain, and neither does one without a part."""
 
 
-def _part(event: Say) -> str:
+def _part(event: Message) -> str:
     return str(event.facts.get("part", ""))
 
 
-def _where(number: int, event: Happening) -> str:
+def _where(number: int, event: EpisodeEvent) -> str:
     """An event as a rejection names it; `number` counts from 1, in the order of the record."""
     return f"event {number} ({event.agent})"
 
@@ -151,7 +151,7 @@ def check_record(episode: Episode) -> None:
         where = _where(number, event)
         if event.agent not in names:
             raise NotConvertible("an agent that the episode does not list took part", where)
-        if not isinstance(event, Say):
+        if not isinstance(event, Message):
             continue
         _check_facts(event, where)
         stated = event.text if event.agent == USER else event.facts.get("question")
@@ -164,7 +164,7 @@ def check_record(episode: Episode) -> None:
         raise NotConvertible(episode.error or "the episode has no answer")
 
 
-def _check_facts(event: Say, where: str) -> None:
+def _check_facts(event: Message, where: str) -> None:
     """Raise unless what a message says of itself can be read, under whatever grammar."""
     part, score = _part(event), event.facts.get("score", FAILED)
     if part and part not in _PARTS:
@@ -184,12 +184,12 @@ def _words(text: str) -> str:
     return " ".join(re.findall(r"\w+", text.casefold()))
 
 
-def in_one_line(events: Sequence[Happening]) -> Iterator[Happening]:
+def in_one_line(events: Sequence[EpisodeEvent]) -> Iterator[EpisodeEvent]:
     """The events, each branch whole and in its order; what came between branches stays there."""
     return (events[place] for place in _places(events))
 
 
-def _places(events: Sequence[Happening]) -> Iterator[int]:
+def _places(events: Sequence[EpisodeEvent]) -> Iterator[int]:
     """Where the events of one line stand in the record."""
     branches: dict[str, list[int]] = {}
     for place, event in enumerate(events):
@@ -223,7 +223,7 @@ class _Writer:
         called = (grammar.by_name[name] for name in grammar.tool_roles)  # a tool may be named plan
         self.tools = {role.tool or role.name: role.name for role in called}
 
-    def say(self, event: Say, replans: bool = False, refused: bool = False) -> None:
+    def say(self, event: Message, replans: bool = False, refused: bool = False) -> None:
         """A message: a block of its own where the grammar has one for it, or something to think.
 
         What the call or the answer says anyway (a query, a suggestion, a verdict) is not thought as
@@ -256,7 +256,7 @@ class _Writer:
         if text.strip():
             self.turn.thoughts.append(_Thought(" ".join(text.split()), erred, self.where))
 
-    def _check_ratings(self, event: Say) -> None:
+    def _check_ratings(self, event: Message) -> None:
         """Raise unless a critic rates by the criteria of the grammar, where it has any."""
         role = self.roles["alarm"]
         criteria = self.grammar.by_name[role].ratings if role else ()
@@ -276,7 +276,7 @@ class _Writer:
     def _rejection(self, reason: str, detail: str) -> NotConvertible:
         return NotConvertible(reason, f"{self.where}: {detail}")
 
-    def _scored(self, role: str, event: Say, replans: bool) -> str:
+    def _scored(self, role: str, event: Message, replans: bool) -> str:
         """A message with the ratings or the score that its block must hold.
 
         Critics of other systems put them into a field of their own, or only agree or object: an
@@ -305,7 +305,7 @@ class _Writer:
             state = thought
         return role in self.grammar.allowed(state)
 
-    def _wants_consent(self, event: Say) -> bool:
+    def _wants_consent(self, event: Message) -> bool:
         """Whether approval has to be a block: the grammar demands a reflection, or rates it."""
         rated = event.facts.get("rated") or event.facts.get("ratings")
         if rated and self.grammar.by_name[self.roles["approval"]].ratings:
@@ -313,7 +313,7 @@ class _Writer:
         allowed = self.grammar.allowed(self.state)
         return self.roles["approval"] in allowed and self.thinker not in allowed
 
-    def call(self, event: Use) -> None:
+    def call(self, event: ToolUse) -> None:
         """A tool call ends a model turn; what came back is the environment's."""
         role = self.tools.get(event.tool)
         if role is None:

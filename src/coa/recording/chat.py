@@ -26,7 +26,7 @@ from coa.io.files import lock
 from coa.io.runs import Appender, Json, read_records
 from coa.models.references import resolve
 from coa.recording.budget import NOTHING, Amount, Limit, Purse, find_price
-from coa.recording.episode import Message, ModelCall
+from coa.recording.episode import ChatMessage, ModelCall
 
 BYTES_PER_TOKEN, TOKENS_PER_MESSAGE = 4, 4
 REFUSALS = (400, 413, 422)
@@ -104,7 +104,7 @@ class Request:
 
     task_id: str
     agent: str
-    messages: list[Message]
+    messages: list[ChatMessage]
     seed: int = 0
     branch: str = ""
     ordinal: int = 0
@@ -142,12 +142,12 @@ def count_tokens(text: str) -> int:
     return -(-len(text.encode("utf-8", "replace")) // BYTES_PER_TOKEN) + TOKENS_PER_MESSAGE
 
 
-def in_turns(messages: Sequence[Message]) -> list[Message]:
+def in_turns(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
     """The messages as they are sent: those of the same role in a row are one."""
-    turns: list[Message] = []
+    turns: list[ChatMessage] = []
     for message in messages:
         if turns and turns[-1].role == message.role:
-            turns[-1] = Message(message.role, f"{turns[-1].text}\n\n{message.text}")
+            turns[-1] = ChatMessage(message.role, f"{turns[-1].text}\n\n{message.text}")
         else:
             turns.append(message)
     return turns

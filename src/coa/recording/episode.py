@@ -58,7 +58,7 @@ class ToolSpec:
     """JSON schema of the argument as JSON text, for a body of JSON."""
 
 
-class Message(NamedTuple):
+class ChatMessage(NamedTuple):
     """One message of a model call, as chat models take them."""
 
     role: Literal["system", "user", "assistant"]
@@ -77,12 +77,12 @@ class ModelCall:
     sampled_tokens: int = 0
     cost: float | None = None
     """In the currency of the price table; None: no price is known."""
-    given: list[Message] | None = None
+    given: list[ChatMessage] | None = None
     """The messages it was given, where they do not follow from the events before it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Say:
+class Message:
     """One model call: an agent thinks and says something to another."""
 
     agent: str
@@ -104,7 +104,7 @@ class Say:
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
+class ToolUse:
     """One tool call of an agent and what came back."""
 
     agent: str
@@ -116,7 +116,7 @@ class Use:
     branch: str = ""
 
 
-Happening = Say | Use
+EpisodeEvent = Message | ToolUse
 
 
 class Tokens(NamedTuple):
@@ -144,7 +144,7 @@ class Episode:
     question: str
     teacher: str
     agents: list[AgentSpec]
-    events: list[Happening] = field(default_factory=list)
+    events: list[EpisodeEvent] = field(default_factory=list)
     answer: str | None = None
     error: str | None = None
     seed: int = 0
@@ -159,7 +159,7 @@ class Episode:
         """Places of the model calls; the user and the code between agents call no model."""
         names = {agent.name for agent in self.agents}
         said = enumerate(self.events)
-        return [at for at, event in said if isinstance(event, Say) and event.agent in names]
+        return [at for at, event in said if isinstance(event, Message) and event.agent in names]
 
     @property
     def cost(self) -> float | None:
@@ -168,27 +168,29 @@ class Episode:
         known = [cost for cost in spent if cost is not None]
         return sum(known) if known and len(known) == len(spent) else None
 
-    def _said(self) -> Iterator[Say]:
+    def _said(self) -> Iterator[Message]:
         for place in self.calls:
             event = self.events[place]
-            assert isinstance(event, Say), event
+            assert isinstance(event, Message), event
             yield event
 
-    def messages_of(self, place: int) -> list[Message]:
+    def messages_of(self, place: int) -> list[ChatMessage]:
         """What the model call at `place` was given, its system prompt first."""
         said = self.events[place]
-        assert isinstance(said, Say), said
+        assert isinstance(said, Message), said
         if said.call and said.call.given is not None:
             return said.call.given
         return self.context_of(said.agent, said.branch, self.events[:place])
 
-    def context_of(self, agent: str, branch: str, events: Sequence[Happening]) -> list[Message]:
+    def context_of(
+        self, agent: str, branch: str, events: Sequence[EpisodeEvent]
+    ) -> list[ChatMessage]:
         """What an agent has seen of `events` and would be given next.
 
         Inside a branch it does not see what happens at the same time in another one.
         """
         system = next((each.system for each in self.agents if each.name == agent), "")
-        seen = [Message("system", system)]
+        seen = [ChatMessage("system", system)]
         alone = (place for place in reversed(range(len(events))) if not events[place].branch)
         ended = next(alone, -1)
         for place, event in enumerate(events):
@@ -202,10 +204,10 @@ class Episode:
         With a cache an agent pays again only for what it was not given, and did not write, before.
         """
         prompt = cached = sampled = 0
-        sent: dict[str, list[list[Message]]] = {}
+        sent: dict[str, list[list[ChatMessage]]] = {}
         for place in self.calls:
             said = self.events[place]
-            assert isinstance(said, Say), said
+            assert isinstance(said, Message), said
             if said.call and said.call.sampled_tokens:
                 prompt += said.call.prompt_tokens
                 cached += said.call.cached_tokens
@@ -218,7 +220,7 @@ class Episode:
             prompt += sum(lengths)
             cached += sum(lengths[:shared])
             sampled += count(said.written)
-            earlier.append([*given, Message("assistant", said.written)])
+            earlier.append([*given, ChatMessage("assistant", said.written)])
         return Tokens(prompt, cached, sampled)
 
     def to_json(self) -> Json:
@@ -234,7 +236,7 @@ class Episode:
             "agents": [_plain(agent) for agent in self.agents],
             "tools": [_plain(each) for each in self.tools],
             "events": [
-                {"kind": "say" if isinstance(event, Say) else "use", **_plain(event)}
+                {"kind": "say" if isinstance(event, Message) else "use", **_plain(event)}
                 for event in self.events
             ],
         }
@@ -263,21 +265,21 @@ class Episode:
         return cls(**given)
 
 
-def _seen_by(agent: str, event: Happening) -> list[Message]:
-    if isinstance(event, Use):
-        return [Message("user", event.result)] if event.agent == agent and event.result else []
+def _seen_by(agent: str, event: EpisodeEvent) -> list[ChatMessage]:
+    if isinstance(event, ToolUse):
+        return [ChatMessage("user", event.result)] if event.agent == agent and event.result else []
     if event.agent == agent:
-        return [Message("assistant", event.written)] if event.written else []
-    return [Message("user", event.text)] if event.to == agent and event.text else []
+        return [ChatMessage("assistant", event.written)] if event.written else []
+    return [ChatMessage("user", event.text)] if event.to == agent and event.text else []
 
 
-def _common(one: Sequence[Message], other: Sequence[Message]) -> int:
+def _common(one: Sequence[ChatMessage], other: Sequence[ChatMessage]) -> int:
     """How many messages both begin with."""
     pairs = zip(one, other, strict=False)
     return next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 
 
-def _plain(record: AgentSpec | ToolSpec | Happening | ModelCall) -> Json:
+def _plain(record: AgentSpec | ToolSpec | EpisodeEvent | ModelCall) -> Json:
     """Fields that are not what they are anyway."""
     found: Json = {}
     for each in fields(record):
@@ -335,7 +337,7 @@ def _team(records: list[Any]) -> list[AgentSpec]:
     return agents
 
 
-def _event(number: int, record: Any, names: Sequence[str]) -> Happening:
+def _event(number: int, record: Any, names: Sequence[str]) -> EpisodeEvent:
     """One event of a team with these names; `number` counts from 1."""
     where = f"event {number}"
     kind = record.get("kind") if isinstance(record, dict) else None
@@ -349,7 +351,7 @@ def _event(number: int, record: Any, names: Sequence[str]) -> Happening:
             raise RecordError(
                 f"{where} is the result of a tool without a call: it names no {missing}."
             )
-        use = Use(**_checked(Use, given, where))
+        use = ToolUse(**_checked(ToolUse, given, where))
         _check_name(use.agent, names, f"{where}: agent")
         if use.failure is not None and use.failure not in get_args(Failure):
             expected = ", ".join(get_args(Failure))
@@ -357,12 +359,12 @@ def _event(number: int, record: Any, names: Sequence[str]) -> Happening:
                 f"{where}: failure: found {use.failure!r}, expected null or one of {expected}."
             )
         return use
-    given = _checked(Say, given, where)
+    given = _checked(Message, given, where)
     for end in ("agent", "to"):
         _check_name(given[end], names, f"{where}: {end}")
     if "call" in given:
         given["call"] = _model_call(given["call"], f"{where}: call")
-    return Say(**given)
+    return Message(**given)
 
 
 def _check_name(name: str, names: Sequence[str], where: str) -> None:
@@ -379,7 +381,7 @@ def _model_call(record: Json, where: str) -> ModelCall:
             found = str(message)[:60]
             raise RecordError(f"{where}: given: found {found!r}, expected a role and a text.")
     if "given" in given:
-        given["given"] = [Message(*message) for message in given["given"]]
+        given["given"] = [ChatMessage(*message) for message in given["given"]]
     return ModelCall(**given)
 
 

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from coa.recording.budget import Allowance
 from coa.recording.chat import EpisodeOver, LLMSettings, Mind, Request, amount_of
 from coa.recording.contracts import Malformed
-from coa.recording.episode import SYSTEM, USER, Message, ModelCall, Say, Use
+from coa.recording.episode import SYSTEM, USER, ChatMessage, Message, ModelCall, ToolUse
 from coa.recording.llm_replies import (
     Called,
     Judgement,
@@ -59,7 +59,7 @@ class Talk:
         self.mind, self.settings, self.task_id, self.seed = mind, settings, task_id, seed
         self.allowances = {"": Allowance(settings.task_limit)}
         self.seconds = {"model": 0.0, "tools": 0.0}
-        self._asked: Counter[tuple[str, str, tuple[Message, ...]]] = Counter()
+        self._asked: Counter[tuple[str, str, tuple[ChatMessage, ...]]] = Counter()
 
     async def ask(
         self, desk: EpisodeRecorder, agent: str, read: Callable[[str], T]
@@ -77,7 +77,7 @@ class Talk:
             if cut:
                 complaint = f"Your reply was cut because it is too long. {complaint}"
             facts = {"part": "malformed", "complaint": complaint}
-            desk.add(Say(agent, SYSTEM, call.text, "", facts, True, desk.branch, call))
+            desk.add(Message(agent, SYSTEM, call.text, "", facts, True, desk.branch, call))
             desk.count("malformed_replies")
             desk.tell(agent, complaint)
         times = self.settings.attempts
@@ -120,7 +120,9 @@ class Talk:
         seen = await desk.toolbox.call(ToolCall(called.tool, called.argument))
         self.seconds["tools"] += time.monotonic() - started
         desk.add(
-            Use(agent, called.tool, called.argument, seen.text, seen.failure, branch=desk.branch)
+            ToolUse(
+                agent, called.tool, called.argument, seen.text, seen.failure, branch=desk.branch
+            )
         )
         return seen.text
 
@@ -134,7 +136,7 @@ def say(
     thought: str = "",
     **facts: Any,
 ) -> None:
-    desk.add(Say(agent, to, text, thought, facts, False, desk.branch, call))
+    desk.add(Message(agent, to, text, thought, facts, False, desk.branch, call))
 
 
 def _ends_early(text: str, read: Callable[[str], T], found: T) -> bool:
@@ -345,7 +347,7 @@ class LLMTeam:
         say(desk, "verifier", to, check.text, call, check.thought, **facts)
         if stands:
             facts = {**facts, "part": "verdict"}
-            desk.add(Say(SYSTEM, USER, answer, "The check passed.", facts))
+            desk.add(Message(SYSTEM, USER, answer, "The check passed.", facts))
             desk.episode.answer = answer
         else:
             self.refused = answer

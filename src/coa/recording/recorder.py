@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from coa.errors import ConfigError
-from coa.recording.episode import SYSTEM, Episode, Say, Use
+from coa.recording.episode import SYSTEM, Episode, Message, ToolUse
 from coa.tools.base import Toolbox, ToolCall
 
 T = TypeVar("T")
@@ -59,13 +59,13 @@ class EpisodeRecorder:
         self, agent: str, to: str, text: str, thought: str = "", erred: bool = False, **facts: Any
     ) -> None:
         """A message of an agent; `part` among the facts says what it is."""
-        self.add(Say(agent, to, text, thought, facts, erred, self.branch))
+        self.add(Message(agent, to, text, thought, facts, erred, self.branch))
 
     def tell(self, to: str, text: str) -> None:
         """Carry a result to an agent that did not see it."""
         self.say(SYSTEM, to, text)
 
-    def add(self, event: Say | Use) -> None:
+    def add(self, event: Message | ToolUse) -> None:
         self.episode.events.append(event)
 
     async def use(
@@ -75,7 +75,7 @@ class EpisodeRecorder:
         self.say(agent, SYSTEM, argument, thought, erred, part="query")
         self.calls.add(argument)
         seen = await self.toolbox.call(ToolCall(tool, argument))
-        self.add(Use(agent, tool, argument, seen.text, seen.failure, erred, self.branch))
+        self.add(ToolUse(agent, tool, argument, seen.text, seen.failure, erred, self.branch))
         return seen.text
 
     def count(self, what: str, times: int = 1) -> None:
