@@ -23,8 +23,8 @@ from typing import Any
 
 from coa.distillation.convert import in_one_line
 from coa.io.runs import Json
-from coa.recording.contracts import CRITERIA
 from coa.recording.episode import Episode, ToolUse
+from coa.recording.recorder import CRITERIA
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from coa.environments.gym.tasks import GENERATORS, generators_of, make_tasks, sc
 from coa.environments.gym.team import careless, difference
 from coa.errors import ConfigError
 from coa.io.runs import dumps
-from coa.recording.coding_agents import PARTS
+from coa.recording.agents import agents_of
 from coa.recording.episode import Episode, Message, ToolUse
 from coa.sandbox import Sandbox, SandboxError
 from coa.statistics import wilson
@@ -33,6 +33,7 @@ from scripts import distil, texts_of
 
 pytest.importorskip("reasoning_gym")
 
+TEAM = {agent.name for agent in agents_of("coding")}
 COUNTS = ("wrong_programs", "alarms", "missed_mistakes", "false_alarms")
 TRAINED = [name for name in generators_of("train") if name in KINDS]
 HELD_OUT = [name for name in generators_of("heldout_generator") if name in KINDS]
@@ -174,10 +175,10 @@ def test_agents_are_told_neither_of_mistakes_nor_of_gold(
 ) -> None:
     (episode,) = workshop.record(list(tasks)[:1], Experts(1, 0, 0))
     said = [event for event in episode.events if isinstance(event, Message)]
-    assert {event.agent for event in said} == {"user", "system", *PARTS}
+    assert {event.agent for event in said} == {"user", "system", *TEAM}
     assert not any("erred" in event.text or "mistake" in event.text for event in said)
     for index, event in enumerate(episode.events):
-        if isinstance(event, Message) and event.agent in PARTS:
+        if isinstance(event, Message) and event.agent in TEAM:
             assert len(texts_of(episode, index)[0].split()) > 150
 
 
@@ -197,7 +198,7 @@ def test_every_agent_says_what_follows_from_its_own_context(
     seen = Counter[str]()
     for episode in workshop.record(tasks, Experts(0.6, 0.3, 0.2), 5):
         for index, event in enumerate(episode.events):
-            if not isinstance(event, Message) or event.agent not in PARTS:
+            if not isinstance(event, Message) or event.agent not in TEAM:
                 continue
             _, *context = texts_of(episode, index)
             seen[part_of(event)] += 1

@@ -31,7 +31,7 @@ from coa.recording.episode import (
     load_episodes,
     read_episodes,
 )
-from coa.recording.recorder import EpisodeRecorder, Rates
+from coa.recording.recorder import EpisodeRecorder
 from coa.tasks import Task
 from coa.tools import Tool, Toolbox
 from scripts import TOOLBOX_OF, episodes_of, texts_of
@@ -174,7 +174,7 @@ def test_comparisons_are_looked_up_at_the_same_time_and_say_so() -> None:
 
 
 async def test_what_branches_count_is_added_up_in_their_order() -> None:
-    desk = EpisodeRecorder(episode_of(), random.Random(0), Toolbox(), Rates())
+    desk = EpisodeRecorder(episode_of(), Toolbox())
 
     async def work(own: EpisodeRecorder, wait: float, name: str) -> float:
         await asyncio.sleep(wait)
@@ -249,12 +249,8 @@ def test_records_of_earlier_schemas_are_read(schema: int) -> None:
 @pytest.mark.parametrize(
     ("event", "said"),
     [
-        (
-            {"kind": "use", "agent": "b", "result": "page"},
-            "event 1 is the result of a tool without a call: it names no tool",
-        ),
-        ({"kind": "use", "agent": "b", "tool": "t", "result": "page"}, "it names no argument"),
-        ({"kind": "use", "agent": "b", "tool": "", "argument": "x", "result": ""}, "names no tool"),
+        ({"kind": "use", "agent": "b", "result": "page"}, "event 1: has no tool."),
+        ({"kind": "use", "agent": "b", "tool": "t", "result": "page"}, "event 1: has no argument."),
         ({"kind": "sing", "agent": "b"}, "event 1 has the kind 'sing', expected say or use"),
         ({"kind": "say", "agent": "b", "song": 1}, "event 1: 'song' is not a field of a Message"),
     ],

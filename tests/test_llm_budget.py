@@ -15,7 +15,7 @@ from coa.environments import make_tasks
 from coa.errors import ConfigError
 from coa.io.runs import Json, read_jsonl
 from coa.recording import load_teacher
-from coa.recording.budget import Amount, BudgetSpent, Limit, Price, Purse, find_price
+from coa.recording.budget import Amount, BudgetSpent, Price, Purse, find_price
 from coa.recording.chat import journal_of
 from coa.recording.episode import Message
 from coa.recording.llm import CostEstimate, LLMSettings, LLMTeacher
@@ -69,7 +69,7 @@ async def test_a_run_stops_at_its_budget_and_continues_with_a_larger_one(tmp_pat
 
 async def test_calls_at_once_do_not_spend_what_is_left_twice() -> None:
     """Twenty calls want 100 each of 1000 and use 90: no more are begun than can be paid."""
-    purse, at_once, paid = Purse(Limit(1000)), 0, 0
+    purse, at_once, paid = Purse(1000), 0, 0
 
     async def call() -> None:
         nonlocal at_once, paid

@@ -1,17 +1,19 @@
 """Episode: what a multi-agent system did for one task, before conversion.
 
-Agents have a system prompt and a context of their own: an agent sees only what was said to it, what
-it said, and what its tools returned. Each `Say` of an agent is one model call. What that call was
-given follows from the events before it (`messages_of`), so cost can be counted with any tokenizer
-and with or without a prompt cache; a record of another framework may state it instead
-(`ModelCall.given`). `erred` marks a mistake for later study (an injected one, or a critic's who let
-it pass or objected to sound work); no agent ever sees it.
+An episode lists the agents, the tools that they had, and the events in order: a `Message` is one
+model call of an agent that writes to another, a `ToolUse` is one tool call and its result. Every
+agent has a context of its own: it sees what was said to it, what it said, and what its tools
+returned. So what a model call was given follows from the events before it (`messages_of`), and
+cost can be counted with any tokenizer, with or without a prompt cache. A record of another
+framework may state what a call was given instead (`ModelCall.given`).
 
 Agents that work at the same time are in branches. The events of a branch are in order; those of
 several branches may be mixed, as they happened. An event of no branch ends the branches before it:
 a branch that comes later sees all of them, also where it has the name of one.
 
-Wall-clock figures (`Episode.seconds`) are kept out of the record, as those of trajectories are.
+`erred` marks a mistake for later study (one that was injected, or that of a critic who let one pass
+or objected to sound work); no agent ever sees it. Wall-clock figures (`Episode.seconds`) are not
+part of the record, so that the same work gives the same file.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ SCHEMA = 3
 READABLE = (1, 2, 3)
 """Schema 1 had neither branches nor model calls, schema 2 did not say which tools there were; all
 of these have defaults, so old files read as they are."""
-_FIELDS = "task_id question teacher seed answer error meta agents events".split()
+_PLAIN = ("task_id", "question", "teacher", "seed", "answer", "error", "meta")
+_FIELDS = (*_PLAIN, "agents", "events")
 """Of an episode on disk: each must be there, though it may be null where it has a default."""
 USER = "user"
 SYSTEM = "system"
@@ -117,6 +120,8 @@ class ToolUse:
 
 
 EpisodeEvent = Message | ToolUse
+_KINDS: Mapping[Any, type[Any]] = {"say": Message, "use": ToolUse}
+"""By what an event's `kind` says in a file."""
 
 
 class Tokens(NamedTuple):
@@ -154,25 +159,24 @@ class Episode:
     seconds: dict[str, float] = field(default_factory=dict, compare=False)
     """Wall-clock figures: total, model, tools. Not part of the record."""
 
+    def model_calls(self) -> Iterator[tuple[int, Message]]:
+        """(place, message) of each model call; the user and the code between agents call none."""
+        names = {agent.name for agent in self.agents}
+        for place, event in enumerate(self.events):
+            if isinstance(event, Message) and event.agent in names:
+                yield place, event
+
     @property
     def calls(self) -> list[int]:
-        """Places of the model calls; the user and the code between agents call no model."""
-        names = {agent.name for agent in self.agents}
-        said = enumerate(self.events)
-        return [at for at, event in said if isinstance(event, Message) and event.agent in names]
+        """Places of the model calls among the events."""
+        return [place for place, _ in self.model_calls()]
 
     @property
     def cost(self) -> float | None:
         """Money of all model calls; None when the price of one is not known."""
-        spent = [event.call.cost if event.call else None for event in self._said()]
+        spent = [said.call.cost if said.call else None for _, said in self.model_calls()]
         known = [cost for cost in spent if cost is not None]
         return sum(known) if known and len(known) == len(spent) else None
-
-    def _said(self) -> Iterator[Message]:
-        for place in self.calls:
-            event = self.events[place]
-            assert isinstance(event, Message), event
-            yield event
 
     def messages_of(self, place: int) -> list[ChatMessage]:
         """What the model call at `place` was given, its system prompt first."""
@@ -205,9 +209,7 @@ class Episode:
         """
         prompt = cached = sampled = 0
         sent: dict[str, list[list[ChatMessage]]] = {}
-        for place in self.calls:
-            said = self.events[place]
-            assert isinstance(said, Message), said
+        for place, said in self.model_calls():
             if said.call and said.call.sampled_tokens:
                 prompt += said.call.prompt_tokens
                 cached += said.call.cached_tokens
@@ -224,21 +226,13 @@ class Episode:
         return Tokens(prompt, cached, sampled)
 
     def to_json(self) -> Json:
+        kinds = {kind: name for name, kind in _KINDS.items()}
         return {
             "schema": SCHEMA,
-            "task_id": self.task_id,
-            "question": self.question,
-            "teacher": self.teacher,
-            "seed": self.seed,
-            "answer": self.answer,
-            "error": self.error,
-            "meta": self.meta,
+            **{name: getattr(self, name) for name in _PLAIN},
             "agents": [_plain(agent) for agent in self.agents],
             "tools": [_plain(each) for each in self.tools],
-            "events": [
-                {"kind": "say" if isinstance(event, Message) else "use", **_plain(event)}
-                for event in self.events
-            ],
+            "events": [{"kind": kinds[type(each)], **_plain(each)} for each in self.events],
         }
 
     @classmethod
@@ -255,13 +249,18 @@ class Episode:
         given = _checked(cls, given, "the episode")
         if not given["question"].strip():
             raise RecordError("the question is empty.")
-        given["agents"] = _team(given["agents"])
-        given["tools"] = [
-            ToolSpec(**_checked(ToolSpec, each, "tools")) for each in given.get("tools", [])
-        ]
+        given["agents"] = [AgentSpec(**_checked(AgentSpec, a, "agents")) for a in given["agents"]]
+        tools = given.get("tools", [])
+        given["tools"] = [ToolSpec(**_checked(ToolSpec, each, "tools")) for each in tools]
         names = [agent.name for agent in given["agents"]]
+        for name in names:  # they tell the agents apart, also from those who are none
+            if name in (USER, SYSTEM):
+                expected = "which is no agent; expected another name"
+                raise RecordError(f"agents: found {name!r}, {expected}.")
+            if names.count(name) > 1:
+                raise RecordError(f"agents: found {name!r} twice, expected each agent once.")
         events = enumerate(given.get("events", []), 1)
-        given["events"] = [_event(number, event, names) for number, event in events]
+        given["events"] = [_event(f"event {at}", each, names) for at, each in events]
         return cls(**given)
 
 
@@ -306,72 +305,44 @@ def _checked(kind: type[Any], record: Any, where: str) -> Json:
     """The fields of an episode or of a part of it; one that is null has its default."""
     if not isinstance(record, dict):
         raise RecordError(f"{where}: found {str(record)[:60]!r}, expected an object.")
-    known = [each.name for each in fields(kind)]
-    if unknown := next((name for name in record if name not in known), ""):
-        hint = did_you_mean(unknown, known)
-        raise RecordError(f"{where}: {unknown!r} is not a field of a {kind.__name__}.{hint}")
+    known = {each.name: each for each in fields(kind)}
     given = {name: value for name, value in record.items() if value is not None}
-    for each in fields(kind):
-        if each.name in given:
-            _check(given[each.name], str(each.type), f"{where}: {each.name}")
-        elif each.default is MISSING and each.default_factory is MISSING:
+    for name, value in given.items():
+        if name not in known:
+            hint = did_you_mean(name, known)
+            raise RecordError(f"{where}: {name!r} is not a field of a {kind.__name__}.{hint}")
+        fitting, expected = _EXPECTED[re.split(r"\W", str(known[name].type))[0]]
+        if not isinstance(value, fitting):
+            raise RecordError(f"{where}: {name}: found {repr(value)[:60]}, expected {expected}.")
+    for each in known.values():
+        if each.default is each.default_factory is MISSING and each.name not in given:
             raise RecordError(f"{where}: has no {each.name}.")
     return given
 
 
-def _check(value: Any, declared: str, where: str) -> None:
-    fitting, expected = _EXPECTED[re.split(r"\W", declared)[0]]
-    if not isinstance(value, fitting):
-        raise RecordError(f"{where}: found {repr(value)[:60]}, expected {expected}.")
-
-
-def _team(records: list[Any]) -> list[AgentSpec]:
-    """The agents, whose names tell them apart, also from those who are none."""
-    agents = [AgentSpec(**_checked(AgentSpec, each, "agents")) for each in records]
-    names = [agent.name for agent in agents]
-    for name in names:
-        if name in (USER, SYSTEM):
-            raise RecordError(f"agents: found {name!r}, which is no agent; expected another name.")
-        if names.count(name) > 1:
-            raise RecordError(f"agents: found {name!r} twice, expected each agent once.")
-    return agents
-
-
-def _event(number: int, record: Any, names: Sequence[str]) -> EpisodeEvent:
-    """One event of a team with these names; `number` counts from 1."""
-    where = f"event {number}"
+def _event(where: str, record: Any, names: Sequence[str]) -> EpisodeEvent:
+    """One event of a team with these names."""
     kind = record.get("kind") if isinstance(record, dict) else None
-    if kind not in ("say", "use"):
+    if kind not in _KINDS:
         raise RecordError(f"{where} has the kind {kind!r}, expected say or use.")
     given = {name: value for name, value in record.items() if name != "kind"}
-    if kind == "use":
-        nothing = {"tool": (None, ""), "argument": (None,)}
-        missing = next((name for name in nothing if given.get(name) in nothing[name]), None)
-        if missing:
-            raise RecordError(
-                f"{where} is the result of a tool without a call: it names no {missing}."
-            )
-        use = ToolUse(**_checked(ToolUse, given, where))
-        _check_name(use.agent, names, f"{where}: agent")
-        if use.failure is not None and use.failure not in get_args(Failure):
-            expected = ", ".join(get_args(Failure))
-            raise RecordError(
-                f"{where}: failure: found {use.failure!r}, expected null or one of {expected}."
-            )
-        return use
-    given = _checked(Message, given, where)
+    given = _checked(_KINDS[kind], given, where)
+    known = [*names, USER, SYSTEM]
     for end in ("agent", "to"):
-        _check_name(given[end], names, f"{where}: {end}")
+        if end in given and given[end] not in known:
+            hint = did_you_mean(given[end], known)
+            expected = f"expected a name from agents.{hint}"
+            raise RecordError(f"{where}: {end}: found {given[end]!r}, {expected}")
+    failure = given.get("failure")
+    if failure is not None and failure not in get_args(Failure):
+        expected = ", ".join(get_args(Failure))
+        raise RecordError(
+            f"{where}: failure: found {failure!r}, expected null or one of {expected}."
+        )
     if "call" in given:
         given["call"] = _model_call(given["call"], f"{where}: call")
-    return Message(**given)
-
-
-def _check_name(name: str, names: Sequence[str], where: str) -> None:
-    known = [*names, USER, SYSTEM]
-    if name not in known:
-        hint = did_you_mean(name, known)
-        raise RecordError(f"{where}: found {name!r}, expected a name from agents.{hint}")
+    event: EpisodeEvent = _KINDS[kind](**given)
+    return event
 
 
 def _model_call(record: Json, where: str) -> ModelCall:
@@ -386,7 +357,7 @@ def _model_call(record: Json, where: str) -> ModelCall:
 
 
 def load_episodes(path: Path) -> list[Episode]:
-    """Read an episodes file; a damaged line is named."""
+    """Read an episodes file; the first line that is no episode raises an error that names it."""
     return read_records(path, Episode.from_json)
 
 

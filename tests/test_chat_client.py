@@ -18,8 +18,8 @@ from chat_team import CALLS, PRICES, TASKS, lines, one_line, record, settings, t
 from coa.engines.transport import ServerRefused
 from coa.errors import CoaError, ConfigError, ModelError, RecordError, Unavailable, UsageError
 from coa.io.runs import Json, read_jsonl
-from coa.recording.budget import BudgetSpent
-from coa.recording.chat import Journal, Request, ServedMind, count_tokens, in_turns, journal_of
+from coa.recording.budget import BudgetSpent, Purse
+from coa.recording.chat import ChatClient, Journal, Request, count_tokens, in_turns, journal_of
 from coa.recording.episode import ChatMessage, load_episodes
 from coa.recording.llm import LLMSettings
 
@@ -27,11 +27,11 @@ REQUEST = Request("t", "reader", [ChatMessage("system", "Be brief."), ChatMessag
 
 
 async def ask(server: ChatServer, request: Request = REQUEST, **options: Any) -> Any:
-    mind = ServedMind(settings(server, **options))
+    client = ChatClient(settings(server, **options))
     try:
-        return await mind.answer(request)
+        return await client.answer(request, Purse())
     finally:
-        await mind.close()
+        await client.close()
 
 
 # -- what is counted -----------------------------------------------------------------------------
@@ -133,9 +133,9 @@ def test_settings_that_cannot_work_are_refused() -> None:
     with pytest.raises(ConfigError, match="cannot be less than 0"):
         LLMSettings("openai:m@http://127.0.0.1:1", retries=-1)
     with pytest.raises(ConfigError, match="a budget is 0, expected more than 0"):
-        ServedMind(LLMSettings("openai:m@http://127.0.0.1:1", budget_tokens=0))
+        ChatClient(LLMSettings("openai:m@http://127.0.0.1:1", budget_tokens=0))
     with pytest.raises(ModelError, match=r"is not a model on a server \(openai:NAME@URL\)"):
-        ServedMind(LLMSettings("smollm2-135m"))
+        ChatClient(LLMSettings("smollm2-135m"))
 
 
 # -- trouble with the server ---------------------------------------------------------------------
@@ -286,21 +286,21 @@ async def test_half_a_letter_does_not_cost_the_answer(tmp_path: Path) -> None:
     raw = rb'{"choices": [{"message": {"content": "so \ud83d"}}], "id": "\ud83d"}'
     path = tmp_path / "calls.jsonl"
     with ChatServer(lambda body: Answer(raw=raw)) as server:
-        mind = ServedMind(settings(server), Journal(path))
-        assert (await mind.answer(REQUEST)).call.text == "so ?"
-        await mind.close()
-        mind = ServedMind(settings(server), Journal(path))
-        assert (await mind.answer(REQUEST)).call.text == "so ?"
-        await mind.close()
+        client = ChatClient(settings(server), path)
+        assert (await client.answer(REQUEST, Purse())).call.text == "so ?"
+        await client.close()
+        client = ChatClient(settings(server), path)
+        assert (await client.answer(REQUEST, Purse())).call.text == "so ?"
+        await client.close()
         assert len(server.bodies) == 1
 
 
 async def test_another_seed_asks_anew_even_if_the_server_is_not_told(tmp_path: Path) -> None:
     with ChatServer(lambda body: "so") as server:
-        mind = ServedMind(settings(server, without=["seed"]), Journal(tmp_path / "calls.jsonl"))
+        client = ChatClient(settings(server, without=["seed"]), tmp_path / "calls.jsonl")
         for seed in (0, 1, 0):
-            await mind.answer(Request("t", "reader", REQUEST.messages, seed))
-        await mind.close()
+            await client.answer(Request("t", "reader", REQUEST.messages, seed), Purse())
+        await client.close()
     assert len(server.bodies) == 2 and server.bodies[0] == server.bodies[1]
 
 
