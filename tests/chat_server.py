@@ -184,7 +184,7 @@ class Script:
 
 def script_of(episode: Episode) -> Script:
     script, need = Script(answer=episode.answer or ""), ""
-    for event in in_one_line(episode.events):
+    for _, event in in_one_line(episode.events):
         if not isinstance(event, ToolUse):
             part = event.facts.get("part")
             if part == "query":

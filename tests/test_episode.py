@@ -133,7 +133,7 @@ def test_branches_are_put_one_after_the_other_and_nothing_is_lost() -> None:
         Message("a", "b", "m2"),
         Message("b", "a", "end", branch="3"),
     ]
-    texts = [event.text for event in in_one_line(events) if isinstance(event, Message)]
+    texts = [event.text for _, event in in_one_line(events) if isinstance(event, Message)]
     assert texts == ["m1", "21", "22", "101", "102", "m2", "end"]
 
 
@@ -142,11 +142,11 @@ def test_putting_in_one_line_keeps_every_event_and_the_order_of_each_branch(
     branches: list[str],
 ) -> None:
     events = [Message("a", "b", str(n), branch=branch) for n, branch in enumerate(branches)]
-    line = list(in_one_line(events))
+    line = [event for _, event in in_one_line(events)]
     assert sorted(line, key=lambda e: int(e.text)) == events
     for branch in set(branches):
         assert [e for e in line if e.branch == branch] == [e for e in events if e.branch == branch]
-    assert list(in_one_line(line)) == line
+    assert in_one_line(line) == list(enumerate(line, start=1))
 
 
 def test_comparisons_are_looked_up_at_the_same_time_and_say_so() -> None:

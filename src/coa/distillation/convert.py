@@ -10,9 +10,8 @@ training can weigh them. What cannot be converted is rejected with a reason; not
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import islice
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from coa.errors import CoaError, did_you_mean
@@ -22,7 +21,6 @@ from coa.grammar.prompt import PromptKind
 from coa.recording.episode import SYSTEM, USER, Episode, EpisodeEvent, Message, ToolUse
 from coa.trajectory import Author, Segment, StopReason, Trajectory, Usage
 
-Span = tuple[int, int]
 LEAD = " "
 """Opens every block: a name right after a tag would be other tokens than the same name in running
 text, and a small model copies tokens. Without it half of the wrong answers were misspelt copies."""
@@ -36,8 +34,8 @@ _BLOCKS: Mapping[str, Kind] = {
     "check": "check",
 }
 """What becomes of a message by its part, where the grammar has such a role."""
-
-
+_PARTS = (*_BLOCKS, "query", "finding", "verdict", "failure", "malformed")
+"""Of messages; the last two do not appear in a chain, and neither does one without a part."""
 _RATED = ("alarm", "approval", "check")
 """Parts of a critic; a check is an objection where the grammar has none."""
 _RATINGS = ("good", "average", "fair", "poor")
@@ -55,37 +53,12 @@ class NotConvertible(CoaError, ValueError):
         self.reason, self.detail = reason, detail
 
 
-class _Thought(NamedTuple):
+class _Piece(NamedTuple):
+    """Text for a block, and the event that it is of."""
+
     text: str
-    erred: bool = False
-    where: str = ""
-    """The event that it is of."""
-
-
-@dataclass
-class _Turn:
-    """Blocks of the model turn that is being put together."""
-
-    blocks: list[Block] = field(default_factory=list)
-    marks: list[list[Span]] = field(default_factory=list)
-    """For each block the spans of its text that hold a mistake."""
-    thoughts: list[_Thought] = field(default_factory=list)
-    """What is to be thought before the next block."""
-
-    def flush_thoughts(self, role: str) -> None:
-        """One think block of all thoughts; among sound ones only the mistakes are marked."""
-        thoughts, self.thoughts = self.thoughts or [_Thought("Next step.")], []
-        self.add(role, " ".join(each.text for each in thoughts), all(t.erred for t in thoughts))
-        if not self.marks[-1]:
-            position = len(f"<{role}>{LEAD}")
-            for text, erred, _ in thoughts:
-                if erred:
-                    self.marks[-1].append((position, position + len(text)))
-                position += len(text) + 1
-
-    def add(self, role: str, body: str, erred: bool = False) -> None:
-        self.blocks.append(Block(role, f"{LEAD}{body}"))
-        self.marks.append([(0, len(f"<{role}>{LEAD}{body}</{role}>"))] if erred else [])
+    erred: bool
+    where: str
 
 
 def convert(episode: Episode, grammar: Grammar, prompt: PromptKind = "compact") -> Trajectory:
@@ -104,18 +77,30 @@ def convert(episode: Episode, grammar: Grammar, prompt: PromptKind = "compact") 
         meta=dict(episode.meta),
     )
     writer = _Writer(grammar, trajectory)
-    places = list(_places(episode.events))
-    events = [episode.events[place] for place in places]
-    for at, (place, event) in enumerate(zip(places, events, strict=True)):
-        writer.where = _where(place + 1, event)
+    ordered = in_one_line(episode.events)
+    for at, (number, event) in enumerate(ordered, start=1):
+        writer.where = _where(number, event)
         if isinstance(event, ToolUse):
             writer.call(event)
         else:
-            later = events[at + 1 :]
+            later = [event for _, event in ordered[at:]]
             writer.say(event, replans=_replans(later), refused=_refused(later))
     assert episode.answer is not None, episode.task_id
     writer.finish(episode.answer)
     return trajectory
+
+
+def in_one_line(events: Sequence[EpisodeEvent]) -> list[tuple[int, EpisodeEvent]]:
+    """(number from 1, event), each branch whole and in its order, and branch 2 before branch 10;
+    what came between branches stays there."""
+    ended = accumulate(not event.branch for event in events)
+    numbered = zip(ended, enumerate(events, start=1), strict=True)
+
+    def place(each: tuple[int, tuple[int, EpisodeEvent]]) -> tuple[int, int, str]:
+        branch = each[1][1].branch
+        return each[0], len(branch), branch
+
+    return [event for _, event in sorted(numbered, key=place)]
 
 
 def _replans(later: Sequence[EpisodeEvent]) -> bool:
@@ -127,11 +112,11 @@ def _replans(later: Sequence[EpisodeEvent]) -> bool:
 def _refused(later: Sequence[EpisodeEvent]) -> bool:
     """Whether the next check fails."""
     checks = (e for e in later if isinstance(e, Message) and _part(e) == "check")
-    return any(e.facts.get("score", FAILED) <= FAILED for e in islice(checks, 1))
+    return _fails(next(checks, None))
 
 
-_PARTS = (*_BLOCKS, "query", "finding", "verdict", "failure", "malformed")
-"""Of messages; the last two do not appear in a chain, and neither does one without a part."""
+def _fails(check: Message | None) -> bool:
+    return check is not None and bool(check.facts.get("score", FAILED) <= FAILED)
 
 
 def _part(event: Message) -> str:
@@ -184,38 +169,20 @@ def _words(text: str) -> str:
     return " ".join(re.findall(r"\w+", text.casefold()))
 
 
-def in_one_line(events: Sequence[EpisodeEvent]) -> Iterator[EpisodeEvent]:
-    """The events, each branch whole and in its order; what came between branches stays there."""
-    return (events[place] for place in _places(events))
-
-
-def _places(events: Sequence[EpisodeEvent]) -> Iterator[int]:
-    """Where the events of one line stand in the record."""
-    branches: dict[str, list[int]] = {}
-    for place, event in enumerate(events):
-        if event.branch:
-            branches.setdefault(event.branch, []).append(place)
-            continue
-        yield from _whole(branches)
-        branches = {}
-        yield place
-    yield from _whole(branches)
-
-
-def _whole(branches: Mapping[str, list[int]]) -> Iterator[int]:
-    for name in sorted(branches, key=lambda name: (len(name), name)):  # 2 before 10
-        yield from branches[name]
-
-
 class _Writer:
     """Builds the trajectory turn by turn, keeping it legal at every block."""
 
     def __init__(self, grammar: Grammar, trajectory: Trajectory) -> None:
         self.grammar, self.trajectory = grammar, trajectory
         self.state = GrammarState()
-        self.turn = _Turn()
         self.where = ""
         """The event that is written, as a rejection names it."""
+        self.blocks: list[Block] = []
+        """Of the model turn that is being put together."""
+        self.errs: list[tuple[int, int]] = []
+        """Spans of its text that hold a mistake."""
+        self.thoughts: list[_Piece] = []
+        """What is to be thought before the next block."""
         self.usage = Usage()
         self.thinker = next(iter(grammar.of_kind("think")), "")
         self.roles = {part: next(iter(grammar.of_kind(kind)), "") for part, kind in _BLOCKS.items()}
@@ -232,7 +199,7 @@ class _Writer:
         """
         part = _part(event)
         if part == "check" and not self.roles[part]:
-            part = "alarm" if event.facts.get("score", FAILED) <= FAILED else ""
+            part = "alarm" if _fails(event) else ""
         if part in ("alarm", "approval"):
             self._check_ratings(event)
         role = self.roles.get(part, "")
@@ -254,7 +221,7 @@ class _Writer:
 
     def _think(self, text: str, erred: bool = False) -> None:
         if text.strip():
-            self.turn.thoughts.append(_Thought(" ".join(text.split()), erred, self.where))
+            self.thoughts.append(_Piece(" ".join(text.split()), erred, self.where))
 
     def _check_ratings(self, event: Message) -> None:
         """Raise unless a critic rates by the criteria of the grammar, where it has any."""
@@ -341,19 +308,28 @@ class _Writer:
     def _block(self, role: str, body: str, erred: bool = False) -> None:
         """Add a block, thinking first where the grammar wants it."""
         if self.thinker and self.thinker in self.grammar.allowed(self.state):
-            for thought in self.turn.thoughts:
-                self._refuse_tags(self.thinker, thought.text, thought.where)
-            self.turn.flush_thoughts(self.thinker)
-            self._advance(self.turn.blocks[-1])
-        self._refuse_tags(role, body, self.where)
-        self.turn.add(role, body.strip(), erred)
-        self._advance(self.turn.blocks[-1])
+            thoughts, self.thoughts = self.thoughts, []
+            self._add(self.thinker, *(thoughts or [_Piece("Next step.", False, self.where)]))
+        self._add(role, _Piece(body.strip(), erred, self.where))
 
-    def _refuse_tags(self, role: str, body: str, where: str) -> None:
-        if found := self.grammar.tag_pattern.search(body):
-            raise NotConvertible(
-                "a block would hold a tag of the grammar", f"{where}: <{role}> holds {found[0]}"
-            )
+    def _add(self, role: str, *pieces: _Piece) -> None:
+        """Add a block of these pieces; among sound ones only the mistakes are marked."""
+        for text, _, where in pieces:
+            if found := self.grammar.tag_pattern.search(text):
+                raise NotConvertible(
+                    "a block would hold a tag of the grammar", f"{where}: <{role}> holds {found[0]}"
+                )
+        position = len(self.grammar.render(self.blocks)) + bool(self.blocks)
+        block = Block(role, LEAD + " ".join(piece.text for piece in pieces))
+        if all(piece.erred for piece in pieces):
+            self.errs.append((position, position + len(self.grammar.render([block]))))
+        else:
+            position += len(f"<{role}>{LEAD}")
+            for text, erred, _ in pieces:
+                self.errs += [(position, position + len(text))] if erred else []
+                position += len(text) + 1
+        self.blocks.append(block)
+        self._advance(block)
 
     def _advance(self, block: Block) -> None:
         moved = self.grammar.advance(self.state, block)
@@ -362,11 +338,7 @@ class _Writer:
         self.state = moved
 
     def _end_turn(self) -> None:
-        text = self.grammar.render(self.turn.blocks)
-        errs, position = [], 0
-        for block, marks in zip(self.turn.blocks, self.turn.marks, strict=True):
-            errs += [(position + start, position + end) for start, end in marks]
-            position += len(self.grammar.render([block])) + 1
-        self.trajectory.segments.append(Segment(Author.MODEL, text, errs=errs))
+        text = self.grammar.render(self.blocks)
+        self.trajectory.segments.append(Segment(Author.MODEL, text, errs=self.errs))
         self.usage.turns += 1
-        self.turn = _Turn(thoughts=self.turn.thoughts)
+        self.blocks, self.errs = [], []
