@@ -204,7 +204,7 @@ def test_a_plan_may_be_impossible() -> None:
     ],
 )
 def test_a_call_may_be_written_in_many_ways(text: str) -> None:
-    assert read_call(text, [SEARCH]) == Called("I search.", "wiki_search", "capital of Peru")
+    assert read_call(text, [SEARCH]) == Called("wiki_search", "capital of Peru", "I search.")
 
 
 def test_a_line_alone_can_only_be_what_the_tool_is_given() -> None:
@@ -234,7 +234,7 @@ def test_which_tool_is_named_where_there_are_several() -> None:
     ],
 )
 def test_a_program_is_what_stands_in_the_fence(text: str) -> None:
-    assert read_call(text, [CODE]) == Called("I add.", "code", "```py\nprint(1 + 2)\n```")
+    assert read_call(text, [CODE]) == Called("code", "```py\nprint(1 + 2)\n```", "I add.")
 
 
 def test_what_a_model_imagines_after_its_call_is_not_part_of_it() -> None:
@@ -280,7 +280,7 @@ def test_a_report_is_found_missing_or_plain_text() -> None:
 
 def test_a_reader_with_a_tool_calls_or_reports() -> None:
     called = read_report("THOUGHT: I open it.\nINPUT: https://a.example/", [CRAWL])
-    assert called == Called("I open it.", "crawl_page", "https://a.example/")
+    assert called == Called("crawl_page", "https://a.example/", "I open it.")
     assert read_report("REPORT: so", [CRAWL]) == Report("so")
     with pytest.raises(Malformed, match="not both"):
         read_report("INPUT: x\nREPORT: y", [CRAWL])

@@ -249,7 +249,7 @@ def test_a_file_that_holds_no_episodes_is_named_with_its_line(tmp_path: Path) ->
     with pytest.raises(RecordError, match=r"e\.jsonl:1: found episode schema 7, expected 3"):
         load_episodes(path)
     path.write_text('{"schema": 1, "events": []}\n')
-    with pytest.raises(RecordError, match=r"e\.jsonl:1: no field 'task_id'"):
+    with pytest.raises(RecordError, match=r"e\.jsonl:1: the episode has no field 'task_id'"):
         load_episodes(path)
 
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
+from os.path import commonprefix
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -217,7 +218,7 @@ class Episode:
                 continue
             given = self.messages_of(place)
             earlier = sent.setdefault(said.agent, [])
-            shared = max((_common(given, before) for before in earlier), default=0)
+            shared = max((len(commonprefix([given, before])) for before in earlier), default=0)
             lengths = [count(message.text) for message in given]
             prompt += sum(lengths)
             cached += sum(lengths[:shared])
@@ -242,8 +243,9 @@ class Episode:
                 f"found episode schema {record.get('schema')!r}, expected {SCHEMA}. "
                 "Is this an episodes.jsonl from `coa record`?"
             )
-        given = {name: record[name] for name in _FIELDS}
-        given["tools"] = record.get("tools")
+        if missing := [name for name in _FIELDS if name not in record]:
+            raise RecordError(f"the episode has no field {missing[0]!r}.")
+        given = {name: record.get(name) for name in (*_FIELDS, "tools")}
         if isinstance(given["task_id"], int | float):  # a task file may have numbers as ids, too
             given["task_id"] = str(given["task_id"])
         given = _checked(cls, given, "the episode")
@@ -270,12 +272,6 @@ def _seen_by(agent: str, event: EpisodeEvent) -> list[ChatMessage]:
     if event.agent == agent:
         return [ChatMessage("assistant", event.written)] if event.written else []
     return [ChatMessage("user", event.text)] if event.to == agent and event.text else []
-
-
-def _common(one: Sequence[ChatMessage], other: Sequence[ChatMessage]) -> int:
-    """How many messages both begin with."""
-    pairs = zip(one, other, strict=False)
-    return next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 
 
 def _plain(record: AgentSpec | ToolSpec | EpisodeEvent | ModelCall) -> Json:
@@ -323,7 +319,7 @@ def _checked(kind: type[Any], record: Any, where: str) -> Json:
 def _event(where: str, record: Any, names: Sequence[str]) -> EpisodeEvent:
     """One event of a team with these names."""
     kind = record.get("kind") if isinstance(record, dict) else None
-    if kind not in _KINDS:
+    if kind not in list(_KINDS):  # a list, since what stands there may not be hashable
         raise RecordError(f"{where} has the kind {kind!r}, expected say or use.")
     given = {name: value for name, value in record.items() if name != "kind"}
     given = _checked(_KINDS[kind], given, where)
@@ -366,7 +362,5 @@ def read_episodes(path: Path) -> Iterator[tuple[int, Episode | RecordError]]:
     for number, record in read_jsonl(path):
         try:
             yield number, Episode.from_json(record)
-        except KeyError as missing:
-            yield number, RecordError(f"the episode has no field {missing}.")
-        except (AttributeError, TypeError, ValueError) as wrong:
-            yield number, RecordError(" ".join(str(wrong).split()))
+        except RecordError as wrong:
+            yield number, wrong

@@ -136,11 +136,11 @@ class LLMTeam:
         recorder.count("estimated_calls", paid.estimated)
         return paid
 
-    async def _use(
-        self, recorder: EpisodeRecorder, agent: str, called: Called, call: ModelCall
-    ) -> str:
-        """The agent makes the call that it has decided on."""
-        return await recorder.use(agent, called.tool, called.argument, called.thought, call=call)
+    async def _act(self, recorder: EpisodeRecorder, agent: str) -> tuple[Called, str]:
+        """An agent decides on a tool call and makes it; the call and what came back."""
+        read = partial(read_call, tools=self.roster.tools[agent], made=recorder.calls)
+        called, call = await self._ask(recorder, agent, read)
+        return called, await recorder.use(agent, *called, call=call)
 
     def _tell(self, recorder: EpisodeRecorder, agent: str, text: str) -> None:
         """Carry something to an agent; the first time with the question."""
@@ -222,9 +222,7 @@ class LLMTeam:
         wanted = f"Step {number}: {step.text}"
         self._tell(recorder, step.agent, wanted)
         for _ in range(self.settings.rounds):
-            read = partial(read_call, tools=self.roster.tools[step.agent], made=recorder.calls)
-            called, call = await self._ask(recorder, step.agent, read)
-            result = await self._use(recorder, step.agent, called, call)
+            _, result = await self._act(recorder, step.agent)
             for agent in ("reader", self.roster.critic):
                 self._tell(recorder, agent, f"{wanted}\n{result}")
             report, todo = await self._reported(recorder)
@@ -253,8 +251,7 @@ class LLMTeam:
             said, call = await self._ask(recorder, "reader", read)
             if isinstance(said, Report):
                 return said, call
-            result = await self._use(recorder, "reader", said, call)
-            recorder.tell(self.roster.critic, result)
+            recorder.tell(self.roster.critic, await recorder.use("reader", *said, call=call))
         raise EpisodeOver("the reader opened one thing after the other and reported nothing")
 
     async def _compute(self, recorder: EpisodeRecorder, wanted: str) -> str:
@@ -264,9 +261,7 @@ class LLMTeam:
         for agent in ("coder", self.roster.critic):
             self._tell(recorder, agent, f"Plan:\n{self.plan}\n{known}To do: {wanted}")
         for _ in range(self.settings.rounds):
-            read = partial(read_call, tools=self.roster.tools["coder"], made=recorder.calls)
-            called, call = await self._ask(recorder, "coder", read)
-            result = await self._use(recorder, "coder", called, call)
+            called, result = await self._act(recorder, "coder")
             recorder.tell(self.roster.critic, f"Program:\n{called.argument}\nOutput:\n{result}")
             todo = await self._judge(recorder, "coder", "coder")
             if not todo:

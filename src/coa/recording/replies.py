@@ -88,9 +88,9 @@ class Planned(NamedTuple):
 class Called(NamedTuple):
     """A tool call that an agent decided on."""
 
-    thought: str
     tool: str
     argument: str
+    thought: str = ""
 
 
 class Report(NamedTuple):
@@ -276,7 +276,7 @@ def read_call(reply: str, tools: Sequence[Tool], made: Collection[str] = ()) -> 
         raise Malformed("There is no call. Write a line that begins with INPUT:")
     if _filled(argument, "INPUT") in made:
         raise Malformed("This call was made before and brings the same again. Write another one.")
-    return Called(thought, tool.name, argument)
+    return Called(tool.name, argument, thought)
 
 
 def _tool_of(said: _Reply, tools: Sequence[Tool]) -> Tool:
