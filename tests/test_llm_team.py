@@ -441,3 +441,12 @@ async def test_a_call_that_was_made_before_is_not_made_again(tmp_path: Path) -> 
     assert len(played.chains) == 1 and len(played.said("malformed")) == 1
     used = [event.argument for event in played.episodes[0].events if isinstance(event, ToolUse)]
     assert len(used) == len(set(used)) == 2
+
+
+async def test_tasks_of_several_environments_share_the_team_and_its_journal(tmp_path: Path) -> None:
+    sets = ("atlas-mhqa", "atlas-web")
+    tasks = [task for name in sets for task in make_tasks(name, "train", 1, seed=5)]
+    with ChatServer(lambda body: "IMPOSSIBLE: I do not know.") as server:
+        episodes = await record(server, TaskSet(tuple(tasks)), tmp_path / "episodes.jsonl")
+    assert [episode.task_id for episode in episodes] == [task.id for task in tasks]
+    assert len(server.bodies) == 2

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from coa.errors import CoaError, ConfigError, did_you_mean
 from coa.io.settings import find_recipe, load_recipe
@@ -20,11 +19,6 @@ MILLION = 1_000_000
 
 class BudgetSpent(CoaError, RuntimeError):
     """The budget of the run does not suffice for another call."""
-
-    def beside(self, out: Path) -> BudgetSpent:
-        """The same, with how far the recording into a file has come."""
-        done = out.read_bytes().count(b"\n") if out.is_file() else 0
-        return BudgetSpent(f"{out}: {done} tasks are done; {self}")
 
 
 @dataclass(frozen=True)

@@ -100,8 +100,6 @@ class Request:
     messages: list[ChatMessage]
     seed: int = 0
     branch: str = ""
-    ordinal: int = 0
-    """How many requests like this one its agent has made before."""
 
     @property
     def prompt_tokens(self) -> int:
@@ -223,13 +221,13 @@ class ChatClient:
         self._purse.spent = self._journal.spent
 
     def body(self, request: Request) -> Json:
-        """What is sent. An agent that asks the same again gets another seed."""
+        """What is sent."""
         body: Json = {
             "model": self.model,
             "messages": [{"role": m.role, "content": m.text} for m in in_turns(request.messages)],
             "temperature": self.settings.temperature,
             "max_tokens": self.settings.max_tokens,
-            "seed": request.seed + request.ordinal,
+            "seed": request.seed,
             **self.settings.extra,
         }
         if "max_completion_tokens" in self.settings.extra:  # servers refuse to be given both
@@ -317,7 +315,8 @@ class ChatClient:
 
 def _key(body: Json, request: Request) -> str:
     """Of everything that an answer depends on, and of who asks for it."""
-    asker = [request.task_id, request.seed, request.agent, request.branch, request.ordinal]
+    # The 0 was once a count; journals that are continued have it in their keys.
+    asker = [request.task_id, request.seed, request.agent, request.branch, 0]
     text = json.dumps([body, asker], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
-from os.path import commonprefix
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -218,7 +218,7 @@ class Episode:
                 continue
             given = self.messages_of(place)
             earlier = sent.setdefault(said.agent, [])
-            shared = max((len(commonprefix([given, before])) for before in earlier), default=0)
+            shared = max((_common(given, before) for before in earlier), default=0)
             lengths = [count(message.text) for message in given]
             prompt += sum(lengths)
             cached += sum(lengths[:shared])
@@ -272,6 +272,12 @@ def _seen_by(agent: str, event: EpisodeEvent) -> list[ChatMessage]:
     if event.agent == agent:
         return [ChatMessage("assistant", event.written)] if event.written else []
     return [ChatMessage("user", event.text)] if event.to == agent and event.text else []
+
+
+def _common(one: Sequence[ChatMessage], other: Sequence[ChatMessage]) -> int:
+    """How many messages both begin with."""
+    pairs = zip(one, other, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def _plain(record: AgentSpec | ToolSpec | EpisodeEvent | ModelCall) -> Json:

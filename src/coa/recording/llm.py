@@ -19,7 +19,6 @@ twice.
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -32,7 +31,7 @@ from coa.io.runs import Json
 from coa.io.settings import to_json
 from coa.models.references import resolve
 from coa.recording.agents import CODE, Roster, roster_for
-from coa.recording.budget import MILLION, BudgetSpent, Price, Purse, find_price
+from coa.recording.budget import MILLION, Price, Purse, find_price
 from coa.recording.chat import (
     ChatClient,
     EpisodeOver,
@@ -42,7 +41,7 @@ from coa.recording.chat import (
     count_tokens,
     journal_of,
 )
-from coa.recording.episode import SYSTEM, USER, ChatMessage, Episode, ModelCall
+from coa.recording.episode import SYSTEM, USER, Episode, ModelCall
 from coa.recording.recorder import CRITERIA, EpisodeRecorder
 from coa.recording.replies import (
     Called,
@@ -81,7 +80,6 @@ class LLMTeam:
         self.reports: list[str] = []
         self._purses = {"": Purse(settings.task_tokens, settings.task_money)}
         """What each branch may spend."""
-        self._asked: Counter[tuple[str, str, tuple[ChatMessage, ...]]] = Counter()
 
     async def work(self, recorder: EpisodeRecorder) -> None:
         try:
@@ -127,10 +125,7 @@ class LLMTeam:
     async def _call(self, recorder: EpisodeRecorder, agent: str) -> Paid:
         episode, branch = recorder.episode, recorder.branch
         messages = episode.context_of(agent, branch, episode.events)
-        same = (agent, branch, tuple(messages))
-        ordinal = self._asked[same]
-        self._asked[same] += 1
-        request = Request(episode.task_id, agent, messages, episode.seed, branch, ordinal)
+        request = Request(episode.task_id, agent, messages, episode.seed, branch)
         with recorder.timed("model"):
             paid = await self.client.answer(request, self._purses[branch])
         recorder.count("estimated_calls", paid.estimated)
@@ -298,11 +293,11 @@ class LLMTeam:
         (thought, answer), call = await self._ask(recorder, "verifier", read_answer)
         recorder.say("verifier", "verifier", answer, thought, call=call, part="suggestion")
         recorder.tell("verifier", "Check this answer as if somebody else had given it.")
-        check, call = await self._ask(recorder, "verifier", read_check)
-        stands = check.score >= PASSED
+        (thought, reason, score), call = await self._ask(recorder, "verifier", read_check)
+        stands = score >= PASSED
         to = "verifier" if stands else "planner"
-        facts: dict[str, Any] = {"part": "check", "score": check.score}
-        recorder.say("verifier", to, check.text, check.thought, call=call, **facts)
+        facts: dict[str, Any] = {"part": "check", "score": score}
+        recorder.say("verifier", to, reason, thought, call=call, **facts)
         if stands:
             recorder.say(SYSTEM, USER, answer, "The check passed.", **{**facts, "part": "verdict"})
             recorder.episode.answer = answer
@@ -464,8 +459,6 @@ class LLMTeacher:
         client = self._client = ChatClient(self.settings, journal_of(out))
         try:
             yield self
-        except BudgetSpent as spent:
-            raise spent.beside(out) from None
         finally:
             self._client = None
             await client.close()

@@ -114,7 +114,8 @@ def run_recording(recording: Recording, out: Path) -> Recorded:
         try:
             lines = asyncio.run(_record(job, out))
         except BudgetSpent as spent:
-            raise spent.beside(out) from None
+            done = out.read_bytes().count(b"\n") if out.is_file() else 0
+            raise BudgetSpent(f"{out}: {done} tasks are done; {spent}") from None
     return Recorded.of(out, [line.record for line in lines])
 
 
@@ -147,6 +148,7 @@ def rehearse_recording(recording: Recording, out: Path) -> Rehearsal | CostEstim
 
 
 class _Job(NamedTuple):
+    environments: Sequence[Environment]
     teacher: Teacher
     """Of the first environment."""
     tasks: list[Task]
@@ -204,7 +206,7 @@ def _prepared(asked: Recording, out: Path) -> _Job:
     # A grammar that was asked for is told by its name.
     claimed |= {name: value for name, value in inputs.items() if name not in claimed}
     workers = _workers(asked.workers, teachers, environments, len(public))
-    return _Job(first, public, settings, claimed, workers)
+    return _Job(environments, first, public, settings, claimed, workers)
 
 
 def _teacher_of(env: Environment, asked: str) -> Any:
@@ -253,8 +255,7 @@ async def _inputs(
 
 async def _estimated(job: _Job, tasks: Sequence[Task], tools: ToolSettings) -> CostEstimate:
     """What a teacher says that recording these tasks will cost."""
-    environments = [Environment.received(each) for each in job.settings["environments"]]
-    async with open_environments(environments, tools=tools, dry=True) as opened:
+    async with open_environments(job.environments, tools=tools, dry=True) as opened:
         estimate: CostEstimate = await job.teacher.estimate(tasks, opened.toolbox)  # type: ignore[attr-defined]
         return estimate
 
@@ -305,19 +306,25 @@ async def recorder(settings: Json) -> AsyncIterator[Work]:
     kinds = [Task.from_json(task) for task in settings["tasks"]]
     async with AsyncExitStack() as stack:
         held = await stack.enter_async_context(open_environments(environments, kinds, tools))
-        teachers: dict[str, Any] = {}
-        for env in environments:
-            teacher: Any = load_teacher(
-                _teacher_of(env, settings["teacher"]), **settings["options"]
-            )
-            if settings["out"] and hasattr(teacher, "opened"):  # it keeps something beside the file
-                teacher = await stack.enter_async_context(teacher.opened(Path(settings["out"])))
-            teachers[env.name] = teacher
+        teachers: dict[Any, Any] = {}
+        """By what names them; environments that have the same share it, and its open files."""
+
+        async def opened(env: Environment) -> Any:
+            reference = _teacher_of(env, settings["teacher"])
+            key = reference if isinstance(reference, str) else id(reference)
+            if key not in teachers:
+                teacher: Any = load_teacher(reference, **settings["options"])
+                if settings["out"] and hasattr(teacher, "opened"):
+                    teacher = await stack.enter_async_context(teacher.opened(Path(settings["out"])))
+                teachers[key] = teacher
+            return teachers[key]
+
+        at_work = {env.name: await opened(env) for env in environments}
 
         async def record(item: Json) -> Json:
             task, begun = Task.from_json(item), time.monotonic()
             async with held.session(task) as session:
-                teacher, toolbox = teachers[held.of(task).name], session.tools
+                teacher, toolbox = at_work[held.of(task).name], session.tools
                 episode = await recorded(teacher, task, toolbox, settings["seed"])
                 tools = [ToolSpec(t.name, t.about, t.body, t.schema) for t in toolbox.values()]
                 episode.tools = episode.tools or tools

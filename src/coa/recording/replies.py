@@ -101,32 +101,12 @@ class Report(NamedTuple):
 
 
 class Judgement(NamedTuple):
-    """What a critic thinks of a step; `ratings` is empty where the team does not rate."""
+    """What a critic thinks of a step; the text holds the ratings, where the team rates."""
 
     todo: Todo
     reason: str
-    ratings: Mapping[str, str]
+    text: str
     thought: str = ""
-
-    @property
-    def text(self) -> str:
-        """With the ratings, in the form that grammars read."""
-        if not self.ratings:
-            return self.reason
-        return f"{ratings(*(self.ratings[name] for name in CRITERIA))} {self.reason}"
-
-
-class Check(NamedTuple):
-    """What the verifier thinks of an answer, from 1 to 4."""
-
-    thought: str
-    reason: str
-    score: int
-
-    @property
-    def text(self) -> str:
-        """Without the score, which chains get where they have a place for it."""
-        return self.reason or f"Score: {self.score}"
 
 
 # -- labels ----------------------------------------------------------------------------------
@@ -220,8 +200,8 @@ def _filled(text: str, where: str) -> str:
 
 def read_plan(reply: str, workers: Sequence[str], first: bool = False) -> Planned:
     """`first`: a plan that begins the work, so that somebody has to do something."""
-    said = _Reply(reply, "THOUGHT", "IMPOSSIBLE", "PLAN", "STEPS")
-    told = said.parts.get("PLAN") or said.parts.get("STEPS") or said.text  # a thought may list, too
+    said = _Reply(reply, "THOUGHT", "IMPOSSIBLE", "PLAN")
+    told = said.parts.get("PLAN") or said.text  # a thought may be a list as well
     lines = [(int(number), text) for number, text in _STEP.findall(told)]
     if not _NONE.fullmatch(reason := said.line("IMPOSSIBLE")):
         if lines:
@@ -353,10 +333,12 @@ def read_judgement(reply: str, rated: bool) -> Judgement:
     if todo and not reason:
         raise Malformed("Write a line that begins with REASON: and says what is wrong.")
     reason = _filled(reason or "The work is sound.", "REASON")
-    judged = Judgement(todo, reason, found, thought if rated else "")
-    if rated and parse_ratings(judged.text, CRITERIA) != found:
+    if not rated:
+        return Judgement(todo, reason, reason)
+    text = f"{ratings(*(found[name] for name in CRITERIA))} {reason}"
+    if parse_ratings(text, CRITERIA) != found:
         raise Malformed("The reason states other ratings. Give each rating once.")
-    return judged
+    return Judgement(todo, reason, text, thought)
 
 
 def _verdict(said: _Reply) -> Todo:
@@ -391,12 +373,13 @@ def read_answer(reply: str) -> tuple[str, str]:
     return said.line("THOUGHT"), _filled(inside.strip("*` \t\n"), "ANSWER")
 
 
-def read_check(reply: str) -> Check:
+def read_check(reply: str) -> tuple[str, str, int]:
+    """(thought, reason, score) of a verifier that checks an answer."""
     said = _Reply(reply, "REASON", "SCORE", "THOUGHT", "ANSWER")
     stated = f"Score: {said.line('SCORE')}" if "SCORE" in said.parts else said.text
     if (score := parse_score(stated)) is None:
         raise Malformed("Write a line that begins with SCORE: and holds a number from 1 to 4.")
-    check = Check(said.line("THOUGHT"), said.line("REASON"), score)
-    if parse_score(check.reason) not in (None, score):
+    reason = said.line("REASON")
+    if parse_score(reason) not in (None, score):
         raise Malformed("The reason states another score. Give the score once.")
-    return check
+    return said.line("THOUGHT"), reason or f"Score: {score}", score
