@@ -280,10 +280,6 @@ def test_an_event_that_cannot_be_read_is_one_clear_line_and_the_rest_goes_on(
             episode_of(Message("b", "a", "I work", facts={"question": "where is it?"})),
             r"event 2 \(b\): says 'where is it\?', the episode 'q\?'",
         ),
-        (
-            episode_of(Message("c", "a", "hello")),
-            r"an agent that the episode does not list took part: event 2 \(c\)",
-        ),
         (episode_of(answer=None), "the episode has no answer"),
     ],
 )

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from coa.grammar.grammar import parse_ratings, parse_score
 from coa.recording.agents import (
-    VERIFY_CONTRACT,
     call_contract,
     judge_contract,
     plan_contract,
     report_contract,
+    verify_contract,
 )
 from coa.recording.recorder import CRITERIA
 from coa.recording.replies import (
@@ -100,8 +100,8 @@ def test_any_text_is_read_or_refused(name: str, text: str) -> None:
         ("report or call", report_contract([CRAWL])),
         ("judgement", judge_contract(rated=False, coding=False)),
         ("judgement", judge_contract(rated=False, coding=True)),
-        ("suggestion", VERIFY_CONTRACT),
-        ("check", VERIFY_CONTRACT),
+        ("suggestion", verify_contract()),
+        ("check", verify_contract()),
     ],
 )
 def test_a_reply_that_repeats_its_contract_is_refused(name: str, contract: str) -> None:

@@ -36,8 +36,6 @@ _BLOCKS: Mapping[str, Kind] = {
 """What becomes of a message by its part, where the grammar has such a role."""
 _PARTS = (*_BLOCKS, "query", "finding", "verdict", "failure", "malformed")
 """Of messages; the last two do not appear in a chain, and neither does one without a part."""
-_RATED = ("alarm", "approval", "check")
-"""Parts of a critic; a check is an objection where the grammar has none."""
 _RATINGS = ("good", "average", "fair", "poor")
 
 
@@ -129,16 +127,19 @@ def _where(number: int, event: EpisodeEvent) -> str:
 
 
 def check_record(episode: Episode) -> None:
-    """Raise unless the record is of one team that worked on one question and answered it."""
-    names = {agent.name for agent in episode.agents} | {USER, SYSTEM}
+    """Raise unless the team worked on one question and answered it, and every message can be read,
+    under whatever grammar."""
     asked = _words(episode.question)
     for number, event in enumerate(episode.events, start=1):
-        where = _where(number, event)
-        if event.agent not in names:
-            raise NotConvertible("an agent that the episode does not list took part", where)
         if not isinstance(event, Message):
             continue
-        _check_facts(event, where)
+        where, part = _where(number, event), _part(event)
+        if part and part not in _PARTS:
+            found = f"{where}: {part!r}.{did_you_mean(part, _PARTS)}"
+            raise NotConvertible("a message has an unknown part", found)
+        score = event.facts.get("score", FAILED)
+        if part == "check" and not isinstance(score, int | float):
+            raise NotConvertible("the score of a check is no number", f"{where}: {score!r}")
         stated = event.text if event.agent == USER else event.facts.get("question")
         if stated is not None and asked not in _words(str(stated)):
             raise NotConvertible(
@@ -147,22 +148,6 @@ def check_record(episode: Episode) -> None:
             )
     if episode.answer is None:
         raise NotConvertible(episode.error or "the episode has no answer")
-
-
-def _check_facts(event: Message, where: str) -> None:
-    """Raise unless what a message says of itself can be read, under whatever grammar."""
-    part, score = _part(event), event.facts.get("score", FAILED)
-    if part and part not in _PARTS:
-        found = f"{where}: {part!r}.{did_you_mean(part, _PARTS)}"
-        raise NotConvertible("a message has an unknown part", found)
-    if part == "check" and not isinstance(score, int | float):
-        raise NotConvertible("the score of a check is no number", f"{where}: {score!r}")
-    ratings = event.facts.get("ratings")
-    if part in _RATED and not isinstance(ratings, dict | None):
-        raise NotConvertible(
-            "the ratings of a critic are no object",
-            f"{where}: found {str(ratings)[:60]!r}, expected a word for each criterion",
-        )
 
 
 def _words(text: str) -> str:
@@ -228,6 +213,11 @@ class _Writer:
         role = self.roles["alarm"]
         criteria = self.grammar.by_name[role].ratings if role else ()
         stated = event.facts.get("ratings") or {}
+        if criteria and not isinstance(stated, dict):
+            raise self._rejection(
+                "the ratings of a critic are no object",
+                f"found {str(stated)[:60]!r}, expected a word for each criterion",
+            )
         for name, word in stated.items() if criteria else ():
             if name not in criteria:
                 known = ", ".join(criteria)

@@ -49,14 +49,8 @@ def agents_of(team: TeamName) -> list[AgentSpec]:
 
 
 def plan_contract(workers: Sequence[str]) -> str:
-    return f"""Reply in exactly this form, one step a line, nothing else:
-THOUGHT: one short sentence
-1. {workers[0]}: what to do (after none)
-2. {workers[-1]}: what to do next (after 1)
-3. verifier: how the results give the answer (after 1, 2)
-Every step begins with who does it: {either([*workers, "verifier"])}. At its end stand the \
-numbers of the steps whose results it needs; steps with (after none) are done at the same time. \
-If there is no way to answer, write one line instead: IMPOSSIBLE: the reason"""
+    who = either([*workers, "verifier"])
+    return _contract("plan", first=workers[0], last=workers[-1], who=who)
 
 
 def call_contract(tools: Sequence[Tool]) -> str:
@@ -65,42 +59,27 @@ def call_contract(tools: Sequence[Tool]) -> str:
     which = "TOOL: its name\n" if len(tools) > 1 else ""
     programs = all(tool.body == "code" for tool in tools)
     holds = "\n```py\nthe program\n```" if programs else " what the tool is given"
-    return (
-        "You have these tools:\n" + "\n".join(lines) + "\nReply in exactly this form, nothing "
-        f"else:\nTHOUGHT: one short sentence\n{which}INPUT:{holds}"
-    )
+    return _contract("call", tools="\n".join(lines), which=which, holds=holds)
 
 
 def report_contract(tools: Sequence[Tool]) -> str:
-    report = """When you have read what the step asks for, reply with one line:
-REPORT: what you found, in one or two sentences
-If it is not there, reply with one line:
-MISSING: what you could not find"""
+    report = _contract("report")
     return f"{report}\nOtherwise call a tool first. {call_contract(tools)}" if tools else report
 
 
 def judge_contract(rated: bool, coding: bool) -> str:
     if rated:
-        lines = "\n".join(f"{name}: good, average or poor" for name in CRITERIA)
-        return f"""Reply in exactly this form, one rating for each, nothing else:
-THOUGHT: one short sentence
-{lines}
-REASON: one sentence
-Three times good approves the work. The worst rating counts otherwise: poor makes the planner plan \
-again, average has the work done again."""
+        return _contract("rate", ratings="\n".join(f"{c}: good, average or poor" for c in CRITERIA))
     again = "write again" if coding else "read again, search again, plan again"
-    return f"""Reply in exactly this form, nothing else:
-VERDICT: one of: approve, {again}
-REASON: one sentence"""
+    return _contract("judge", again=again)
 
 
-VERIFY_CONTRACT = """When you are asked for the answer, reply in exactly this form, nothing else:
-THOUGHT: one short sentence
-ANSWER: the answer alone
-When you are asked to check it, reply in exactly this form, nothing else:
-THOUGHT: one short sentence
-REASON: one sentence
-SCORE: a number from 1 to 4"""
+def verify_contract() -> str:
+    return _contract("verify")
+
+
+def _contract(name: str, **values: str) -> str:
+    return str(_prompts()["contracts"][name]).format(**values)
 
 
 def either(names: Sequence[str]) -> str:
@@ -154,7 +133,7 @@ def roster_for(toolbox: Toolbox) -> Roster:
         "planner": plan_contract(workers),
         "reader": report_contract(tools.get("reader", [])),
         critic: judge_contract(rated, coding=team == "coding"),
-        "verifier": VERIFY_CONTRACT,
+        "verifier": verify_contract(),
         **{name: call_contract(tools[name]) for name in workers},
     }
     agents = [AgentSpec(a.name, a.part, f"{a.system}\n\n{contracts[a.name]}") for a in agents]
