@@ -28,31 +28,28 @@ class Teacher(Protocol):
 def load_teacher(reference: Any, **options: Any) -> Teacher:
     """`experts`, `llm`, or `module:attribute` for one's own: a Teacher, or a class of one, to which
     options are arguments. A value is taken as such."""
-    shipped: Any = import_module("coa.environments")
     teacher, name = reference, reference
     if not isinstance(reference, str):
         name = getattr(reference, "__name__", type(reference).__name__)
-    elif reference in shipped.TEACHERS:
-        return shipped.shipped_teacher(reference)(**options)  # type: ignore[no-any-return]
     elif reference == "llm":
         from coa.recording.llm import LLMSettings, LLMTeacher
 
         if not options.get("model"):
             raise ConfigError("the teacher llm needs a model: model=openai:NAME@URL.")
         return LLMTeacher(load_recipe(None, [], LLMSettings, options))
-    elif ":" not in reference:
+    elif reference in _shipped().TEACHERS:
+        teacher = _shipped().shipped_teacher(reference)
+    elif ":" in reference:
+        teacher = load_object(reference, "teacher")
+    else:
         expected = "expected experts, llm or module:attribute"
         raise ConfigError(f"{reference!r} is not a teacher; {expected}.")
-    else:
-        teacher = load_object(reference, "teacher")
     if isinstance(teacher, type):
         with boundary(ConfigError, f"making the teacher {name!r}", located=True):
             teacher = teacher(**options)
     elif options:
-        found = next(iter(options))
-        raise ConfigError(
-            f"teacher {name!r} is no class, so it takes no settings; found {found!r}."
-        )
+        expected = "is no class, so it takes no settings"
+        raise ConfigError(f"teacher {name!r} {expected}; found {next(iter(options))!r}.")
     if not hasattr(teacher, "record"):
         raise ConfigError(f"teacher {name!r} has no method record(task, toolbox, seed).")
     return teacher  # type: ignore[no-any-return]
@@ -60,14 +57,20 @@ def load_teacher(reference: Any, **options: Any) -> Teacher:
 
 def read_options(reference: str, given: Sequence[str]) -> dict[str, Any]:
     """Settings of a teacher from `name=value`, checked; those that were not given are left out."""
-    shipped: Any = import_module("coa.environments")
-    if reference in shipped.TEACHERS:
-        settings = to_json(load_recipe(None, given, shipped.teacher_settings(reference)))
-    elif reference == "llm":
+    schema: Any
+    if reference == "llm":
         from coa.recording.llm import LLMSettings
 
-        settings = to_json(load_recipe(None, given, LLMSettings, {"model": ""}))
+        schema = LLMSettings
+    elif reference in _shipped().TEACHERS:
+        schema = _shipped().teacher_settings(reference)
     else:  # what its class makes of them is its own affair
         return read_pairs(given)
     named = {text.partition("=")[0].partition(".")[0].strip() for text in given}
+    settings = to_json(load_recipe(None, given, schema))
     return {name: value for name, value in settings.items() if name in named}
+
+
+def _shipped() -> Any:
+    """What is shipped with the environments, loaded when it is asked for."""
+    return import_module("coa.environments")

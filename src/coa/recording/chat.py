@@ -44,7 +44,7 @@ class EpisodeOver(Exception):
 class LLMSettings:
     """How a team of language models works; see docs/teachers.md."""
 
-    model: str
+    model: str = ""
     """openai:NAME@URL."""
     temperature: float = 0.7
     max_tokens: int = 1024

@@ -23,6 +23,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -64,6 +65,8 @@ __all__ = ["CostEstimate", "LLMSettings", "LLMTeacher"]
 
 T = TypeVar("T")
 ToolsOf = Callable[[Task], Awaitable[Toolbox]]
+Answer = Callable[[Request, Purse], Awaitable[Paid]]
+"""Whatever answers for the agents: `ChatClient.answer`."""
 PASSED = 3
 """A check with this score or more releases the answer."""
 
@@ -74,8 +77,8 @@ class LLMTeam:
     Its methods are given the recorder of the branch that they work in.
     """
 
-    def __init__(self, roster: Roster, client: ChatClient | StandIn, settings: LLMSettings) -> None:
-        self.roster, self.client, self.settings = roster, client, settings
+    def __init__(self, roster: Roster, answer: Answer, settings: LLMSettings) -> None:
+        self.roster, self.answer, self.settings = roster, answer, settings
         self.plan = self.refused = ""
         self.reports: list[str] = []
         self._purses = {"": Purse(settings.task_tokens, settings.task_money)}
@@ -127,7 +130,7 @@ class LLMTeam:
         messages = episode.context_of(agent, branch, episode.events)
         request = Request(episode.task_id, agent, messages, episode.seed, branch)
         with recorder.timed("model"):
-            paid = await self.client.answer(request, self._purses[branch])
+            paid = await self.answer(request, self._purses[branch])
         recorder.count("estimated_calls", paid.estimated)
         return paid
 
@@ -359,37 +362,36 @@ class CostEstimate:
         ]
 
 
-class StandIn:
-    """Stands in for the model: it says what fits, at the assumed length."""
+def _stand_in(roster: Roster) -> Answer:
+    """Answers in the place of a model: what fits, at the assumed length."""
+    said = count(1)
 
-    def __init__(self, roster: Roster) -> None:
-        self._roster, self._said = roster, 0
-
-    async def answer(self, request: Request, purse: Purse) -> Paid:
-        self._said += 1
-        text = self._reply(request)
+    async def answer(request: Request, purse: Purse) -> Paid:
+        text = _reply(roster, request, next(said))
         return Paid(ModelCall("", text, request.prompt_tokens, 0, count_tokens(text)))
 
-    def _reply(self, request: Request) -> str:
-        agent, roster = request.agent, self._roster
-        if agent == "planner":
-            lookers = [name for name in roster.workers if name != "coder"][:1] * STEPS
-            agents = [*lookers, *(["coder"] if "coder" in roster.tools else []), "verifier"]
-            each = _WORDS[: len(_WORDS) // len(agents)].strip()
-            return "\n".join(f"{number}. {name}: {each}" for number, name in enumerate(agents, 1))
-        if agent == "coder":
-            return f"THOUGHT: so\nINPUT:\n```py\n{_WORDS}{self._said}\n```"
-        if agent in roster.workers:
-            name = roster.tools[agent][0].name
-            return f"THOUGHT: so\nTOOL: {name}\nINPUT: {_WORDS}{self._said}"
-        if agent == "reader":
-            return f"REPORT: {_WORDS}"
-        if agent == roster.critic:
-            rated = "\n".join(f"{name}: good" for name in CRITERIA)
-            return f"{rated if roster.rated else 'VERDICT: approve'}\nREASON: {_WORDS}"
-        if request.messages[-1].text.endswith("Give the answer."):
-            return f"THOUGHT: {_WORDS}\nANSWER: so"
-        return f"THOUGHT: so\nREASON: {_WORDS}\nSCORE: 4"
+    return answer
+
+
+def _reply(roster: Roster, request: Request, number: int) -> str:
+    agent = request.agent
+    if agent == "planner":
+        lookers = [name for name in roster.workers if name != "coder"][:1] * STEPS
+        agents = [*lookers, *(["coder"] if "coder" in roster.tools else []), "verifier"]
+        each = _WORDS[: len(_WORDS) // len(agents)].strip()
+        return "\n".join(f"{number}. {name}: {each}" for number, name in enumerate(agents, 1))
+    if agent == "coder":
+        return f"THOUGHT: so\nINPUT:\n```py\n{_WORDS}{number}\n```"
+    if agent in roster.workers:
+        return f"THOUGHT: so\nTOOL: {roster.tools[agent][0].name}\nINPUT: {_WORDS}{number}"
+    if agent == "reader":
+        return f"REPORT: {_WORDS}"
+    if agent == roster.critic:
+        rated = "\n".join(f"{name}: good" for name in CRITERIA)
+        return f"{rated if roster.rated else 'VERDICT: approve'}\nREASON: {_WORDS}"
+    if request.messages[-1].text.endswith("Give the answer."):
+        return f"THOUGHT: {_WORDS}\nANSWER: so"
+    return f"THOUGHT: so\nREASON: {_WORDS}\nSCORE: 4"
 
 
 def _stand_in_tool(tool: Tool) -> Tool:
@@ -439,8 +441,8 @@ class LLMTeacher:
         for task in rehearsed:
             tools = await tools_of(task.public())
             toolbox = Toolbox(map(_stand_in_tool, tools.values()))
-            client = StandIn(roster_for(toolbox))
-            episode = await _record(task.public(), toolbox, client, LLMSettings(""), 0)
+            answer = _stand_in(roster_for(toolbox))
+            episode = await _record(task.public(), toolbox, answer, LLMSettings(), 0)
             assert episode.answer is not None, episode.error
             tokens = episode.count_tokens(len)
             calls += len(episode.calls)
@@ -465,16 +467,18 @@ class LLMTeacher:
 
     async def record(self, task: Task, toolbox: Toolbox, seed: int = 0) -> Episode:
         """Work on one public task; what the team could not do is in `episode.error`."""
-        client = self._client or ChatClient(self.settings)
+        own = None if self._client else ChatClient(self.settings)
+        client = self._client or own
+        assert client is not None
         try:
-            return await _record(task.public(), toolbox, client, self.settings, seed)
+            return await _record(task.public(), toolbox, client.answer, self.settings, seed)
         finally:
-            if self._client is None:
-                await client.close()
+            if own is not None:
+                await own.close()
 
 
 async def _record(
-    task: Task, toolbox: Toolbox, client: ChatClient | StandIn, settings: LLMSettings, seed: int
+    task: Task, toolbox: Toolbox, answer: Answer, settings: LLMSettings, seed: int
 ) -> Episode:
     started = time.monotonic()
     async with toolbox.opened() as tools:
@@ -483,6 +487,6 @@ async def _record(
         episode.meta.update(task.meta)
         recorder = EpisodeRecorder(episode, tools)
         recorder.say(USER, "planner", task.question)
-        await LLMTeam(roster, client, settings).work(recorder)
+        await LLMTeam(roster, answer, settings).work(recorder)
     episode.seconds["total"] = time.monotonic() - started
     return episode
