@@ -94,9 +94,7 @@ def shingles(text: str, size: int) -> list[Shingle]:
 
 def _ranked(bags: Sequence[list[Shingle]]) -> list[list[int]]:
     """Each bag as sorted numbers, where a smaller number is a rarer shingle."""
-    counts: Counter[Shingle] = Counter()
-    for bag in bags:
-        counts.update(bag)
+    counts = Counter(run for bag in bags for run in bag)
     rank = {run: number for number, run in enumerate(sorted(counts, key=counts.__getitem__))}
     return [sorted(map(rank.__getitem__, bag)) for bag in bags]
 
