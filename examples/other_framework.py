@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from coa import AgentSpec, Episode, Say, Use
+from coa import AgentSpec, Episode, Message, ToolUse
 from coa.distillation.dataset import DistillSettings, run_distillation
 from coa.io.runs import dumps
 
@@ -17,9 +17,9 @@ PARTS = {"planning": "plan", "action": "query", "reflection": "alarm"}
 
 def events_of(step):
     facts = {"part": PARTS[step["type"]]}
-    yield Say("lead", "system", step["says"], step.get("thinks", ""), facts)
+    yield Message("lead", "system", step["says"], step.get("thinks", ""), facts)
     if "tool" in step:
-        yield Use("lead", step["tool"], step["says"], step["sees"])
+        yield ToolUse("lead", step["tool"], step["says"], step["sees"])
 
 
 lead = AgentSpec("lead", "planner", "You lead a team.")

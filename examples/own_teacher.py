@@ -6,7 +6,7 @@ from pathlib import Path
 
 from coa import Task, ToolCall, load_trajectories
 from coa.distillation.dataset import run_distillation
-from coa.recording.episode import AgentSpec, Episode, Say, Use
+from coa.recording.episode import AgentSpec, Episode, Message, ToolUse
 from coa.recording.record import Recording, run_recording
 from coa.tools import Toolbox
 
@@ -17,9 +17,9 @@ class Team:
         seen = await toolbox.call(ToolCall("wiki_search", task.question))  # your agents work here
         found = re.search(r"is (\w+)\.", seen.text)
         events = [
-            Say("scout", "scout", "1. search for it", facts={"part": "plan"}),
-            Use("scout", "wiki_search", task.question, seen.text, seen.failure),
-            Say("clerk", "user", found[1] if found else "", "I read it.", {"part": "verdict"}),
+            Message("scout", "scout", "1. search for it", facts={"part": "plan"}),
+            ToolUse("scout", "wiki_search", task.question, seen.text, seen.failure),
+            Message("clerk", "user", found[1] if found else "", "I read it.", {"part": "verdict"}),
         ]
         answer, meta = found[1] if found else None, dict(task.meta)
         return Episode(task.id, task.question, "my-team", agents, events, answer, meta=meta)

@@ -23,8 +23,8 @@ from typing import Any
 
 from coa.distillation.convert import in_one_line
 from coa.io.runs import Json
-from coa.recording.contracts import CRITERIA
-from coa.recording.episode import Episode, Use
+from coa.recording.episode import Episode, ToolUse
+from coa.recording.recorder import CRITERIA
 
 
 @dataclass(frozen=True)
@@ -184,8 +184,8 @@ class Script:
 
 def script_of(episode: Episode) -> Script:
     script, need = Script(answer=episode.answer or ""), ""
-    for event in in_one_line(episode.events):
-        if not isinstance(event, Use):
+    for _, event in in_one_line(episode.events):
+        if not isinstance(event, ToolUse):
             part = event.facts.get("part")
             if part == "query":
                 need = event.thought.removeprefix("I need ").removesuffix(".")

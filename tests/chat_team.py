@@ -9,9 +9,9 @@ from typing import Any
 from chat_server import ChatServer, approval, contents, step, who
 from coa.io.collect import collect
 from coa.io.runs import Json
-from coa.recording import recorded
 from coa.recording.episode import Episode
 from coa.recording.llm import LLMSettings, LLMTeacher
+from coa.recording.record import recorded
 from coa.tasks import Task, TaskSet
 from scripts import TOOLBOX_OF
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from coa.io.runs import dumps
-from coa.recording.episode import AgentSpec, Episode, Say, Use
+from coa.recording.episode import AgentSpec, Episode, Message, ToolUse
 from coa.trajectory import Author, Segment, StopReason, Trajectory
 from coa.view.page import write_page
 
@@ -72,11 +72,11 @@ def chain(text: str = ORDINARY, **fields: Any) -> Trajectory:
 def episode(**fields: Any) -> Episode:
     agents = [AgentSpec("planner", "planner", "You plan."), AgentSpec("bob", "searcher", "Seek.")]
     events = [
-        Say("user", "planner", "Who?"),
-        Say("planner", "bob", "1. look", "easy", {"part": "plan", "steps": [1]}),
-        Use("bob", "wiki_search", "who", "somebody", branch="1"),
-        Use("bob", "wiki_search", "whom", "", "timeout", erred=True, branch="2"),
-        Say("bob", "user", "me", facts={"part": "alarm"}, erred=True),
+        Message("user", "planner", "Who?"),
+        Message("planner", "bob", "1. look", "easy", {"part": "plan", "steps": [1]}),
+        ToolUse("bob", "wiki_search", "who", "somebody", branch="1"),
+        ToolUse("bob", "wiki_search", "whom", "", "timeout", erred=True, branch="2"),
+        Message("bob", "user", "me", facts={"part": "alarm"}, erred=True),
     ]
     made: dict[str, Any] = {"task_id": "e1", "question": "Who?", "teacher": "t", "answer": "me"}
     return Episode(**(made | {"agents": agents, "events": events} | fields))

@@ -73,7 +73,7 @@ TEAM = r'''
 import json
 import re
 
-from coa import AgentSpec, Episode, Say, ToolCall, Use
+from coa import AgentSpec, Episode, Message, ToolCall, ToolUse
 
 
 class Team:
@@ -89,17 +89,17 @@ class Team:
 
         async def use(agent, tool, **arguments):
             argument = json.dumps(arguments)
-            episode.events.append(Say(agent, "cashier", tool, f"I {tool}.", {"part": "query"}))
+            episode.events.append(Message(agent, "cashier", tool, f"I {tool}.", {"part": "query"}))
             seen = await toolbox.call(ToolCall(tool, argument))
             assert seen.failure is None, seen
-            episode.events.append(Use(agent, tool, argument, seen.text))
+            episode.events.append(ToolUse(agent, tool, argument, seen.text))
             return seen.text
 
         quantity, item = re.search(r"(\d+) (\w+)", task.question).groups()
         await use("clerk", "add", item=item, quantity=int(quantity))
         each = int(await use("clerk", "price", item=item))
         answer = await use("cashier", "total", numbers=[each] * int(quantity))
-        episode.events.append(Say("cashier", "user", answer, "Done.", {"part": "verdict"}))
+        episode.events.append(Message("cashier", "user", answer, "Done.", {"part": "verdict"}))
         episode.answer = answer
         return episode
 '''

@@ -22,8 +22,8 @@ from coa.environments.gym.tasks import GENERATORS, generators_of, make_tasks, sc
 from coa.environments.gym.team import careless, difference
 from coa.errors import ConfigError
 from coa.io.runs import dumps
-from coa.recording.coding_agents import PARTS
-from coa.recording.episode import Episode, Say, Use
+from coa.recording.agents import agents_of
+from coa.recording.episode import Episode, Message, ToolUse
 from coa.sandbox import Sandbox, SandboxError
 from coa.statistics import wilson
 from coa.tasks import Task, TaskSet
@@ -33,6 +33,7 @@ from scripts import distil, texts_of
 
 pytest.importorskip("reasoning_gym")
 
+TEAM = {agent.name for agent in agents_of("coding")}
 COUNTS = ("wrong_programs", "alarms", "missed_mistakes", "false_alarms")
 TRAINED = [name for name in generators_of("train") if name in KINDS]
 HELD_OUT = [name for name in generators_of("heldout_generator") if name in KINDS]
@@ -105,7 +106,7 @@ def test_careful_experts_solve_what_they_know(tasks: TaskSet, workshop: Workshop
     right = solved(tasks, episodes)
     wrong = [task.meta["family"] for task, well in zip(tasks, right, strict=True) if not well]
     assert len(wrong) <= 0.02 * len(tasks), wrong
-    assert all(sum(isinstance(event, Use) for event in e.events) == 1 for e in episodes)
+    assert all(sum(isinstance(event, ToolUse) for event in e.events) == 1 for e in episodes)
 
 
 def test_episodes_do_not_depend_on_gold(tasks: TaskSet, workshop: Workshop) -> None:
@@ -134,7 +135,7 @@ def test_an_attentive_critic_has_every_mistake_corrected(
     episodes = workshop.record(tasks, Experts(1, 0, 0))
     assert sum(solved(tasks, episodes)) >= 0.98 * len(tasks)
     for episode in episodes:
-        runs = [event for event in episode.events if isinstance(event, Use)]
+        runs = [event for event in episode.events if isinstance(event, ToolUse)]
         assert [run.erred for run in runs] == [True, False], episode.question
         assert runs[0].argument != runs[1].argument
         assert episode.meta["wrong_programs"] == episode.meta["alarms"] == 1
@@ -161,11 +162,11 @@ def test_a_false_alarm_costs_a_second_run_and_no_more(tasks: TaskSet, workshop: 
     episodes = workshop.record(chosen, Experts(0, 0, 1))
     for episode in episodes:
         marked = [event for event in episode.events if event.erred]
-        assert [e.facts["part"] for e in marked if isinstance(e, Say)] == ["alarm"] and len(
+        assert [e.facts["part"] for e in marked if isinstance(e, Message)] == ["alarm"] and len(
             marked
         ) == 1
         assert episode.meta["false_alarms"] == episode.meta["alarms"] == 1
-        assert sum(isinstance(event, Use) for event in episode.events) == 2
+        assert sum(isinstance(event, ToolUse) for event in episode.events) == 2
     assert all(solved(chosen, episodes))
 
 
@@ -173,16 +174,16 @@ def test_agents_are_told_neither_of_mistakes_nor_of_gold(
     tasks: TaskSet, workshop: Workshop
 ) -> None:
     (episode,) = workshop.record(list(tasks)[:1], Experts(1, 0, 0))
-    said = [event for event in episode.events if isinstance(event, Say)]
-    assert {event.agent for event in said} == {"user", "system", *PARTS}
+    said = [event for event in episode.events if isinstance(event, Message)]
+    assert {event.agent for event in said} == {"user", "system", *TEAM}
     assert not any("erred" in event.text or "mistake" in event.text for event in said)
     for index, event in enumerate(episode.events):
-        if isinstance(event, Say) and event.agent in PARTS:
+        if isinstance(event, Message) and event.agent in TEAM:
             assert len(texts_of(episode, index)[0].split()) > 150
 
 
-def part_of(event: Say | Use) -> str:
-    return str(event.facts.get("part", "")) if isinstance(event, Say) else ""
+def part_of(event: Message | ToolUse) -> str:
+    return str(event.facts.get("part", "")) if isinstance(event, Message) else ""
 
 
 PROGRAM = re.compile(r"```py\n(?:# checked\n)*(.*?)\n```", re.DOTALL)
@@ -197,7 +198,7 @@ def test_every_agent_says_what_follows_from_its_own_context(
     seen = Counter[str]()
     for episode in workshop.record(tasks, Experts(0.6, 0.3, 0.2), 5):
         for index, event in enumerate(episode.events):
-            if not isinstance(event, Say) or event.agent not in PARTS:
+            if not isinstance(event, Message) or event.agent not in TEAM:
                 continue
             _, *context = texts_of(episode, index)
             seen[part_of(event)] += 1
@@ -249,7 +250,7 @@ def test_a_problem_that_the_team_does_not_know_is_refused(workshop: Workshop) ->
     task = Task("Which is the tallest mountain of Peru?", meta={"set": "gym-code"})
     (episode,) = workshop.record([task], Experts())
     assert episode.answer is None and episode.error == "the planner could not plan"
-    assert not any(isinstance(event, Use) for event in episode.events)
+    assert not any(isinstance(event, ToolUse) for event in episode.events)
 
 
 @pytest.mark.parametrize("rates", [(-0.1, 0, 0), (0, 1.5, 0), (0, 0, float("nan"))])

@@ -31,7 +31,7 @@ from coa.loop import Budget, Decoding, run
 from coa.models.codec import Codec
 from coa.models.references import is_pulled, model_folder, resolve
 from coa.recording.budget import Price
-from coa.recording.episode import USER, AgentSpec, Episode, ModelCall, Say, Tokens, Use
+from coa.recording.episode import USER, AgentSpec, Episode, Message, ModelCall, Tokens, ToolUse
 from coa.tasks import Task
 from coa.trajectory import Segment, Trajectory
 from scripts import TOOLBOX_OF, episodes_of
@@ -50,12 +50,12 @@ def two_agents() -> Episode:
         "test",
         agents,
         [
-            Say(USER, "ann", "qqqq"),
-            Say("ann", "bob", "lookup"),
-            Say("bob", "system", "query"),
-            Use("bob", "wiki_search", "query", "found it"),
-            Say("bob", "ann", "Rome"),
-            Say("ann", USER, "Rome"),
+            Message(USER, "ann", "qqqq"),
+            Message("ann", "bob", "lookup"),
+            Message("bob", "system", "query"),
+            ToolUse("bob", "wiki_search", "query", "found it"),
+            Message("bob", "ann", "Rome"),
+            Message("ann", USER, "Rome"),
         ],
         answer="Rome",
     )

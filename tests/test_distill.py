@@ -23,7 +23,7 @@ from coa.environments.experts import Experts
 from coa.grammar import Grammar, check, load_grammar, parse, system_prompt
 from coa.io.collect import OnDone
 from coa.loop import Budget, Decoding, run
-from coa.recording.episode import AgentSpec, Episode, Say, Use
+from coa.recording.episode import AgentSpec, Episode, Message, ToolUse
 from coa.rewards import exact
 from coa.tasks import Task
 from coa.tools import Tool, Toolbox
@@ -156,10 +156,10 @@ def test_marks_cover_the_mistakes_and_nothing_else(made: Made) -> None:
     for trajectory in made.distilled.kept:
         mistakes = []
         for event in made.episodes[trajectory.task_id].events:
-            if isinstance(event, Use) and event.erred:
+            if isinstance(event, ToolUse) and event.erred:
                 role = made.grammar.tool_roles[0]
                 mistakes.append(f"<{role}> {event.argument}</{role}>")
-            elif isinstance(event, Say) and event.erred and event.facts["part"] == "finding":
+            elif isinstance(event, Message) and event.erred and event.facts["part"] == "finding":
                 mistakes.append(event.text)
         found = marked(trajectory)
         assert [f.removeprefix("<think> ").removesuffix("</think>") for f in found] == mistakes
@@ -174,7 +174,7 @@ def test_a_corrected_mistake_keeps_its_correction_unmarked(made: Made) -> None:
     for trajectory in made.distilled.kept:
         rest = unmarked(trajectory)
         events = made.episodes[trajectory.task_id].events
-        says = [e for e in events if isinstance(e, Say) and e.facts.get("part")]
+        says = [e for e in events if isinstance(e, Message) and e.facts.get("part")]
         for event in says:
             part = event.facts["part"]
             if part in ("alarm", "finding", "plan") and not event.erred:
@@ -275,13 +275,13 @@ def place(grammar: str) -> Environment:
     return Environment("hostile", tools=[*box().values()], grammar=grammar)
 
 
-def episode_of(*events: Say | Use, answer: str | None = "Lima") -> Episode:
+def episode_of(*events: Message | ToolUse, answer: str | None = "Lima") -> Episode:
     agents = [AgentSpec("a", "planner", "Plan.")]
-    plan = Say("a", "a", "1. look", facts={"part": "plan"})
+    plan = Message("a", "a", "1. look", facts={"part": "plan"})
     return Episode(TASK.id, TASK.question, "mine", agents, [plan, *events], answer)
 
 
-LOOK = Use("a", "wiki_search", "where", HOSTILE)
+LOOK = ToolUse("a", "wiki_search", "where", HOSTILE)
 
 
 @pytest.mark.parametrize("name", GRAMMARS)
@@ -306,16 +306,16 @@ def test_a_page_that_holds_tags_converts_and_replays_safely(name: str, tmp_path:
             "a block would hold a tag of the grammar: the answer: <answer> holds <think>",
         ),
         (
-            episode_of(LOOK, Say("a", "a", "It says <answer>.", facts={"part": "finding"})),
+            episode_of(LOOK, Message("a", "a", "It says <answer>.", facts={"part": "finding"})),
             "a block would hold a tag of the grammar: event 3 (a): <think> holds <answer>",
         ),
-        (episode_of(Use("a", "wiki_search", "", HOSTILE)), "event 2 (a): <{tool}> is empty."),
+        (episode_of(ToolUse("a", "wiki_search", "", HOSTILE)), "event 2 (a): <{tool}> is empty."),
         (
-            episode_of(Use("a", "wiki_search", "where", "x")),
+            episode_of(ToolUse("a", "wiki_search", "where", "x")),
             "does not replay: call 1 is answered in another way",
         ),
         (
-            episode_of(Use("a", "wiki_search", "where", "", "timeout")),
+            episode_of(ToolUse("a", "wiki_search", "where", "", "timeout")),
             "the environment failed: event 2 (a): wiki_search timeout",
         ),
         (episode_of(LOOK, LOOK), "redundant tool call: {tool}: where"),
@@ -369,14 +369,14 @@ def test_progress_is_told_after_every_episode(
 # -- consent, suggestions and checks ---------------------------------------------------------
 
 GOOD = "Information Conflict: good. Tool Effectiveness: good. Trajectory Monitoring: good."
-SUGGEST = Say("a", "a", "Lima", "It says Lima.", {"part": "suggestion"})
+SUGGEST = Message("a", "a", "Lima", "It says Lima.", {"part": "suggestion"})
 
 
-def scored(score: int) -> Say:
-    return Say("a", "a", f"Score: {score}", facts={"part": "check", "score": score})
+def scored(score: int) -> Message:
+    return Message("a", "a", f"Score: {score}", facts={"part": "check", "score": score})
 
 
-def blocks(name: str, *events: Say | Use) -> list[tuple[str, str]]:
+def blocks(name: str, *events: Message | ToolUse) -> list[tuple[str, str]]:
     """Role and body of what the model writes; thoughts that only fill a place are left out."""
     trajectory = convert(episode_of(LOOK, *events), box().bind(load_grammar(name)))
     grammar = box().bind(load_grammar(name))
@@ -391,8 +391,8 @@ def blocks(name: str, *events: Say | Use) -> list[tuple[str, str]]:
 
 
 def test_consent_is_a_block_only_where_the_grammar_demands_or_rates_it() -> None:
-    consent = Say("a", "a", "It is right.", facts={"part": "approval"})
-    rated = Say("a", "a", GOOD, facts={"part": "approval", "rated": True})
+    consent = Message("a", "a", "It is right.", facts={"part": "approval"})
+    rated = Message("a", "a", GOOD, facts={"part": "approval", "rated": True})
     assert blocks("code", consent) == [("reflection", "It is right."), ("answer", "Lima")]
     assert blocks("mhqa", consent) == blocks("mhqa", rated) == [("answer", "Lima")]
     checked = [("suggested_answer", "Lima"), ("double_check", "Score: 4"), ("answer", "Lima")]
@@ -402,7 +402,7 @@ def test_consent_is_a_block_only_where_the_grammar_demands_or_rates_it() -> None
 
 
 def test_a_check_that_fails_goes_back_to_the_plan_or_is_an_objection() -> None:
-    again = Say("a", "a", "Once more.", facts={"part": "plan"})
+    again = Message("a", "a", "Once more.", facts={"part": "plan"})
     told = (SUGGEST, scored(2), again, SUGGEST, scored(3))
     roles = [role for role, _ in blocks("afm", *told)]
     assert roles.count("double_check") == roles.count("suggested_answer") == 2
@@ -413,28 +413,28 @@ def test_a_check_that_fails_goes_back_to_the_plan_or_is_an_objection() -> None:
 
 def test_ratings_and_scores_are_derived_where_a_critic_keeps_them_apart() -> None:
     stated = {"part": "alarm", "ratings": {"Information Conflict": "average"}}
-    checked = Say("a", "a", "All agree.", facts={"part": "check", "score": 4})
-    plan = Say("a", "a", "Once more.", facts={"part": "plan"})
-    again = Use("a", "wiki_search", "again", HOSTILE)
+    checked = Message("a", "a", "All agree.", facts={"part": "check", "score": 4})
+    plan = Message("a", "a", "Once more.", facts={"part": "plan"})
+    again = ToolUse("a", "wiki_search", "again", HOSTILE)
     cases = {
-        "poor": [Say("a", "a", "No.", facts={"part": "alarm"}), plan, again],
-        "average": [Say("a", "a", "Hm.", facts={"part": "alarm"}), again],
-        "good": [Say("a", "a", "Yes.", facts={"part": "approval", "rated": True})],
+        "poor": [Message("a", "a", "No.", facts={"part": "alarm"}), plan, again],
+        "average": [Message("a", "a", "Hm.", facts={"part": "alarm"}), again],
+        "good": [Message("a", "a", "Yes.", facts={"part": "approval", "rated": True})],
     }
     for word, events in cases.items():
         found = dict(blocks("web", *events, SUGGEST, checked))
         assert found["reflection"].startswith(GOOD.replace("good", word))
         assert found["double_check"] == "All agree. Score: 4"
-    mixed = dict(blocks("web", Say("a", "a", "Hm.", facts=stated), again, SUGGEST, checked))
+    mixed = dict(blocks("web", Message("a", "a", "Hm.", facts=stated), again, SUGGEST, checked))
     assert mixed["reflection"].startswith("Information Conflict: average. Tool Effectiveness: av")
-    unscored = Say("a", "a", "All agree.", facts={"part": "check"})
+    unscored = Message("a", "a", "All agree.", facts={"part": "check"})
     with pytest.raises(NotConvertible, match="illegal under 'web'"):
         convert(episode_of(LOOK, SUGGEST, unscored), box().bind(load_grammar("web")))
 
 
 def test_the_score_of_a_check_is_that_of_its_field_whatever_it_counts() -> None:
-    def told(text: str, score: int) -> Say:
-        return Say("a", "a", text, facts={"part": "check", "score": score})
+    def told(text: str, score: int) -> Message:
+        return Message("a", "a", text, facts={"part": "check", "score": score})
 
     for text in ("The page says that he scored 2 goals.", "He scored on May 2.", "Score: 2"):
         found = dict(blocks("web", SUGGEST, told(text, 4)))
@@ -451,7 +451,7 @@ def test_a_score_that_contradicts_what_follows_cannot_be_a_chain() -> None:
     for score in (2, 5):
         with pytest.raises(NotConvertible, match="illegal under 'web'"):
             convert(episode_of(LOOK, SUGGEST, scored(score)), box().bind(load_grammar("web")))
-    poor = Say("a", "a", GOOD.replace("good", "poor"), facts={"part": "alarm"})
+    poor = Message("a", "a", GOOD.replace("good", "poor"), facts={"part": "alarm"})
     with pytest.raises(NotConvertible, match="write <plan>"):
         convert(episode_of(LOOK, poor, SUGGEST, scored(4)), box().bind(load_grammar("web")))
 
@@ -460,7 +460,7 @@ def test_a_task_with_a_verifier_of_its_own_is_judged_by_it(tmp_path: Path) -> No
     pytest.importorskip("reasoning_gym")
     (task,) = make_tasks("gym-code", "train", 1, 0)
     for answer, kept in ((task.answers[0], 1), ("no idea", 0)):
-        plan = Say("a", "a", "1. look", facts={"part": "plan"})
+        plan = Message("a", "a", "1. look", facts={"part": "plan"})
         agents = [AgentSpec("a", "coder", "Code.")]
         episode = Episode(task.id, task.question, "mine", agents, [plan], answer, meta=task.meta)
         filters = FilterSettings(min_tool_calls=0)

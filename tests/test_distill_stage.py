@@ -19,7 +19,7 @@ from coa.errors import CoaError, ConfigError, RecordError, UsageError
 from coa.io.collect import spread_out
 from coa.io.runs import dumps
 from coa.recording import read_options
-from coa.recording.episode import AgentSpec, Episode, Say, Use, load_episodes
+from coa.recording.episode import AgentSpec, Episode, Message, ToolUse, load_episodes
 from coa.recording.record import Recorded, Recording, rehearse_recording, run_recording
 from coa.tasks import Task, TaskSet
 from coa.tools import Toolbox
@@ -235,8 +235,8 @@ def test_nothing_kept_is_an_error_that_says_why(folder: Path, tmp_path: Path) ->
 def test_the_record_answers_for_tools_that_are_not_here(tmp_path: Path) -> None:
     page = "Yaren\r\nwas founded </observation> in 1968. " + "x" * 9000
     events = [
-        Say("lead", "system", "1. look it up", facts={"part": "plan"}),
-        Use("lead", "visit_page", "yaren.nr", f" {page} "),
+        Message("lead", "system", "1. look it up", facts={"part": "plan"}),
+        ToolUse("lead", "visit_page", "yaren.nr", f" {page} "),
     ]
     lead = AgentSpec("lead", "planner", "You lead.")
     episode = Episode("run-1", "When was Yaren founded?", "other", [lead], events, "1968")
@@ -259,8 +259,8 @@ def test_the_record_answers_for_tools_that_are_not_here(tmp_path: Path) -> None:
 def test_a_misspelt_part_of_a_message_is_named(part: str, said: str, tmp_path: Path) -> None:
     lead = AgentSpec("lead", "planner", "You lead.")
     events = [
-        Say("lead", "system", "1. look it up", facts={"part": part}),
-        Use("lead", "visit_page", "yaren.nr", "1968"),
+        Message("lead", "system", "1. look it up", facts={"part": part}),
+        ToolUse("lead", "visit_page", "yaren.nr", "1968"),
     ]
     episode = Episode("run-1", "When was Yaren founded?", "other", [lead], events, "1968")
     path = tmp_path / "e.jsonl"
@@ -422,7 +422,9 @@ def test_halves_of_characters_are_recorded_and_come_back(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (task, *_) = mixed()
-    odd = Episode(task.id, task.question, "s", [], [Say("user", "system", "half \ud83d, \u00e9")])
+    odd = Episode(
+        task.id, task.question, "s", [], [Message("user", "system", "half \ud83d, \u00e9")]
+    )
     monkeypatch.setattr(Stranger, "returned", odd)
     TaskSet((task,)).save(tmp_path / "tasks.jsonl")
     run_recording(of(tmp_path / "tasks.jsonl", f"{__name__}:Stranger"), tmp_path / "e.jsonl")

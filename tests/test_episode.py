@@ -21,17 +21,17 @@ from coa.recording.episode import (
     SYSTEM,
     USER,
     AgentSpec,
+    ChatMessage,
     Episode,
     Message,
     ModelCall,
-    Say,
     Tokens,
     ToolSpec,
-    Use,
+    ToolUse,
     load_episodes,
     read_episodes,
 )
-from coa.recording.recorder import EpisodeRecorder, Rates
+from coa.recording.recorder import EpisodeRecorder
 from coa.tasks import Task
 from coa.tools import Tool, Toolbox
 from scripts import TOOLBOX_OF, episodes_of, texts_of
@@ -39,8 +39,8 @@ from scripts import TOOLBOX_OF, episodes_of, texts_of
 TEAM = [AgentSpec("a", "planner", "A."), AgentSpec("b", "searcher", "B.")]
 
 
-def episode_of(*events: Say | Use, answer: str | None = "x") -> Episode:
-    return Episode("t", "q?", "mine", TEAM, [Say("user", "a", "q?"), *events], answer)
+def episode_of(*events: Message | ToolUse, answer: str | None = "x") -> Episode:
+    return Episode("t", "q?", "mine", TEAM, [Message("user", "a", "q?"), *events], answer)
 
 
 # -- what a call was given -------------------------------------------------------------------
@@ -48,24 +48,26 @@ def episode_of(*events: Say | Use, answer: str | None = "x") -> Episode:
 
 def test_messages_have_the_roles_of_a_chat() -> None:
     episode = episode_of(
-        Say("a", "b", "find", "hm"), Use("b", "look", "it", "page"), Say("b", "a", "found")
+        Message("a", "b", "find", "hm"),
+        ToolUse("b", "look", "it", "page"),
+        Message("b", "a", "found"),
     )
     assert episode.messages_of(3) == [
-        Message("system", "B."),
-        Message("user", "find"),
-        Message("user", "page"),
+        ChatMessage("system", "B."),
+        ChatMessage("user", "find"),
+        ChatMessage("user", "page"),
     ]
-    assert episode.context_of("b", "", episode.events)[-1] == Message("assistant", "found")
+    assert episode.context_of("b", "", episode.events)[-1] == ChatMessage("assistant", "found")
 
 
 def test_an_agent_in_a_branch_does_not_see_what_happens_in_another() -> None:
     episode = episode_of(
-        Say("a", "b", "both"),
-        Say("b", "a", "one", branch="1"),
-        Say("b", "a", "two", branch="2"),
-        Use("b", "look", "it", "page", branch="1"),
-        Say("b", "a", "one more", branch="1"),
-        Say("b", "a", "after"),
+        Message("a", "b", "both"),
+        Message("b", "a", "one", branch="1"),
+        Message("b", "a", "two", branch="2"),
+        ToolUse("b", "look", "it", "page", branch="1"),
+        Message("b", "a", "one more", branch="1"),
+        Message("b", "a", "after"),
     )
     assert texts_of(episode, 3) == ["B.", "both"]
     assert texts_of(episode, 5) == ["B.", "both", "one", "page"]
@@ -74,24 +76,24 @@ def test_an_agent_in_a_branch_does_not_see_what_happens_in_another() -> None:
 
 def test_an_agent_in_a_later_branch_has_seen_all_branches_that_ended_before() -> None:
     episode = episode_of(
-        Say("a", "b", "both"),
-        Say("b", "a", "one", branch="1"),
-        Say("b", "a", "two", branch="2"),
-        Say("a", "b", "again"),
-        Say("b", "a", "three", branch="1"),
-        Say("b", "a", "four", branch="2"),
+        Message("a", "b", "both"),
+        Message("b", "a", "one", branch="1"),
+        Message("b", "a", "two", branch="2"),
+        Message("a", "b", "again"),
+        Message("b", "a", "three", branch="1"),
+        Message("b", "a", "four", branch="2"),
     )
     before = ["B.", "both", "one", "two", "again"]
     assert texts_of(episode, 5) == texts_of(episode, 6) == before
 
 
 def test_a_record_may_state_what_a_call_was_given() -> None:
-    said = [Message("system", "other"), Message("user", "else")]
+    said = [ChatMessage("system", "other"), ChatMessage("user", "else")]
     call = ModelCall("m", "raw", given=said)
-    episode = episode_of(Say("a", "b", "read out", call=call), Say("b", "a", "ok"))
+    episode = episode_of(Message("a", "b", "read out", call=call), Message("b", "a", "ok"))
     assert episode.messages_of(1) == said
     assert texts_of(episode, 2) == ["B.", "read out"]
-    assert episode.context_of("a", "", episode.events)[2] == Message("assistant", "raw")
+    assert episode.context_of("a", "", episode.events)[2] == ChatMessage("assistant", "raw")
 
 
 # -- what it cost ----------------------------------------------------------------------------
@@ -99,19 +101,19 @@ def test_a_record_may_state_what_a_call_was_given() -> None:
 
 def test_counts_and_prices_of_a_server_are_taken_as_they_are() -> None:
     paid = ModelCall("m", "w1 w2", prompt_tokens=10, cached_tokens=4, sampled_tokens=3, cost=0.5)
-    episode = episode_of(Say("a", "b", "w1", call=paid), Say("b", "a", "f1 f2"))
+    episode = episode_of(Message("a", "b", "w1", call=paid), Message("b", "a", "f1 f2"))
     assert episode.count_tokens(lambda text: len(text.split())) == Tokens(10 + 2, 4, 3 + 2)
     assert episode.cost is None  # nobody knows what the second call cost
-    assert episode_of(Say("a", "b", "w1", call=paid)).cost == 0.5
+    assert episode_of(Message("a", "b", "w1", call=paid)).cost == 0.5
     assert episode_of().cost is None
 
 
 def test_the_branches_of_an_agent_share_what_was_sent_before_them() -> None:
     episode = episode_of(
-        Say("a", "b", "w w"),
-        Say("b", "a", "x", branch="1"),  # in: 1 + 2
-        Say("b", "a", "y", branch="2"),  # in: 1 + 2, all of it sent already
-        Say("b", "a", "z"),  # in: 1 + 2 + 1 + 1; the first branch's call begins like it
+        Message("a", "b", "w w"),
+        Message("b", "a", "x", branch="1"),  # in: 1 + 2
+        Message("b", "a", "y", branch="2"),  # in: 1 + 2, all of it sent already
+        Message("b", "a", "z"),  # in: 1 + 2 + 1 + 1; the first branch's call begins like it
     )
     tokens = episode.count_tokens(lambda text: len(text.split()))
     assert tokens == Tokens(prompt=2 + 3 + 3 + 5, cached=0 + 0 + 3 + 4, sampled=2 + 1 + 1 + 1)
@@ -122,12 +124,16 @@ def test_the_branches_of_an_agent_share_what_was_sent_before_them() -> None:
 
 def test_branches_are_put_one_after_the_other_and_nothing_is_lost() -> None:
     events = [
-        Say("a", "b", "m1"),
-        *(Say("b", "a", f"{branch}{n}", branch=branch) for n in (1, 2) for branch in ("10", "2")),
-        Say("a", "b", "m2"),
-        Say("b", "a", "end", branch="3"),
+        Message("a", "b", "m1"),
+        *(
+            Message("b", "a", f"{branch}{n}", branch=branch)
+            for n in (1, 2)
+            for branch in ("10", "2")
+        ),
+        Message("a", "b", "m2"),
+        Message("b", "a", "end", branch="3"),
     ]
-    texts = [event.text for event in in_one_line(events) if isinstance(event, Say)]
+    texts = [event.text for _, event in in_one_line(events) if isinstance(event, Message)]
     assert texts == ["m1", "21", "22", "101", "102", "m2", "end"]
 
 
@@ -135,12 +141,12 @@ def test_branches_are_put_one_after_the_other_and_nothing_is_lost() -> None:
 def test_putting_in_one_line_keeps_every_event_and_the_order_of_each_branch(
     branches: list[str],
 ) -> None:
-    events = [Say("a", "b", str(n), branch=branch) for n, branch in enumerate(branches)]
-    line = list(in_one_line(events))
+    events = [Message("a", "b", str(n), branch=branch) for n, branch in enumerate(branches)]
+    line = [event for _, event in in_one_line(events)]
     assert sorted(line, key=lambda e: int(e.text)) == events
     for branch in set(branches):
         assert [e for e in line if e.branch == branch] == [e for e in events if e.branch == branch]
-    assert list(in_one_line(line)) == line
+    assert in_one_line(line) == list(enumerate(line, start=1))
 
 
 def test_comparisons_are_looked_up_at_the_same_time_and_say_so() -> None:
@@ -168,7 +174,7 @@ def test_comparisons_are_looked_up_at_the_same_time_and_say_so() -> None:
 
 
 async def test_what_branches_count_is_added_up_in_their_order() -> None:
-    desk = EpisodeRecorder(episode_of(), random.Random(0), Toolbox(), Rates())
+    desk = EpisodeRecorder(episode_of(), Toolbox())
 
     async def work(own: EpisodeRecorder, wait: float, name: str) -> float:
         await asyncio.sleep(wait)
@@ -181,7 +187,7 @@ async def test_what_branches_count_is_added_up_in_their_order() -> None:
     waits = ((0.02, "slow"), (0.0, "fast"))
     dice = await desk.together([lambda own, w=w, n=n: work(own, w, n) for w, n in waits])
     assert desk.episode.meta == {"alarms": 4, "first": "slow"} and desk.episode.error == "slow"
-    said = [(e.text, e.branch) for e in desk.episode.events[1:] if isinstance(e, Say)]
+    said = [(e.text, e.branch) for e in desk.episode.events[1:] if isinstance(e, Message)]
     assert said == [("slow", "1"), ("fast", "2")]
     assert dice[0] != dice[1]
 
@@ -191,7 +197,7 @@ async def test_what_branches_count_is_added_up_in_their_order() -> None:
 words = st.text(st.characters(codec="utf-8"), max_size=12)
 somebody = st.sampled_from([*(agent.name for agent in TEAM), USER, SYSTEM])
 says = st.builds(
-    Say,
+    Message,
     agent=somebody,
     to=somebody,
     text=words,
@@ -206,18 +212,20 @@ says = st.builds(
         text=words,
         prompt_tokens=st.integers(0, 9),
         cost=st.none() | st.floats(0, 1),
-        given=st.none() | st.lists(st.builds(Message, st.just("user"), words), max_size=2),
+        given=st.none() | st.lists(st.builds(ChatMessage, st.just("user"), words), max_size=2),
     ),
 )
 failures = st.sampled_from([None, "mistake", "failed", "timeout"])
-uses = st.builds(Use, somebody, words.filter(bool), words, words, failures, branch=words)
+uses = st.builds(ToolUse, somebody, words.filter(bool), words, words, failures, branch=words)
 
 
 tools = st.builds(ToolSpec, words, words, st.sampled_from(["text", "json"]), words)
 
 
 @given(st.lists(says | uses, max_size=4), st.lists(tools, max_size=2))
-def test_any_episode_comes_back_from_its_line(events: list[Say | Use], had: list[ToolSpec]) -> None:
+def test_any_episode_comes_back_from_its_line(
+    events: list[Message | ToolUse], had: list[ToolSpec]
+) -> None:
     episode = Episode("t", "q?", "mine", TEAM, events, tools=had)
     line = dumps(episode.to_json())
     again = Episode.from_json(json.loads(line))
@@ -234,21 +242,17 @@ def test_records_of_earlier_schemas_are_read(schema: int) -> None:
         "events": [{**event, "erred": False}],
     }
     read = Episode.from_json(old)
-    assert read.events == [Say("a", "user", "x")] and read.tools == []
+    assert read.events == [Message("a", "user", "x")] and read.tools == []
     assert read.to_json()["schema"] == 3
 
 
 @pytest.mark.parametrize(
     ("event", "said"),
     [
-        (
-            {"kind": "use", "agent": "b", "result": "page"},
-            "event 1 is the result of a tool without a call: it names no tool",
-        ),
-        ({"kind": "use", "agent": "b", "tool": "t", "result": "page"}, "it names no argument"),
-        ({"kind": "use", "agent": "b", "tool": "", "argument": "x", "result": ""}, "names no tool"),
+        ({"kind": "use", "agent": "b", "result": "page"}, "event 1: has no tool."),
+        ({"kind": "use", "agent": "b", "tool": "t", "result": "page"}, "event 1: has no argument."),
         ({"kind": "sing", "agent": "b"}, "event 1 has the kind 'sing', expected say or use"),
-        ({"kind": "say", "agent": "b", "song": 1}, "event 1: 'song' is not a field of a Say"),
+        ({"kind": "say", "agent": "b", "song": 1}, "event 1: 'song' is not a field of a Message"),
     ],
 )
 def test_an_event_that_cannot_be_read_is_one_clear_line_and_the_rest_goes_on(
@@ -267,15 +271,14 @@ def test_an_event_that_cannot_be_read_is_one_clear_line_and_the_rest_goes_on(
 @pytest.mark.parametrize(
     ("episode", "reason"),
     [
-        (episode_of(Say("user", "b", "another q?")), None),
-        (episode_of(Say("user", "b", "another?")), r"disagree on the question: event 2 \(user\)"),
+        (episode_of(Message("user", "b", "another q?")), None),
         (
-            episode_of(Say("b", "a", "I work", facts={"question": "where is it?"})),
-            r"event 2 \(b\): says 'where is it\?', the episode 'q\?'",
+            episode_of(Message("user", "b", "another?")),
+            r"disagree on the question: event 2 \(user\)",
         ),
         (
-            episode_of(Say("c", "a", "hello")),
-            r"an agent that the episode does not list took part: event 2 \(c\)",
+            episode_of(Message("b", "a", "I work", facts={"question": "where is it?"})),
+            r"event 2 \(b\): says 'where is it\?', the episode 'q\?'",
         ),
         (episode_of(answer=None), "the episode has no answer"),
     ],

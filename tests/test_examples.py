@@ -20,7 +20,7 @@ from coa.distillation.dataset import run_distillation
 from coa.errors import RecordError
 from coa.grammar import PRESETS, grammar_from_toml, load_grammar
 from coa.io.runs import Json, dumps
-from coa.recording.episode import AgentSpec, Episode, ModelCall, Say, ToolSpec, Use
+from coa.recording.episode import AgentSpec, Episode, Message, ModelCall, ToolSpec, ToolUse
 from coa.tasks import Task, TaskSet
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -132,7 +132,13 @@ def test_the_table_of_the_fields_of_an_episode_is_the_truth() -> None:
     episode = Episode("t", "q", "t", []).to_json()
     wanted = [f"`{name}`" if is_needed(name, episode) else f"[`{name}`]" for name in episode]
     assert sorted(told.pop("episode")) == sorted(wanted)
-    kinds = {"agent": AgentSpec, "tool": ToolSpec, "say": Say, "use": Use, "call": ModelCall}
+    kinds = {
+        "agent": AgentSpec,
+        "tool": ToolSpec,
+        "say": Message,
+        "use": ToolUse,
+        "call": ModelCall,
+    }
     assert set(told) == set(kinds)
     for of, kind in kinds.items():
         wanted = ["`kind`"] if of in ("say", "use") else []

@@ -13,7 +13,7 @@ import pytest
 
 from chromium_tab import CHROMIUM, CONTRAST, Browser
 from coa.io.runs import dumps
-from coa.recording.episode import AgentSpec, Episode, ModelCall, Say, Use
+from coa.recording.episode import AgentSpec, Episode, Message, ModelCall, ToolUse
 from coa.trajectory import Author, Segment, StopReason, Trajectory, save_trajectories
 from coa.view.page import write_page
 
@@ -64,13 +64,15 @@ def episode() -> Episode:
         agents=agents,
         answer="me",
         events=[
-            Say("user", "planner", HOSTILE),
-            Say("planner", "bob", "1. look", HOSTILE, {"part": "plan", "steps": [1]}, call=call),
-            Say("bob", "system", "who", "I look.", {"part": "query"}, branch="1"),
-            Use("bob", "wiki_search", "who", HOSTILE * 9, branch="1"),
-            Use("bob", "wiki_search", "whom", "", "timeout", erred=True, branch="2"),
-            Say("bob", "bob", "a note", erred=True),
-            Say("bob", "user", "me"),
+            Message("user", "planner", HOSTILE),
+            Message(
+                "planner", "bob", "1. look", HOSTILE, {"part": "plan", "steps": [1]}, call=call
+            ),
+            Message("bob", "system", "who", "I look.", {"part": "query"}, branch="1"),
+            ToolUse("bob", "wiki_search", "who", HOSTILE * 9, branch="1"),
+            ToolUse("bob", "wiki_search", "whom", "", "timeout", erred=True, branch="2"),
+            Message("bob", "bob", "a note", erred=True),
+            Message("bob", "user", "me"),
         ],
     )
 
@@ -217,12 +219,14 @@ def test_a_team_of_another_system_fits_on_a_narrow_screen(browser: Browser, tmp_
     agents = [AgentSpec(name, "worker", "Work.") for name in [*names, "idle"]]
     tool, argument = "a_search_of_the_whole_archive_of_newspapers", '{"query": "who", "k": 5}'
     events = [
-        *(Say(names[0], name, "Do your part.") for name in names[1:]),
-        *(Use(name, tool, argument, "nothing", branch=name) for name in names[1:3]),
+        *(Message(names[0], name, "Do your part.") for name in names[1:]),
+        *(ToolUse(name, tool, argument, "nothing", branch=name) for name in names[1:3]),
     ]
     made = [
         Episode("many", "Who? " * 200, "t", agents, events, "me"),
-        Episode("one", "Who?", "t", agents, [Use(names[0], tool, argument, "", branch="1")], "me"),
+        Episode(
+            "one", "Who?", "t", agents, [ToolUse(names[0], tool, argument, "", branch="1")], "me"
+        ),
         Episode("none", "Who?", "t", agents, error="the budget is spent"),
     ]
     lines = [dumps(each.to_json()) + "\n" for each in made]
@@ -244,8 +248,8 @@ def test_a_team_of_another_system_fits_on_a_narrow_screen(browser: Browser, tmp_
 
 def test_nothing_is_offered_that_would_not_filter(browser: Browser, tmp_path: Path) -> None:
     agents = [AgentSpec("bob", "searcher", "Seek.")]
-    asked = Say("bob", "system", "who", "I look.", {"part": "query"})
-    plain = Episode("e", "Who?", "t", agents, [asked, Use("bob", "find", "who", "me")], "me")
+    asked = Message("bob", "system", "who", "I look.", {"part": "query"})
+    plain = Episode("e", "Who?", "t", agents, [asked, ToolUse("bob", "find", "who", "me")], "me")
     (tmp_path / "e.jsonl").write_text(dumps(plain.to_json()) + "\n")
     write_page(tmp_path / "e.jsonl", tmp_path / "e.html")
     browser.open(tmp_path / "e.html", "#e")

@@ -22,7 +22,7 @@ from coa.errors import RecordError
 from coa.grammar import load_grammar
 from coa.grammar.load import GrammarBook
 from coa.io.runs import dumps
-from coa.recording.episode import Episode, ModelCall, Say, Use
+from coa.recording.episode import Episode, Message, ModelCall, ToolUse
 from coa.tasks import Task
 from coa.trajectory import Author, Segment, StopReason, Trajectory, save_trajectories
 from coa.view.browse import BINS, histogram
@@ -238,7 +238,7 @@ def test_every_event_of_a_team_is_on_the_page(tmp_path: Path, recorded: list[Epi
         for shown, event in zip(record["events"], source.events, strict=True):
             same = (shown["agent"], shown["erred"], shown["branch"])
             assert same == (event.agent, event.erred, event.branch)
-            if isinstance(event, Use):
+            if isinstance(event, ToolUse):
                 assert (shown["tool"], shown["text"]) == (event.tool, event.argument)
                 assert shown["result"] == event.result
             else:
@@ -258,7 +258,7 @@ def test_the_list_says_what_is_particular_about_an_episode(tmp_path: Path) -> No
 
 def test_model_calls_are_shown_with_their_cost(tmp_path: Path) -> None:
     priced = ModelCall("big-1", "raw", 1200, 200, 30, 0.0125)
-    said = [Say("planner", "bob", "a", call=priced), Say("bob", "user", "b", call=priced)]
+    said = [Message("planner", "bob", "a", call=priced), Message("bob", "user", "b", call=priced)]
     page = page_of(tmp_path, episode(events=said))
     assert page.content["entries"][0]["numbers"]["cost"] == 0.025
     assert page.content["entries"][0]["numbers"]["tokens"] == 2460
@@ -268,13 +268,13 @@ def test_model_calls_are_shown_with_their_cost(tmp_path: Path) -> None:
     line = "big-1: 1,200 tokens in (200 cached), 30 out, cost 0.0125"
     assert record["events"][0]["call"] == {"line": line, "text": "raw", "given": ""}
     free = ModelCall("big-1", "raw", 5, 0, 1)
-    record = page_of(tmp_path, episode(events=[Say("bob", "user", "b", call=free)])).records[0]
+    record = page_of(tmp_path, episode(events=[Message("bob", "user", "b", call=free)])).records[0]
     assert record["spent"][0][-1] == "not known"
 
 
 def test_a_small_cost_is_a_plain_number(tmp_path: Path) -> None:
     call = ModelCall("small-1", "raw", 300, 0, 14, cost=5.355e-05)
-    page = page_of(tmp_path, episode(events=[Say("planner", "user", "me", call=call)]))
+    page = page_of(tmp_path, episode(events=[Message("planner", "user", "me", call=call)]))
     assert page.records[0]["events"][0]["call"]["line"].endswith(", cost 0.00005355")
     assert page.records[0]["spent"][0][-1] == "0.00005355"
     assert ["cost", "0.00005355"] in page.content["figures"]

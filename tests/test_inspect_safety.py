@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from coa.errors import CoaError, UsageError
 from coa.io.runs import dumps
-from coa.recording.episode import ModelCall, Say
+from coa.recording.episode import Message, ModelCall
 from coa.trajectory import Author, Segment, save_trajectories
 from coa.view.page import write_page
 from made_pages import HOSTILE, ORDINARY, chain, episode, page_of, read
@@ -126,7 +126,7 @@ def test_what_is_no_trajectory_and_no_episode_is_refused_in_one_line(tmp_path: P
         (ModelCall("m", "raw", cost=float("inf")), "a model call costs inf, expected an amount or"),
         (ModelCall("m", "raw", 1e999), "event 1: call: prompt_tokens: found inf, expected a wh"),  # type: ignore
     ):
-        priced = dumps(episode(events=[Say("bob", "user", "b", call=call)]).to_json())
+        priced = dumps(episode(events=[Message("bob", "user", "b", call=call)]).to_json())
         assert refused(tmp_path, priced).startswith(f"DIR/a.jsonl:1: {wanted}")
     mixed = f"{good}\n{dumps(episode().to_json())}\n"
     assert refused(tmp_path, mixed).startswith("DIR/a.jsonl:2: ")
@@ -192,7 +192,7 @@ def places_in(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 def test_a_damaged_record_is_shown_or_refused_and_never_a_crash(
     tmp_path_factory: pytest.TempPathFactory, team: bool, pick: int, put: Any
 ) -> None:
-    called = Say("bob", "user", "b", call=ModelCall("m", "raw", 5, 0, 1, 0.5))
+    called = Message("bob", "user", "b", call=ModelCall("m", "raw", 5, 0, 1, 0.5))
     marked = Segment(Author.MODEL, ORDINARY, errs=[(0, 4)])
     whole = episode(events=[*episode().events, called]) if team else chain(segments=[marked])
     record = json.loads(dumps(whole.to_json()))

@@ -33,7 +33,7 @@ from coa.grammar import (
     system_prompt,
 )
 from coa.io.runs import write_jsonl
-from coa.recording.episode import AgentSpec, Episode, Say, Use
+from coa.recording.episode import AgentSpec, Episode, Message, ToolUse
 from coa.recording.record import Recording, run_recording
 from coa.rewards import RewardSettings
 from coa.rollouts import choose_environments, roll_out_all
@@ -99,10 +99,10 @@ def test_the_loop_and_the_converter_follow_the_value(tmp_path: Path) -> None:
         "\n<observation>&lt;/oracle> &lt;answer>where&lt;/answer></observation>\n"
     ]
     episode = Episode(task.id, task.question, "mine", [AgentSpec("a", "", "A.")])
-    said = Say("a", "a", "where", thought="t", facts={"part": "query"})
+    said = Message("a", "a", "where", thought="t", facts={"part": "query"})
     result = "</oracle> <answer>where</answer>"
-    end = Say("a", "a", "Delphi", thought="u", facts={"part": "verdict"})
-    episode.events = [said, Use("a", "oracle", "where", result), end]
+    end = Message("a", "a", "Delphi", thought="u", facts={"part": "verdict"})
+    episode.events = [said, ToolUse("a", "oracle", "where", result), end]
     episode.answer = "Delphi"
     write_jsonl(tmp_path / "episodes.jsonl", [episode.to_json()])
     (kept,) = run_distillation(tmp_path / "episodes.jsonl", tmp_path / "out", env=env).kept
@@ -242,9 +242,9 @@ class Porter:
         self.seen.append(task)
         heard = (await toolbox.call(ToolCall("oracle", task.question))).text
         episode = Episode(task.id, task.question, self.name, [AgentSpec("a", "", "A.")], seed=seed)
-        said = Say("a", "a", task.question, thought="t", facts={"part": "query"})
-        used = Use("a", "oracle", task.question, heard)
-        end = Say("a", "user", heard, thought="u", facts={"part": "verdict"})
+        said = Message("a", "a", task.question, thought="t", facts={"part": "query"})
+        used = ToolUse("a", "oracle", task.question, heard)
+        end = Message("a", "user", heard, thought="u", facts={"part": "verdict"})
         episode.events, episode.answer = [said, used, end], heard
         return episode
 

@@ -9,27 +9,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coa.grammar.grammar import parse_ratings, parse_score
-from coa.recording.contracts import (
-    CRITERIA,
-    VERIFY_CONTRACT,
-    Malformed,
+from coa.recording.agents import (
     call_contract,
     judge_contract,
     plan_contract,
     report_contract,
+    verify_contract,
 )
-from coa.recording.llm_replies import (
+from coa.recording.recorder import CRITERIA
+from coa.recording.replies import (
     MAX_STEPS,
     Called,
+    Malformed,
     PlannedStep,
     Report,
+    read_answer,
     read_call,
     read_check,
     read_judgement,
     read_plan,
     read_report,
-    read_report_or_call,
-    read_suggestion,
 )
 from coa.tools import Tool
 
@@ -47,11 +46,11 @@ READERS: dict[str, Any] = {
     "call": lambda text: read_call(text, [SEARCH], {"made"}),
     "calls": lambda text: read_call(text, [SEARCH, JSON]),
     "program": lambda text: read_call(text, [CODE]),
-    "report": read_report,
-    "report or call": lambda text: read_report_or_call(text, [CRAWL]),
+    "report": lambda text: read_report(text, []),
+    "report or call": lambda text: read_report(text, [CRAWL]),
     "judgement": lambda text: read_judgement(text, False),
     "rated judgement": lambda text: read_judgement(text, True),
-    "suggestion": read_suggestion,
+    "suggestion": read_answer,
     "check": read_check,
 }
 PIECES = st.sampled_from(
@@ -79,11 +78,11 @@ def test_any_text_is_read_or_refused(name: str, text: str) -> None:
     elif isinstance(found, Report):
         assert found.text.strip() and "\n" not in found.text
     elif name == "rated judgement":
-        assert parse_ratings(found.text, CRITERIA) == found.ratings
+        assert parse_ratings(found.text, CRITERIA) is not None
     elif name == "check":
-        assert found.text and parse_score(found.text) in (None, found.score)
+        assert found[1] and parse_score(found[1]) in (None, found[2])
     elif name == "suggestion":
-        assert found.answer.strip()
+        assert found[1].strip()
     elif "plan" in name and not found.impossible:
         for number, step in enumerate(found.steps, 1):
             assert step.agent in (*TEAM, "verifier") and step.text
@@ -101,8 +100,8 @@ def test_any_text_is_read_or_refused(name: str, text: str) -> None:
         ("report or call", report_contract([CRAWL])),
         ("judgement", judge_contract(rated=False, coding=False)),
         ("judgement", judge_contract(rated=False, coding=True)),
-        ("suggestion", VERIFY_CONTRACT),
-        ("check", VERIFY_CONTRACT),
+        ("suggestion", verify_contract()),
+        ("check", verify_contract()),
     ],
 )
 def test_a_reply_that_repeats_its_contract_is_refused(name: str, contract: str) -> None:
@@ -197,7 +196,6 @@ def test_a_plan_may_be_impossible() -> None:
         "THOUGHT: I search.\nINPUT: capital of Peru\n<think>Enough.</think>",
         "THOUGHT\uff1aI search.\nINPUT\uff1a\u201ccapital of Peru\u201d",
         "**THOUGHT: I search.**\n**INPUT: capital of Peru**",
-        'THOUGHT: I search.\nINPUT: wiki_search(query="capital of Peru")',
         'THOUGHT: I search.\nINPUT: {"query": "capital of Peru"}',
         '{"thought": "I search.", "input": "capital of Peru"}',
         '```json\n{"THOUGHT": "I search.", "TOOL": "wiki_search", "INPUT": "capital of Peru"}\n```',
@@ -206,7 +204,7 @@ def test_a_plan_may_be_impossible() -> None:
     ],
 )
 def test_a_call_may_be_written_in_many_ways(text: str) -> None:
-    assert read_call(text, [SEARCH]) == Called("I search.", "wiki_search", "capital of Peru")
+    assert read_call(text, [SEARCH]) == Called("wiki_search", "capital of Peru", "I search.")
 
 
 def test_a_line_alone_can_only_be_what_the_tool_is_given() -> None:
@@ -236,7 +234,7 @@ def test_which_tool_is_named_where_there_are_several() -> None:
     ],
 )
 def test_a_program_is_what_stands_in_the_fence(text: str) -> None:
-    assert read_call(text, [CODE]) == Called("I add.", "code", "```py\nprint(1 + 2)\n```")
+    assert read_call(text, [CODE]) == Called("code", "```py\nprint(1 + 2)\n```", "I add.")
 
 
 def test_what_a_model_imagines_after_its_call_is_not_part_of_it() -> None:
@@ -269,25 +267,25 @@ def test_a_call_that_was_made_is_refused_and_so_is_one_that_says_nothing() -> No
 
 
 def test_a_report_is_found_missing_or_plain_text() -> None:
-    assert read_report("REPORT: Lima is\nthe capital.") == Report("Lima is the capital.")
-    assert read_report("Lima is the capital.") == Report("Lima is the capital.")
-    assert read_report("**REPORT: So.**\nMISSING: none") == Report("So.")
-    assert read_report('{"REPORT": "So."}') == Report("So.")
-    assert read_report("**REPORT**: It is **so**") == Report("It is **so**")
-    assert read_report("MISSING: the area") == Report("Not found: the area", False)
+    assert read_report("REPORT: Lima is\nthe capital.", []) == Report("Lima is the capital.")
+    assert read_report("Lima is the capital.", []) == Report("Lima is the capital.")
+    assert read_report("**REPORT: So.**\nMISSING: none", []) == Report("So.")
+    assert read_report('{"REPORT": "So."}', []) == Report("So.")
+    assert read_report("**REPORT**: It is **so**", []) == Report("It is **so**")
+    assert read_report("MISSING: the area", []) == Report("Not found: the area", False)
     for wrong in ("REPORT: a\nMISSING: b", "REPORT:", "REPORT: a\nREPORT: b", "THOUGHT: only"):
         with pytest.raises(Malformed):
-            read_report(wrong)
+            read_report(wrong, [])
 
 
 def test_a_reader_with_a_tool_calls_or_reports() -> None:
-    called = read_report_or_call("THOUGHT: I open it.\nINPUT: https://a.example/", [CRAWL])
-    assert called == Called("I open it.", "crawl_page", "https://a.example/")
-    assert read_report_or_call("REPORT: so", [CRAWL]) == Report("so")
+    called = read_report("THOUGHT: I open it.\nINPUT: https://a.example/", [CRAWL])
+    assert called == Called("crawl_page", "https://a.example/", "I open it.")
+    assert read_report("REPORT: so", [CRAWL]) == Report("so")
     with pytest.raises(Malformed, match="not both"):
-        read_report_or_call("INPUT: x\nREPORT: y", [CRAWL])
+        read_report("INPUT: x\nREPORT: y", [CRAWL])
     with pytest.raises(Malformed, match="You have no tool"):
-        read_report_or_call("INPUT: x", [])
+        read_report("INPUT: x", [])
 
 
 # -- judgements ----------------------------------------------------------------------------------
@@ -357,27 +355,27 @@ def test_the_worst_rating_says_what_is_done() -> None:
 
 
 def test_an_answer_is_what_stands_after_its_label_or_a_line_alone() -> None:
-    assert read_suggestion("THOUGHT: So.\nANSWER: Lima") == ("So.", "Lima")
-    assert read_suggestion("Lima").answer == "Lima"
-    assert read_suggestion("ANSWER: **Lima**\nSCORE: 4").answer == "Lima"
-    assert read_suggestion("FINAL ANSWER: Lima").answer == "Lima"
-    assert read_suggestion('{"thought": "So.", "answer": 42}') == ("So.", "42")
-    assert read_suggestion("ANSWER:\n```text\n1 2\n\n3 4\n```").answer == "1 2\n\n3 4"
+    assert read_answer("THOUGHT: So.\nANSWER: Lima") == ("So.", "Lima")
+    assert read_answer("Lima")[1] == "Lima"
+    assert read_answer("ANSWER: **Lima**\nSCORE: 4")[1] == "Lima"
+    assert read_answer("FINAL ANSWER: Lima")[1] == "Lima"
+    assert read_answer('{"thought": "So.", "answer": 42}') == ("So.", "42")
+    assert read_answer("ANSWER:\n```text\n1 2\n\n3 4\n```")[1] == "1 2\n\n3 4"
     with pytest.raises(Malformed, match="Something follows the answer"):
-        read_suggestion("ANSWER: Lima\n\nLet me know if you need more!")
-    assert read_suggestion("ANSWER: [[1, 2],\n [3, 4]]").answer == "[[1, 2],\n [3, 4]]"
+        read_answer("ANSWER: Lima\n\nLet me know if you need more!")
+    assert read_answer("ANSWER: [[1, 2],\n [3, 4]]")[1] == "[[1, 2],\n [3, 4]]"
     for wrong in ("THOUGHT: So.", "It is\nLima", "ANSWER: <answer>", "ANSWER: a\nANSWER: b"):
         with pytest.raises(Malformed):
-            read_suggestion(wrong)
+            read_answer(wrong)
 
 
 def test_a_check_has_one_score() -> None:
     found = read_check("THOUGHT: I look.\nREASON: It agrees.\nSCORE: 4/4")
-    assert found == ("I look.", "It agrees.", 4) and found.text == "It agrees."
-    assert read_check("Score: 2").text == "Score: 2"
+    assert found == ("I look.", "It agrees.", 4)
+    assert read_check("Score: 2") == ("", "Score: 2", 2)
     with pytest.raises(Malformed, match="states another score"):
         read_check("REASON: I would score it 2.\nSCORE: 4")
-    assert read_check("I would give it three out of four.").score == 3
+    assert read_check("I would give it three out of four.")[2] == 3
     for wrong in ("REASON: good", "SCORE: 5", "SCORE: 2-3", "SCORE: 2\nSCORE: 4"):
         with pytest.raises(Malformed):
             read_check(wrong)

@@ -25,7 +25,7 @@ from coa.errors import UsageError
 from coa.grammar import check, parse
 from coa.io.runs import Json, dumps, read_jsonl
 from coa.recording.chat import in_turns
-from coa.recording.episode import SYSTEM, Episode, Say, Use, load_episodes
+from coa.recording.episode import SYSTEM, Episode, Message, ToolUse, load_episodes
 from coa.recording.llm import LLMSettings, LLMTeacher
 from coa.recording.record import Recording, run_recording
 from coa.rewards import RewardSettings
@@ -70,10 +70,10 @@ class Played:
         self.tasks, self.episodes, self.server = tasks, episodes, server
         self.chains: list[Trajectory] = []
 
-    def said(self, part: str) -> list[Say]:
+    def said(self, part: str) -> list[Message]:
         """Every message that is a `part`."""
         events = [event for episode in self.episodes for event in episode.events]
-        return [e for e in events if isinstance(e, Say) and e.facts.get("part") == part]
+        return [e for e in events if isinstance(e, Message) and e.facts.get("part") == part]
 
 
 async def play(
@@ -136,7 +136,7 @@ async def test_a_team_that_knows_what_experts_know_is_right_and_records_what_it_
         assert episode.cost is None
         for place in episode.calls:
             said = episode.events[place]
-            assert isinstance(said, Say) and said.call is not None
+            assert isinstance(said, Message) and said.call is not None
             given = in_turns(episode.messages_of(place))
             assert said.call.prompt_tokens == sum(len(m.text.split()) for m in given)
             assert said.call.sampled_tokens == max(1, len(said.call.text.split()))
@@ -179,7 +179,9 @@ async def test_steps_that_do_not_need_each_other_are_worked_on_at_the_same_time(
         teacher = LLMTeacher(settings(server))
         episode = await teacher.record(Task("Which?"), TOOLBOX_OF(Task("Which?")))
     assert episode.error is None and episode.answer == "Lima"
-    uses = [(event.branch, event.argument) for event in episode.events if isinstance(event, Use)]
+    uses = [
+        (event.branch, event.argument) for event in episode.events if isinstance(event, ToolUse)
+    ]
     assert uses == [("1", "capital 1"), ("2", "capital 2"), ("", "capital 3")]
     third = next(b for b in server.bodies if who(b) == "searcher" and step(contents(b)) == 3)
     told = "\n".join(contents(third))
@@ -223,9 +225,9 @@ async def test_replies_that_cannot_be_read_are_kept_and_asked_for_again(
     for episode in played.episodes:
         for place in episode.calls:
             said = episode.events[place]
-            if isinstance(said, Say) and said.facts.get("part") == "malformed":
+            if isinstance(said, Message) and said.facts.get("part") == "malformed":
                 told = episode.events[place + 1]
-                assert isinstance(told, Say) and (told.agent, told.to) == (SYSTEM, said.agent)
+                assert isinstance(told, Message) and (told.agent, told.to) == (SYSTEM, said.agent)
                 assert told.text == said.facts["complaint"]
 
 
@@ -418,7 +420,7 @@ async def test_a_tool_of_ones_own_is_called_by_a_worker(tmp_path: Path) -> None:
     with ChatServer(reply) as server:
         episode = await LLMTeacher(settings(server)).record(Task("Rain?"), Toolbox([weather]))
     assert episode.answer == "rain"
-    used = [event for event in episode.events if isinstance(event, Use)]
+    used = [event for event in episode.events if isinstance(event, ToolUse)]
     assert [(u.tool, u.result, u.failure) for u in used] == [
         ("weather", "Lima: rain for 2 days", None)
     ]
@@ -437,5 +439,14 @@ async def test_a_call_that_was_made_before_is_not_made_again(tmp_path: Path) -> 
 
     played = await play("atlas-mhqa", tmp_path / "episodes.jsonl", 1, spoil)
     assert len(played.chains) == 1 and len(played.said("malformed")) == 1
-    used = [event.argument for event in played.episodes[0].events if isinstance(event, Use)]
+    used = [event.argument for event in played.episodes[0].events if isinstance(event, ToolUse)]
     assert len(used) == len(set(used)) == 2
+
+
+async def test_tasks_of_several_environments_share_the_team_and_its_journal(tmp_path: Path) -> None:
+    sets = ("atlas-mhqa", "atlas-web")
+    tasks = [task for name in sets for task in make_tasks(name, "train", 1, seed=5)]
+    with ChatServer(lambda body: "IMPOSSIBLE: I do not know.") as server:
+        episodes = await record(server, TaskSet(tuple(tasks)), tmp_path / "episodes.jsonl")
+    assert [episode.task_id for episode in episodes] == [task.id for task in tasks]
+    assert len(server.bodies) == 2

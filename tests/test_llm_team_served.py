@@ -15,7 +15,7 @@ import pytest
 from coa.environments import make_tasks
 from coa.io.runs import manifest_beside, read_jsonl
 from coa.recording.chat import journal_of
-from coa.recording.episode import Episode, Say, load_episodes
+from coa.recording.episode import Episode, Message, load_episodes
 from coa.recording.record import Recording, run_recording
 from coa.tasks import TaskSet
 from test_llama_server import gguf, ref
@@ -38,7 +38,7 @@ def test_a_served_model_is_recorded_counted_and_paid_once(ref: str, tmp_path: Pa
     assert [episode.task_id for episode in episodes] == [task.id for task in tasks]
     assert all(episode.answer is not None or episode.error for episode in episodes)
     said = [e.events[place] for e in load_episodes(out) for place in e.calls]
-    calls = [event.call for event in said if isinstance(event, Say) and event.call]
+    calls = [event.call for event in said if isinstance(event, Message) and event.call]
     assert len(calls) == len(said) >= len(tasks)
     assert all(c.prompt_tokens > 300 and c.sampled_tokens > 0 for c in calls)
     assert not any(e.meta.get("estimated_calls") for e in episodes)  # the server counts

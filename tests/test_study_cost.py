@@ -31,10 +31,9 @@ from coa.lab.study_cost import (
     study_cost,
     study_files,
 )
-from coa.recording.agents import code_agents, team, web_agents
+from coa.recording.agents import agents_of
 from coa.recording.budget import Price
-from coa.recording.coding_agents import coding_team
-from coa.recording.episode import AgentSpec, Episode, Say, Tokens
+from coa.recording.episode import AgentSpec, Episode, Message, Tokens
 from coa.tasks import TaskSet
 from scripts import TOOLBOX_OF, episodes_of
 
@@ -99,7 +98,9 @@ def test_what_hardly_anything_is_solved_with_has_no_upper_bound() -> None:
 
 def said() -> Episode:
     """An episode of one call, for cases whose costs are made up."""
-    return Episode("t-1", "q", "test", [AgentSpec("ann", "planner", "p")], [Say("ann", "b", "x")])
+    return Episode(
+        "t-1", "q", "test", [AgentSpec("ann", "planner", "p")], [Message("ann", "b", "x")]
+    )
 
 
 def side(tokens: int, *, solved: bool, tool_calls: int = 1) -> CostSide:
@@ -276,8 +277,13 @@ def test_a_directory_that_was_not_distilled_is_named(tmp_path: Path) -> None:
 
 def test_every_part_of_our_teams_has_a_call_of_the_peer() -> None:
     calls = peer_prompts()["tokens"]
-    for agents in (team(), web_agents(), code_agents(), coding_team()):
-        for agent in agents:
+    for team in (
+        agents_of("wiki"),
+        agents_of("web"),
+        agents_of("calculation"),
+        agents_of("coding"),
+    ):
+        for agent in team:
             assert sum(calls[PEER_CALLS[agent.part]].values()) > 0
 
 

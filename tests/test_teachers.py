@@ -27,9 +27,9 @@ from coa.recording import load_teacher
 from coa.recording.episode import (
     AgentSpec,
     Episode,
-    Say,
+    Message,
     Tokens,
-    Use,
+    ToolUse,
     load_episodes,
 )
 from coa.rewards import exact_match
@@ -79,10 +79,10 @@ def test_experts_err_and_mostly_notice_and_it_is_counted(
         for name in ("careless_queries", "misreadings", "missed_mistakes", "alarms"):
             counts[name] += episode.meta.get(name, 0)
         marked = [event for event in episode.events if event.erred]
-        queries = [event for event in marked if isinstance(event, Use)]
-        readings = [e for e in marked if isinstance(e, Say) and e.facts["part"] == "finding"]
+        queries = [event for event in marked if isinstance(event, ToolUse)]
+        readings = [e for e in marked if isinstance(e, Message) and e.facts["part"] == "finding"]
         alarms = [
-            e for e in episode.events if isinstance(e, Say) and e.facts.get("part") == "alarm"
+            e for e in episode.events if isinstance(e, Message) and e.facts.get("part") == "alarm"
         ]
         assert len(queries) == episode.meta.get("careless_queries", 0)
         assert len(readings) == episode.meta.get("misreadings", 0)
@@ -117,13 +117,13 @@ def test_an_agent_sees_what_was_said_to_it_and_nothing_else() -> None:
         "t", "q?", "mine", [AgentSpec("a", "planner", "A."), AgentSpec("b", "", "B.")]
     )
     episode.events = [
-        Say("user", "a", "q?"),
-        Say("a", "b", "find it", thought="hm"),
-        Use("b", "look", "it", "page"),
-        Use("a", "look", "other", "leaf"),
-        Say("system", "b", "carried", facts={"secret": "x"}),
-        Say("b", "user", "seen", erred=True),
-        Say("a", "user", "done"),
+        Message("user", "a", "q?"),
+        Message("a", "b", "find it", thought="hm"),
+        ToolUse("b", "look", "it", "page"),
+        ToolUse("a", "look", "other", "leaf"),
+        Message("system", "b", "carried", facts={"secret": "x"}),
+        Message("b", "user", "seen", erred=True),
+        Message("a", "user", "done"),
     ]
     assert texts_of(episode, 1) == ["A.", "q?"]
     assert texts_of(episode, 5) == ["B.", "find it", "page", "carried"]
@@ -135,7 +135,7 @@ def test_experts_speak_of_nothing_that_was_not_said_to_them(erring: list[Episode
     seen = Counter[str]()
     for episode in erring:
         for index, event in enumerate(episode.events):
-            if not isinstance(event, Say) or event.agent not in names:
+            if not isinstance(event, Message) or event.agent not in names:
                 continue
             context = texts_of(episode, index)
             given = "\n".join(context)
@@ -210,12 +210,12 @@ def test_tokens_are_counted_call_by_call_with_and_without_a_cache() -> None:
     agents = [AgentSpec("a", "planner", "sys tem"), AgentSpec("b", "reader", "other")]
     episode = Episode("t", "q", "mine", agents)
     episode.events = [
-        Say("user", "a", "q1 q2"),
-        Say("a", "b", "p1 p2 p3", thought="t1"),  # in: 2 + 2, out: 4
-        Use("a", "look", "x", "r1 r2"),
-        Say("system", "b", "m1"),  # no model wrote this
-        Say("b", "a", "f1"),  # in: 1 + 3 + 1, out: 1
-        Say("a", "user", "end"),  # in: 2 + 2 + 4 + 2 + 1, of them 4 + 4 known, out: 1
+        Message("user", "a", "q1 q2"),
+        Message("a", "b", "p1 p2 p3", thought="t1"),  # in: 2 + 2, out: 4
+        ToolUse("a", "look", "x", "r1 r2"),
+        Message("system", "b", "m1"),  # no model wrote this
+        Message("b", "a", "f1"),  # in: 1 + 3 + 1, out: 1
+        Message("a", "user", "end"),  # in: 2 + 2 + 4 + 2 + 1, of them 4 + 4 known, out: 1
     ]
     tokens = episode.count_tokens(words)
     assert tokens == Tokens(prompt=4 + 5 + 11, cached=8, sampled=4 + 1 + 1)
@@ -226,7 +226,7 @@ def test_the_cost_of_real_episodes_can_be_counted(erring: list[Episode]) -> None
     for episode in erring:
         tokens = episode.count_tokens(words)
         prompts = {agent.name: words(agent.system) for agent in episode.agents}
-        calls = [e for e in episode.events if isinstance(e, Say) and e.agent in prompts]
+        calls = [e for e in episode.events if isinstance(e, Message) and e.agent in prompts]
         assert tokens.prompt > sum(prompts[call.agent] for call in calls)
         assert 0 < tokens.sampled < tokens.total_cached <= tokens.total
         assert (tokens.cached > 0) == (len(calls) > len({call.agent for call in calls}))
@@ -249,7 +249,7 @@ def test_a_file_that_holds_no_episodes_is_named_with_its_line(tmp_path: Path) ->
     with pytest.raises(RecordError, match=r"e\.jsonl:1: found episode schema 7, expected 3"):
         load_episodes(path)
     path.write_text('{"schema": 1, "events": []}\n')
-    with pytest.raises(RecordError, match=r"e\.jsonl:1: no field 'task_id'"):
+    with pytest.raises(RecordError, match=r"e\.jsonl:1: the episode has no field 'task_id'"):
         load_episodes(path)
 
 
@@ -309,7 +309,9 @@ def test_a_question_nobody_understands_is_recorded_not_raised(tmp_path: Path) ->
     careful = {"error_rate": 0.0, "miss_rate": 0.0, "false_alarm_rate": 0.0}
     lost, found = record_into(tmp_path / "episodes.jsonl", tasks, options=careful)
     assert (lost.answer, lost.error) == (None, "the planner could not plan")
-    assert [e.text for e in lost.events if isinstance(e, Say)][-1].startswith("I do not know how")
+    assert [e.text for e in lost.events if isinstance(e, Message)][-1].startswith(
+        "I do not know how"
+    )
     assert found.answer == "Lima"
 
 
@@ -342,7 +344,7 @@ async def test_a_tool_that_fails_or_finds_nothing_ends_in_an_error_not_in_an_ans
         episode = await Experts(0.0).record(Task("What is the capital of Peru?"), box)
         assert (episode.answer, episode.error) == (None, "a look-up brought no report")
         assert episode.meta["failed_look_up"] == "the capital of Peru"
-        uses = [event for event in episode.events if isinstance(event, Use)]
+        uses = [event for event in episode.events if isinstance(event, ToolUse)]
         assert [use.failure for use in uses] == [failure] * 3
         assert len({use.argument for use in uses}) == 3, "a query is never repeated"
 
@@ -350,7 +352,7 @@ async def test_a_tool_that_fails_or_finds_nothing_ends_in_an_error_not_in_an_ans
 OWN = '''
 from coa import Episode, Task, ToolCall
 from coa.tools import Toolbox
-from coa.recording.episode import AgentSpec, Say, Use
+from coa.recording.episode import AgentSpec, Message, ToolUse
 
 
 class Parrot:
@@ -360,9 +362,9 @@ class Parrot:
         episode = Episode(task.id, task.question, "parrot", [AgentSpec("p", "searcher", "Repeat.")])
         seen = await toolbox.call(ToolCall("wiki_search", task.question))
         episode.events += [
-            Say("user", "p", task.question),
-            Use("p", "wiki_search", task.question, seen.text, seen.failure),
-            Say("p", "user", seen.text, facts={"part": "verdict"}),
+            Message("user", "p", task.question),
+            ToolUse("p", "wiki_search", task.question, seen.text, seen.failure),
+            Message("p", "user", seen.text, facts={"part": "verdict"}),
         ]
         episode.answer = seen.text[:20]
         return episode
@@ -380,7 +382,8 @@ class Told(Parrot):
 
     def record(self, task, toolbox, seed=0):
         episode = Episode(task.id, task.question, "told", [AgentSpec("p", "searcher", "Repeat.")])
-        episode.events += [Say("user", "p", task.question), Say(self.agent, "user", "Done.")]
+        episode.events.append(Message("user", "p", task.question))
+        episode.events.append(Message(self.agent, "user", "Done."))
         episode.answer = self.words
         return episode
 

@@ -28,7 +28,7 @@ from coa.environments.experts import Experts
 from coa.grammar import Grammar, check, load_grammar, parse
 from coa.grammar.grammar import parse_ratings, parse_score
 from coa.grammar.parse import parse_code
-from coa.recording.episode import Episode, Say, Use
+from coa.recording.episode import Episode, Message, ToolUse
 from coa.rewards import exact, exact_match
 from coa.tasks import Task
 from coa.tools import Tool, Toolbox
@@ -144,11 +144,11 @@ def test_experts_err_in_every_way_and_it_is_counted_and_marked(erring: Recorded)
         assert not wrong or episode.meta.get("missed_mistakes") or episode.error, task.question
 
 
-def _part(event: Say | Use) -> str:
-    return str(event.facts.get("part", "")) if isinstance(event, Say) else ""
+def _part(event: Message | ToolUse) -> str:
+    return str(event.facts.get("part", "")) if isinstance(event, Message) else ""
 
 
-def _is_decision(event: Say | Use) -> bool:
+def _is_decision(event: Message | ToolUse) -> bool:
     """A call is decided on and made: two events, one mistake."""
     return _part(event) == "query"
 
@@ -158,7 +158,7 @@ def test_experts_speak_of_nothing_that_was_not_said_to_them(erring: Recorded) ->
     seen: Counter[str] = Counter()
     for episode in erring.episodes:
         for index, event in enumerate(episode.events):
-            if not isinstance(event, Say) or event.agent not in names:
+            if not isinstance(event, Message) or event.agent not in names:
                 continue
             given_text = "\n".join(texts_of(episode, index))
             part = event.facts["part"]
@@ -167,7 +167,7 @@ def test_experts_speak_of_nothing_that_was_not_said_to_them(erring: Recorded) ->
                 assert texts_of(episode, index)[1:] == [episode.question]
             elif part == "plan":
                 before = episode.events[index - 1]
-                assert isinstance(before, Say) and before.to == "planner", before
+                assert isinstance(before, Message) and before.to == "planner", before
                 seen["new plan"] += 1
             elif part == "query" and event.agent == "searcher":
                 assert all(
@@ -194,7 +194,7 @@ def test_whoever_is_told_of_an_objection_acts_on_it(erring: Recorded) -> None:
     names = {agent.name for agent in erring.episodes[0].agents}
     told: Counter[str] = Counter()
     for episode in erring.episodes:
-        said = [e for e in episode.events if isinstance(e, Say) and e.agent in names]
+        said = [e for e in episode.events if isinstance(e, Message) and e.agent in names]
         for event, then in pairwise(said):
             if event.facts["part"] == "alarm" or event.facts.get("score") == 2:
                 assert then.agent == event.to, (event, then)
@@ -209,10 +209,10 @@ def test_a_verifier_sends_back_a_number_that_is_not_rounded() -> None:
     episodes = episodes_of(tasks, Experts(error_rate=0.5, miss_rate=0.6, false_alarm_rate=0.0))
     sent_back = 0
     for episode in episodes:
-        checks = [e for e in episode.events if _part(e) == "check" and isinstance(e, Say)]
+        checks = [e for e in episode.events if _part(e) == "check" and isinstance(e, Message)]
         if len(checks) == 2 and checks[0].facts["score"] == 2:
             assert checks[0].text.startswith("The number is not rounded to")
-            last = [e for e in episode.events if isinstance(e, Use)][-1]
+            last = [e for e in episode.events if isinstance(e, ToolUse)][-1]
             assert last.tool == "code" and last.result.strip() == episode.answer
             sent_back += 1
         assert not any("reports" in check.text for check in checks)
@@ -221,7 +221,7 @@ def test_a_verifier_sends_back_a_number_that_is_not_rounded() -> None:
 
 def test_no_call_is_made_twice_in_an_episode(erring: Recorded) -> None:
     for episode in erring.episodes:
-        calls = [(e.tool, e.argument) for e in episode.events if isinstance(e, Use)]
+        calls = [(e.tool, e.argument) for e in episode.events if isinstance(e, ToolUse)]
         assert len(calls) == len(set(calls))
 
 
@@ -230,10 +230,12 @@ def test_reflections_and_checks_are_scored_as_the_grammar_reads_them(erring: Rec
     poor = 0
     for episode in erring.episodes:
         for place, event in enumerate(episode.events):
-            part = event.facts.get("part") if isinstance(event, Say) else None
-            if not isinstance(event, Say) or part not in ("alarm", "approval", "check"):
+            part = event.facts.get("part") if isinstance(event, Message) else None
+            if not isinstance(event, Message) or part not in ("alarm", "approval", "check"):
                 continue
-            then = [e.facts.get("part") for e in episode.events[place + 1 :] if isinstance(e, Say)]
+            then = [
+                e.facts.get("part") for e in episode.events[place + 1 :] if isinstance(e, Message)
+            ]
             if part == "check":
                 score = parse_score(event.text)
                 scores[score] += 1
@@ -301,16 +303,18 @@ def test_the_marks_cover_the_mistakes(erring: Recorded, distilled: Distilled) ->
         marked = [s.text[a:b] for s in trajectory.segments for a, b in sorted(s.errs)]
         wrong: list[str] = []
         for event in by_id[trajectory.task_id].events:
-            if isinstance(event, Use) and event.erred:
+            if isinstance(event, ToolUse) and event.erred:
                 wrong.append(f"<{event.tool}> {event.argument}</{event.tool}>")
                 kinds[event.tool] += 1
-            elif isinstance(event, Say) and event.erred and (part := event.facts["part"]) in TAGS:
+            elif (
+                isinstance(event, Message) and event.erred and (part := event.facts["part"]) in TAGS
+            ):
                 if part == "approval" and not event.facts.get("rated"):
                     continue  # no block of the chain
                 wrong += [event.thought] if event.thought else []
                 wrong.append(f"<{TAGS[part]}> {event.text}</{TAGS[part]}>")
                 kinds[part] += 1
-            elif isinstance(event, Say) and event.erred and event.facts["part"] == "finding":
+            elif isinstance(event, Message) and event.erred and event.facts["part"] == "finding":
                 wrong.append(" ".join(event.text.split()))
                 kinds["finding"] += 1
         bare = [m.removeprefix("<think> ").removesuffix("</think>") for m in marked]
@@ -364,7 +368,7 @@ async def test_a_web_that_finds_nothing_ends_in_an_error_not_in_an_answer() -> N
     episode = await CAREFUL.record(PERU, box)
     assert (episode.answer, episode.error) == (None, "a step brought no report")
     assert episode.meta["failed_step"] == "the population and the capital of Peru and Chile"
-    assert len({e.argument for e in episode.events if isinstance(e, Use)}) >= 3
+    assert len({e.argument for e in episode.events if isinstance(e, ToolUse)}) >= 3
 
 
 async def test_a_question_of_another_kind_is_recorded_not_raised() -> None:

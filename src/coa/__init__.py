@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # for type checkers and editors; a test holds it equal to _HO
     from coa.errors import CoaError
     from coa.grammar import Grammar, load_grammar
     from coa.loop import run
-    from coa.recording.episode import AgentSpec, Episode, ModelCall, Say, Use
+    from coa.recording.episode import AgentSpec, Episode, Message, ModelCall, ToolUse
     from coa.tasks import Task
     from coa.tools import Tool, ToolCall, ToolMistake, tool
     from coa.tools.functions import State
@@ -35,7 +35,7 @@ _HOMES = {
     "coa.errors": "CoaError",
     "coa.grammar": "Grammar load_grammar",
     "coa.loop": "run",
-    "coa.recording.episode": "AgentSpec Episode ModelCall Say Use",
+    "coa.recording.episode": "AgentSpec Episode Message ModelCall ToolUse",
     "coa.tasks": "Task",
     "coa.tools": "Tool ToolCall ToolMistake tool",
     "coa.tools.functions": "State",
@@ -50,16 +50,16 @@ __all__ = [
     "Environment",
     "Episode",
     "Grammar",
+    "Message",
     "ModelCall",
-    "Say",
     "ScriptedEngine",
     "State",
     "Task",
     "Tool",
     "ToolCall",
     "ToolMistake",
+    "ToolUse",
     "Trajectory",
-    "Use",
     "ask",
     "compare",
     "corpus_tools",

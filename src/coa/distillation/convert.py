@@ -10,19 +10,17 @@ training can weigh them. What cannot be converted is rejected with a reason; not
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import islice
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from coa.errors import CoaError, did_you_mean
 from coa.grammar import Block, Fault, Grammar, GrammarState, system_prompt
 from coa.grammar.grammar import Kind, parse_ratings, parse_score
 from coa.grammar.prompt import PromptKind
-from coa.recording.episode import SYSTEM, USER, Episode, Happening, Say, Use
+from coa.recording.episode import SYSTEM, USER, Episode, EpisodeEvent, Message, ToolUse
 from coa.trajectory import Author, Segment, StopReason, Trajectory, Usage
 
-Span = tuple[int, int]
 LEAD = " "
 """Opens every block: a name right after a tag would be other tokens than the same name in running
 text, and a small model copies tokens. Without it half of the wrong answers were misspelt copies."""
@@ -36,10 +34,8 @@ _BLOCKS: Mapping[str, Kind] = {
     "check": "check",
 }
 """What becomes of a message by its part, where the grammar has such a role."""
-
-
-_RATED = ("alarm", "approval", "check")
-"""Parts of a critic; a check is an objection where the grammar has none."""
+_PARTS = (*_BLOCKS, "query", "finding", "verdict", "failure", "malformed")
+"""Of messages; the last two do not appear in a chain, and neither does one without a part."""
 _RATINGS = ("good", "average", "fair", "poor")
 
 
@@ -55,37 +51,12 @@ class NotConvertible(CoaError, ValueError):
         self.reason, self.detail = reason, detail
 
 
-class _Thought(NamedTuple):
+class _Piece(NamedTuple):
+    """Text for a block, and the event that it is of."""
+
     text: str
-    erred: bool = False
-    where: str = ""
-    """The event that it is of."""
-
-
-@dataclass
-class _Turn:
-    """Blocks of the model turn that is being put together."""
-
-    blocks: list[Block] = field(default_factory=list)
-    marks: list[list[Span]] = field(default_factory=list)
-    """For each block the spans of its text that hold a mistake."""
-    thoughts: list[_Thought] = field(default_factory=list)
-    """What is to be thought before the next block."""
-
-    def flush_thoughts(self, role: str) -> None:
-        """One think block of all thoughts; among sound ones only the mistakes are marked."""
-        thoughts, self.thoughts = self.thoughts or [_Thought("Next step.")], []
-        self.add(role, " ".join(each.text for each in thoughts), all(t.erred for t in thoughts))
-        if not self.marks[-1]:
-            position = len(f"<{role}>{LEAD}")
-            for text, erred, _ in thoughts:
-                if erred:
-                    self.marks[-1].append((position, position + len(text)))
-                position += len(text) + 1
-
-    def add(self, role: str, body: str, erred: bool = False) -> None:
-        self.blocks.append(Block(role, f"{LEAD}{body}"))
-        self.marks.append([(0, len(f"<{role}>{LEAD}{body}</{role}>"))] if erred else [])
+    erred: bool
+    where: str
 
 
 def convert(episode: Episode, grammar: Grammar, prompt: PromptKind = "compact") -> Trajectory:
@@ -104,56 +75,71 @@ def convert(episode: Episode, grammar: Grammar, prompt: PromptKind = "compact") 
         meta=dict(episode.meta),
     )
     writer = _Writer(grammar, trajectory)
-    places = list(_places(episode.events))
-    events = [episode.events[place] for place in places]
-    for at, (place, event) in enumerate(zip(places, events, strict=True)):
-        writer.where = _where(place + 1, event)
-        if isinstance(event, Use):
+    ordered = in_one_line(episode.events)
+    for at, (number, event) in enumerate(ordered, start=1):
+        writer.where = _where(number, event)
+        if isinstance(event, ToolUse):
             writer.call(event)
         else:
-            later = events[at + 1 :]
+            later = [event for _, event in ordered[at:]]
             writer.say(event, replans=_replans(later), refused=_refused(later))
     assert episode.answer is not None, episode.task_id
     writer.finish(episode.answer)
     return trajectory
 
 
-def _replans(later: Sequence[Happening]) -> bool:
+def in_one_line(events: Sequence[EpisodeEvent]) -> list[tuple[int, EpisodeEvent]]:
+    """(number from 1, event), each branch whole and in its order, and branch 2 before branch 10;
+    what came between branches stays there."""
+    ended = accumulate(not event.branch for event in events)
+    numbered = zip(ended, enumerate(events, start=1), strict=True)
+
+    def place(each: tuple[int, tuple[int, EpisodeEvent]]) -> tuple[int, int, str]:
+        branch = each[1][1].branch
+        return each[0], len(branch), branch
+
+    return [event for _, event in sorted(numbered, key=place)]
+
+
+def _replans(later: Sequence[EpisodeEvent]) -> bool:
     """Whether somebody plans before anything else is done."""
-    parts = (_part(event) if isinstance(event, Say) else "call" for event in later)
+    parts = (_part(event) if isinstance(event, Message) else "call" for event in later)
     return next((part for part in parts if part in ("plan", "call", "suggestion")), "") == "plan"
 
 
-def _refused(later: Sequence[Happening]) -> bool:
+def _refused(later: Sequence[EpisodeEvent]) -> bool:
     """Whether the next check fails."""
-    checks = (e for e in later if isinstance(e, Say) and _part(e) == "check")
-    return any(e.facts.get("score", FAILED) <= FAILED for e in islice(checks, 1))
+    checks = (e for e in later if isinstance(e, Message) and _part(e) == "check")
+    return _fails(next(checks, None))
 
 
-_PARTS = (*_BLOCKS, "query", "finding", "verdict", "failure", "malformed")
-"""Of messages; the last two do not appear in a chain, and neither does one without a part."""
+def _fails(check: Message | None) -> bool:
+    return check is not None and bool(check.facts.get("score", FAILED) <= FAILED)
 
 
-def _part(event: Say) -> str:
+def _part(event: Message) -> str:
     return str(event.facts.get("part", ""))
 
 
-def _where(number: int, event: Happening) -> str:
+def _where(number: int, event: EpisodeEvent) -> str:
     """An event as a rejection names it; `number` counts from 1, in the order of the record."""
     return f"event {number} ({event.agent})"
 
 
 def check_record(episode: Episode) -> None:
-    """Raise unless the record is of one team that worked on one question and answered it."""
-    names = {agent.name for agent in episode.agents} | {USER, SYSTEM}
+    """Raise unless the team worked on one question and answered it, and every message can be read,
+    under whatever grammar."""
     asked = _words(episode.question)
     for number, event in enumerate(episode.events, start=1):
-        where = _where(number, event)
-        if event.agent not in names:
-            raise NotConvertible("an agent that the episode does not list took part", where)
-        if not isinstance(event, Say):
+        if not isinstance(event, Message):
             continue
-        _check_facts(event, where)
+        where, part = _where(number, event), _part(event)
+        if part and part not in _PARTS:
+            found = f"{where}: {part!r}.{did_you_mean(part, _PARTS)}"
+            raise NotConvertible("a message has an unknown part", found)
+        score = event.facts.get("score", FAILED)
+        if part == "check" and not isinstance(score, int | float):
+            raise NotConvertible("the score of a check is no number", f"{where}: {score!r}")
         stated = event.text if event.agent == USER else event.facts.get("question")
         if stated is not None and asked not in _words(str(stated)):
             raise NotConvertible(
@@ -164,47 +150,8 @@ def check_record(episode: Episode) -> None:
         raise NotConvertible(episode.error or "the episode has no answer")
 
 
-def _check_facts(event: Say, where: str) -> None:
-    """Raise unless what a message says of itself can be read, under whatever grammar."""
-    part, score = _part(event), event.facts.get("score", FAILED)
-    if part and part not in _PARTS:
-        found = f"{where}: {part!r}.{did_you_mean(part, _PARTS)}"
-        raise NotConvertible("a message has an unknown part", found)
-    if part == "check" and not isinstance(score, int | float):
-        raise NotConvertible("the score of a check is no number", f"{where}: {score!r}")
-    ratings = event.facts.get("ratings")
-    if part in _RATED and not isinstance(ratings, dict | None):
-        raise NotConvertible(
-            "the ratings of a critic are no object",
-            f"{where}: found {str(ratings)[:60]!r}, expected a word for each criterion",
-        )
-
-
 def _words(text: str) -> str:
     return " ".join(re.findall(r"\w+", text.casefold()))
-
-
-def in_one_line(events: Sequence[Happening]) -> Iterator[Happening]:
-    """The events, each branch whole and in its order; what came between branches stays there."""
-    return (events[place] for place in _places(events))
-
-
-def _places(events: Sequence[Happening]) -> Iterator[int]:
-    """Where the events of one line stand in the record."""
-    branches: dict[str, list[int]] = {}
-    for place, event in enumerate(events):
-        if event.branch:
-            branches.setdefault(event.branch, []).append(place)
-            continue
-        yield from _whole(branches)
-        branches = {}
-        yield place
-    yield from _whole(branches)
-
-
-def _whole(branches: Mapping[str, list[int]]) -> Iterator[int]:
-    for name in sorted(branches, key=lambda name: (len(name), name)):  # 2 before 10
-        yield from branches[name]
 
 
 class _Writer:
@@ -213,9 +160,14 @@ class _Writer:
     def __init__(self, grammar: Grammar, trajectory: Trajectory) -> None:
         self.grammar, self.trajectory = grammar, trajectory
         self.state = GrammarState()
-        self.turn = _Turn()
         self.where = ""
         """The event that is written, as a rejection names it."""
+        self.blocks: list[Block] = []
+        """Of the model turn that is being put together."""
+        self.errs: list[tuple[int, int]] = []
+        """Spans of its text that hold a mistake."""
+        self.thoughts: list[_Piece] = []
+        """What is to be thought before the next block."""
         self.usage = Usage()
         self.thinker = next(iter(grammar.of_kind("think")), "")
         self.roles = {part: next(iter(grammar.of_kind(kind)), "") for part, kind in _BLOCKS.items()}
@@ -223,7 +175,7 @@ class _Writer:
         called = (grammar.by_name[name] for name in grammar.tool_roles)  # a tool may be named plan
         self.tools = {role.tool or role.name: role.name for role in called}
 
-    def say(self, event: Say, replans: bool = False, refused: bool = False) -> None:
+    def say(self, event: Message, replans: bool = False, refused: bool = False) -> None:
         """A message: a block of its own where the grammar has one for it, or something to think.
 
         What the call or the answer says anyway (a query, a suggestion, a verdict) is not thought as
@@ -232,7 +184,7 @@ class _Writer:
         """
         part = _part(event)
         if part == "check" and not self.roles[part]:
-            part = "alarm" if event.facts.get("score", FAILED) <= FAILED else ""
+            part = "alarm" if _fails(event) else ""
         if part in ("alarm", "approval"):
             self._check_ratings(event)
         role = self.roles.get(part, "")
@@ -254,13 +206,18 @@ class _Writer:
 
     def _think(self, text: str, erred: bool = False) -> None:
         if text.strip():
-            self.turn.thoughts.append(_Thought(" ".join(text.split()), erred, self.where))
+            self.thoughts.append(_Piece(" ".join(text.split()), erred, self.where))
 
-    def _check_ratings(self, event: Say) -> None:
+    def _check_ratings(self, event: Message) -> None:
         """Raise unless a critic rates by the criteria of the grammar, where it has any."""
         role = self.roles["alarm"]
         criteria = self.grammar.by_name[role].ratings if role else ()
         stated = event.facts.get("ratings") or {}
+        if criteria and not isinstance(stated, dict):
+            raise self._rejection(
+                "the ratings of a critic are no object",
+                f"found {str(stated)[:60]!r}, expected a word for each criterion",
+            )
         for name, word in stated.items() if criteria else ():
             if name not in criteria:
                 known = ", ".join(criteria)
@@ -276,7 +233,7 @@ class _Writer:
     def _rejection(self, reason: str, detail: str) -> NotConvertible:
         return NotConvertible(reason, f"{self.where}: {detail}")
 
-    def _scored(self, role: str, event: Say, replans: bool) -> str:
+    def _scored(self, role: str, event: Message, replans: bool) -> str:
         """A message with the ratings or the score that its block must hold.
 
         Critics of other systems put them into a field of their own, or only agree or object: an
@@ -305,7 +262,7 @@ class _Writer:
             state = thought
         return role in self.grammar.allowed(state)
 
-    def _wants_consent(self, event: Say) -> bool:
+    def _wants_consent(self, event: Message) -> bool:
         """Whether approval has to be a block: the grammar demands a reflection, or rates it."""
         rated = event.facts.get("rated") or event.facts.get("ratings")
         if rated and self.grammar.by_name[self.roles["approval"]].ratings:
@@ -313,7 +270,7 @@ class _Writer:
         allowed = self.grammar.allowed(self.state)
         return self.roles["approval"] in allowed and self.thinker not in allowed
 
-    def call(self, event: Use) -> None:
+    def call(self, event: ToolUse) -> None:
         """A tool call ends a model turn; what came back is the environment's."""
         role = self.tools.get(event.tool)
         if role is None:
@@ -341,19 +298,28 @@ class _Writer:
     def _block(self, role: str, body: str, erred: bool = False) -> None:
         """Add a block, thinking first where the grammar wants it."""
         if self.thinker and self.thinker in self.grammar.allowed(self.state):
-            for thought in self.turn.thoughts:
-                self._refuse_tags(self.thinker, thought.text, thought.where)
-            self.turn.flush_thoughts(self.thinker)
-            self._advance(self.turn.blocks[-1])
-        self._refuse_tags(role, body, self.where)
-        self.turn.add(role, body.strip(), erred)
-        self._advance(self.turn.blocks[-1])
+            thoughts, self.thoughts = self.thoughts, []
+            self._add(self.thinker, *(thoughts or [_Piece("Next step.", False, self.where)]))
+        self._add(role, _Piece(body.strip(), erred, self.where))
 
-    def _refuse_tags(self, role: str, body: str, where: str) -> None:
-        if found := self.grammar.tag_pattern.search(body):
-            raise NotConvertible(
-                "a block would hold a tag of the grammar", f"{where}: <{role}> holds {found[0]}"
-            )
+    def _add(self, role: str, *pieces: _Piece) -> None:
+        """Add a block of these pieces; among sound ones only the mistakes are marked."""
+        for text, _, where in pieces:
+            if found := self.grammar.tag_pattern.search(text):
+                raise NotConvertible(
+                    "a block would hold a tag of the grammar", f"{where}: <{role}> holds {found[0]}"
+                )
+        position = len(self.grammar.render(self.blocks)) + bool(self.blocks)
+        block = Block(role, LEAD + " ".join(piece.text for piece in pieces))
+        if all(piece.erred for piece in pieces):
+            self.errs.append((position, position + len(self.grammar.render([block]))))
+        else:
+            position += len(f"<{role}>{LEAD}")
+            for text, erred, _ in pieces:
+                self.errs += [(position, position + len(text))] if erred else []
+                position += len(text) + 1
+        self.blocks.append(block)
+        self._advance(block)
 
     def _advance(self, block: Block) -> None:
         moved = self.grammar.advance(self.state, block)
@@ -362,11 +328,7 @@ class _Writer:
         self.state = moved
 
     def _end_turn(self) -> None:
-        text = self.grammar.render(self.turn.blocks)
-        errs, position = [], 0
-        for block, marks in zip(self.turn.blocks, self.turn.marks, strict=True):
-            errs += [(position + start, position + end) for start, end in marks]
-            position += len(self.grammar.render([block])) + 1
-        self.trajectory.segments.append(Segment(Author.MODEL, text, errs=errs))
+        text = self.grammar.render(self.blocks)
+        self.trajectory.segments.append(Segment(Author.MODEL, text, errs=self.errs))
         self.usage.turns += 1
-        self.turn = _Turn(thoughts=self.turn.thoughts)
+        self.blocks, self.errs = [], []

@@ -61,7 +61,7 @@ from coa.io.workers import Work, Workers, shortened, worker_count
 from coa.loop import Budget
 from coa.models.codec import Codec
 from coa.models.references import BASE, is_pulled, model_folder, resolve
-from coa.recording.episode import Episode, ToolSpec, Use, read_episodes
+from coa.recording.episode import Episode, ToolSpec, ToolUse, read_episodes
 from coa.recording.record import one_of_each
 from coa.rewards import RewardSettings
 from coa.rollouts import References, check_shipped, choose_environments
@@ -287,7 +287,7 @@ _ANY_LENGTH = 1 << 30
 def as_shown(episode: Episode) -> Episode:
     """The episode with every result as a toolbox shows it: plain line ends, nothing around it."""
     shown = [
-        replace(event, result=clean(event.result)) if isinstance(event, Use) else event
+        replace(event, result=clean(event.result)) if isinstance(event, ToolUse) else event
         for event in episode.events
     ]
     return replace(episode, events=shown)
@@ -302,7 +302,7 @@ def offered_tools(episodes: Sequence[Episode]) -> list[ToolSpec]:
             found[spec.name] = spec
     for episode in episodes:
         for event in episode.events:
-            if isinstance(event, Use):
+            if isinstance(event, ToolUse):
                 found.setdefault(event.tool, ToolSpec(event.tool))
     return [found[name] for name in sorted(found)]
 
@@ -315,7 +315,7 @@ def recorded_tools(episode: Episode, grammar: Grammar, offered: Sequence[ToolSpe
     """
     answers: dict[str, dict[str, str]] = {}
     for event in episode.events:
-        if isinstance(event, Use):
+        if isinstance(event, ToolUse):
             answers.setdefault(event.tool, {}).setdefault(event.argument.strip(), event.result)
     specs = {spec.name: spec for spec in offered_tools([episode])} | {s.name: s for s in offered}
     known = {grammar.by_name[role].tool or role for role in grammar.tool_roles}

@@ -24,7 +24,7 @@ import math
 import random
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -58,7 +58,10 @@ def told_text(trajectory: Trajectory) -> str:
 
 
 def near_duplicates(texts: Iterable[str], similarity: float, shingle: int = 3) -> dict[int, Twin]:
-    """Index of each near-duplicate -> the earlier text that stays in its place."""
+    """Index of each near-duplicate -> the earlier text that stays in its place.
+
+    Two texts that are similar enough share one of their rarest shingles: only such are compared.
+    """
     assert 0 < similarity <= 1 and shingle > 0, (similarity, shingle)
     holders: defaultdict[int, list[int]] = defaultdict(list)
     bags: dict[int, frozenset[int]] = {}
@@ -67,7 +70,8 @@ def near_duplicates(texts: Iterable[str], similarity: float, shingle: int = 3) -
         prefix = ranks[: len(ranks) - math.ceil(similarity * len(ranks) - _SLACK) + 1]
         own = frozenset(ranks)
         met = sorted({other for rank in prefix for other in holders.get(rank, ())})
-        twin = _first_twin(own, met, bags, similarity)
+        alike = (Twin(other, len(own & bags[other]) / len(own | bags[other])) for other in met)
+        twin = next((twin for twin in alike if twin.similarity >= similarity), None)
         if twin is not None:
             twins[index] = twin
             continue
@@ -88,25 +92,9 @@ def shingles(text: str, size: int) -> list[Shingle]:
     return [*runs, *repeated]
 
 
-def _first_twin(
-    own: frozenset[int], met: Iterable[int], bags: Mapping[int, frozenset[int]], similarity: float
-) -> Twin | None:
-    for other in met:
-        theirs = bags[other]
-        if min(len(own), len(theirs)) < similarity * max(len(own), len(theirs)) - _SLACK:
-            continue  # the smaller bag could not fill the share
-        common = len(own & theirs)
-        found = common / (len(own) + len(theirs) - common)
-        if found >= similarity:
-            return Twin(other, found)
-    return None
-
-
 def _ranked(bags: Sequence[list[Shingle]]) -> list[list[int]]:
     """Each bag as sorted numbers, where a smaller number is a rarer shingle."""
-    counts: Counter[Shingle] = Counter()
-    for bag in bags:
-        counts.update(bag)
+    counts = Counter(run for bag in bags for run in bag)
     rank = {run: number for number, run in enumerate(sorted(counts, key=counts.__getitem__))}
     return [sorted(map(rank.__getitem__, bag)) for bag in bags]
 
@@ -206,8 +194,8 @@ class Filtered:
 
 
 Held = list[tuple[Candidate, Chain]]
-Drop = dict[int, Json]
-"""Place among those that entered a stage -> reason and detail."""
+Drop = Mapping[int, Reason]
+"""Place among those that entered a stage -> why it is dropped."""
 
 
 def apply_filters(
@@ -223,26 +211,25 @@ def apply_filters(
     """
     if not judged:
         settings = replace(settings, keep_unjudged=True)
+    filters: dict[str, Callable[[Held], Drop]] = {
+        "contamination": lambda held: _contaminated(held, settings, against or {}),
+        "complexity": lambda held: _one_by_one(held, _too_simple, settings),
+        "quality": lambda held: _one_by_one(held, _unsound, settings),
+        "duplicates": lambda held: _duplicates(held, settings),
+        "reflection": lambda held: _one_by_one(held, _unreflected, settings),
+    }
     held: Held = [(each, Chain.read(each.trajectory)) for each in candidates]
     notes: list[Json] = []
     stages: list[Json] = []
-
-    def stage(name: str, drop: Callable[[Held], Drop]) -> None:
-        nonlocal held
-        dropped = drop(held)
-        own = [
-            {"task_id": held[place][0].trajectory.task_id, "stage": name, **dropped[place]}
-            for place in sorted(dropped)
-        ]
-        stages.append(stage_record(name, len(held), own))
-        notes.extend(own)
+    for stage, find in filters.items():
+        dropped = find(held)
+        own: list[Json] = []
+        for place in sorted(dropped):
+            task_id, (reason, detail) = held[place][0].trajectory.task_id, dropped[place]
+            own.append({"task_id": task_id, "stage": stage, "reason": reason, "detail": detail})
+        stages.append(stage_record(stage, len(held), own))
+        notes += own
         held = [pair for place, pair in enumerate(held) if place not in dropped]
-
-    stage("contamination", lambda held: _contaminated(held, settings, against or {}))
-    stage("complexity", lambda held: _one_by_one(held, _too_simple, settings))
-    stage("quality", lambda held: _one_by_one(held, _unsound, settings))
-    stage("duplicates", lambda held: _duplicates(held, settings))
-    stage("reflection", lambda held: _one_by_one(held, _unreflected, settings))
     kept, repeated = _repeat(held, settings)
     stages.append(stage_record("correction", len(held), repeated))
     unjudged = sum(candidate.score is None for candidate, _ in held)
@@ -254,11 +241,7 @@ Judge = Callable[[Candidate, Chain, FilterSettings], Reason | None]
 
 def _one_by_one(held: Held, judge: Judge, settings: FilterSettings) -> Drop:
     reasons = (judge(candidate, chain, settings) for candidate, chain in held)
-    return {
-        place: {"reason": reason[0], "detail": reason[1]}
-        for place, reason in enumerate(reasons)
-        if reason is not None
-    }
+    return {place: reason for place, reason in enumerate(reasons) if reason is not None}
 
 
 # -- complexity ------------------------------------------------------------------------------
@@ -383,7 +366,7 @@ def _contaminated(
         settings.contamination_template,
     )
     return {
-        place: {"reason": leak.rule, "detail": f"{leak.evaluation} task {leak.task_id}"}
+        place: (leak.rule, f"{leak.evaluation} task {leak.task_id}")
         for place, leak in leaks.items()
     }
 
@@ -393,11 +376,9 @@ def _duplicates(held: Held, settings: FilterSettings) -> Drop:
         return {}
     texts = (told_text(candidate.trajectory) for candidate, _ in held)
     twins = near_duplicates(texts, settings.duplicate_similarity, settings.duplicate_shingle)
+    first = {place: held[twin.first][0].trajectory.task_id for place, twin in twins.items()}
     return {
-        place: {
-            "reason": "near-duplicate",
-            "detail": f"{twin.similarity:.3f} like task {held[twin.first][0].trajectory.task_id}",
-        }
+        place: ("near-duplicate", f"{twin.similarity:.3f} like task {first[place]}")
         for place, twin in twins.items()
     }
 
@@ -428,12 +409,9 @@ def _repeat(held: Held, settings: FilterSettings) -> tuple[list[Trajectory], lis
             continue
         reason = chain.turning_point(settings.low_check)
         if reason and settings.copies_of_corrected:
-            kept += _copies(original, settings.copies_of_corrected)
+            copies = settings.copies_of_corrected
+            for number in range(1, copies + 1):
+                kept.append(replace(original, meta={**original.meta, "copy": number}))
             note = {"task_id": original.task_id, "stage": "correction", "reason": reason}
-            notes.append({**note, "detail": "", "copies": settings.copies_of_corrected})
+            notes.append({**note, "detail": "", "copies": copies})
     return kept, notes
-
-
-def _copies(original: Trajectory, count: int) -> Iterator[Trajectory]:
-    for number in range(1, count + 1):
-        yield replace(original, meta={**original.meta, "copy": number})

@@ -22,7 +22,7 @@ from typing import Protocol
 from coa.environments.atlas.catalogues import CATALOGUES, MHQA
 from coa.environments.atlas.wiki_team import WikiTeam
 from coa.environments.sets import ATLAS_CODE, ATLAS_WEB, GYM
-from coa.recording.agents import code_agents, team, web_agents
+from coa.recording.agents import agents_of
 from coa.recording.episode import USER, AgentSpec, Episode
 from coa.recording.recorder import EpisodeRecorder, Rates
 from coa.tasks import Task
@@ -62,7 +62,7 @@ class Experts:
         agents, working = _team_for(task)
         episode = Episode(task.id, task.question, self.name, agents, seed=seed)
         episode.meta.update(task.meta)
-        desk = EpisodeRecorder(episode, random.Random(f"{seed}|{task.id}"), toolbox, self.rates)
+        desk = EpisodeRecorder(episode, toolbox, random.Random(f"{seed}|{task.id}"), self.rates)
         desk.say(USER, "planner", task.question)
         await working.work(desk)
         return episode
@@ -74,14 +74,13 @@ def _team_for(task: Task) -> tuple[list[AgentSpec], Team]:
     if name == ATLAS_WEB:
         from coa.environments.atlas.web_team import WebTeam
 
-        return web_agents(), WebTeam()
+        return agents_of("web"), WebTeam()
     if name == ATLAS_CODE:
         from coa.environments.atlas.code_team import CodeTeam
 
-        return code_agents(), CodeTeam()
+        return agents_of("calculation"), CodeTeam()
     if name == GYM:
         from coa.environments.gym.team import CodingTeam
-        from coa.recording.coding_agents import coding_team
 
-        return coding_team(), CodingTeam()
-    return team(), WikiTeam(CATALOGUES.get(str(name), MHQA))
+        return agents_of("coding"), CodingTeam()
+    return agents_of("wiki"), WikiTeam(CATALOGUES.get(str(name), MHQA))

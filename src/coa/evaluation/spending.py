@@ -20,7 +20,7 @@ from coa.io.settings import find_recipe, load_recipe
 from coa.loop import read_turn
 from coa.models.references import resolve
 from coa.recording.budget import Price, PriceTable, find_price
-from coa.recording.episode import AgentSpec, Episode, Say, Tokens
+from coa.recording.episode import AgentSpec, Episode, Message, Tokens
 from coa.trajectory import Author, Segment, Trajectory
 
 Caching = Literal["none", "task", "warm"]
@@ -77,7 +77,7 @@ class TokenCounter:
         systems = {agent.system: length_of(agent) for agent in episode.agents} if length_of else {}
         events = [
             replace(event, call=replace(event.call, sampled_tokens=0))
-            if isinstance(event, Say) and event.call
+            if isinstance(event, Message) and event.call
             else event
             for event in episode.events
         ]

@@ -22,7 +22,7 @@ from coa.io.runs import Json, Run, read_records, write_atomic
 from coa.lab.speedrun_recipe import MeasuredPart, SpeedrunRecipe, Who
 from coa.models.codec import Codec
 from coa.models.references import model_folder, resolve
-from coa.recording.episode import Episode, Use
+from coa.recording.episode import Episode, ToolUse
 from coa.recording.record import Recording, run_recording
 from coa.rewards import RewardSettings, Scored
 from coa.rollouts import choose_environments
@@ -92,7 +92,7 @@ def _measure_team(recipe: SpeedrunRecipe, part: MeasuredPart, root: Path, base: 
     scores = [each.score or 0.0 for each in asyncio.run(_judged(tasks, episodes))]
     codec = Codec.from_folder(model_folder(resolve(base)))
     tokens = [episode.count_tokens(lambda text: len(codec.encode(text))) for episode in episodes]
-    calls = sum(isinstance(event, Use) for episode in episodes for event in episode.events)
+    calls = sum(isinstance(event, ToolUse) for episode in episodes for event in episode.events)
     result, n, total = estimate(scores), len(tasks), sum(count.total_cached for count in tokens)
     summary: Json = {
         "n": n,

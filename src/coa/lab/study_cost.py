@@ -44,7 +44,7 @@ from coa.io.runs import Json, read_records, write_atomic
 from coa.models.codec import Codec
 from coa.models.references import BASE, model_folder, resolve
 from coa.recording.budget import Price
-from coa.recording.episode import AgentSpec, Episode, Tokens, Use, load_episodes
+from coa.recording.episode import AgentSpec, Episode, Tokens, ToolUse, load_episodes
 from coa.rewards import auto
 from coa.statistics import interval, wilson
 from coa.tasks import Task, TaskSet
@@ -162,7 +162,7 @@ def _case(task: Task, episode: Episode, chain: Trajectory | None, counter: Token
         system=tokens.prompt - bare.prompt,
         opening=(tokens.prompt - tokens.cached) - (bare.prompt - bare.cached),
         model_calls=len(episode.calls),
-        tool_calls=sum(isinstance(event, Use) for event in episode.events),
+        tool_calls=sum(isinstance(event, ToolUse) for event in episode.events),
         solved=_solves(task, Trajectory(task.id, task.question, "", answer=episode.answer)),
     )
     if chain is None:

@@ -1,4 +1,4 @@
-"""Minds: calls of a chat model for a team of agents, each paid for once and within a budget.
+"""The chat client of a team of agents: each model call is paid for once and within a budget.
 
 A request goes to POST /v1/chat/completions of any OpenAI-compatible server. What comes back is
 appended to a journal before anything else is done with it, under a key that is made of everything
@@ -17,16 +17,17 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import Any
 
 from coa.errors import CoaError, ConfigError, ModelError, UsageError
-from coa.io.files import lock
+from coa.io.files import lock_output
 from coa.io.runs import Appender, Json, read_records
 from coa.models.references import resolve
-from coa.recording.budget import NOTHING, Amount, Limit, Purse, find_price
-from coa.recording.episode import Message, ModelCall
+from coa.recording.budget import Amount, Purse, find_price
+from coa.recording.episode import ChatMessage, ModelCall
 
 BYTES_PER_TOKEN, TOKENS_PER_MESSAGE = 4, 4
 REFUSALS = (400, 413, 422)
@@ -43,7 +44,7 @@ class EpisodeOver(Exception):
 class LLMSettings:
     """How a team of language models works; see docs/teachers.md."""
 
-    model: str
+    model: str = ""
     """openai:NAME@URL."""
     temperature: float = 0.7
     max_tokens: int = 1024
@@ -89,14 +90,6 @@ class LLMSettings:
         longest = self.extra.get("max_completion_tokens")
         return self.max_tokens if longest is None else int(longest)
 
-    @property
-    def run_limit(self) -> Limit:
-        return Limit(self.budget_tokens, self.budget_money)
-
-    @property
-    def task_limit(self) -> Limit:
-        return Limit(self.task_tokens, self.task_money)
-
 
 @dataclass(frozen=True)
 class Request:
@@ -104,11 +97,9 @@ class Request:
 
     task_id: str
     agent: str
-    messages: list[Message]
+    messages: list[ChatMessage]
     seed: int = 0
     branch: str = ""
-    ordinal: int = 0
-    """How many requests like this one its agent has made before."""
 
     @property
     def prompt_tokens(self) -> int:
@@ -126,15 +117,10 @@ class Paid:
     estimated: bool = False
     """The server did not count the tokens."""
 
-
-class Mind(Protocol):
-    """Whatever answers for the agents."""
-
-    async def answer(self, request: Request) -> Paid: ...
-
-    def price(self, prompt: int, sampled: int) -> Amount:
-        """What so many tokens cost without a cache."""
-        ...
+    @property
+    def amount(self) -> Amount:
+        """What it cost."""
+        return Amount(self.call.prompt_tokens + self.call.sampled_tokens, self.call.cost or 0.0)
 
 
 def count_tokens(text: str) -> int:
@@ -142,12 +128,12 @@ def count_tokens(text: str) -> int:
     return -(-len(text.encode("utf-8", "replace")) // BYTES_PER_TOKEN) + TOKENS_PER_MESSAGE
 
 
-def in_turns(messages: Sequence[Message]) -> list[Message]:
+def in_turns(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
     """The messages as they are sent: those of the same role in a row are one."""
-    turns: list[Message] = []
+    turns: list[ChatMessage] = []
     for message in messages:
         if turns and turns[-1].role == message.role:
-            turns[-1] = Message(message.role, f"{turns[-1].text}\n\n{message.text}")
+            turns[-1] = ChatMessage(message.role, f"{turns[-1].text}\n\n{message.text}")
         else:
             turns.append(message)
     return turns
@@ -157,34 +143,30 @@ def in_turns(messages: Sequence[Message]) -> list[Message]:
 
 
 class Journal:
-    """Every answer that was paid for, by the key of its request.
+    """Every answer that was paid for, by the key of its request; without a file only their sum.
 
-    One process at a time has it open: two would pay for the same answers.
+    One process at a time has the file open: two would pay for the same answers.
     """
 
     def __init__(self, path: Path | None = None) -> None:
+        self.spent = Amount()
         self._paid: dict[str, Paid] = {}
         self._file: Appender | None = None
-        self._lock: IO[str] | None = None
-        self.spent = NOTHING
-        if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._lock = lock(path.with_name(f"{path.name}.lock"), lambda pid: _busy(path, pid))
-            try:
-                self._file = Appender(path)
-                read_records(path, self._note)
-            except BaseException:
-                self.close()
-                raise
+        self._opened = ExitStack()
+        if path is None:
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with ExitStack() as stack:
+            stack.enter_context(lock_output(path))
+            self._file = stack.enter_context(Appender(path))
+            read_records(path, self._note)
+            self._opened = stack.pop_all()
 
     def find(self, key: str) -> Paid | None:
         return self._paid.get(key)
 
-    @property
-    def empty(self) -> bool:
-        return not self.spent.tokens
-
     def keep(self, key: str, request: Request, paid: Paid, response: Any) -> None:
+        """Write an answer down and count what it cost."""
         call = {name: value for name, value in asdict(paid.call).items() if name != "given"}
         record: Json = {"key": key, "task_id": request.task_id, "agent": request.agent, **call}
         record |= {"cut": paid.cut, "estimated": paid.estimated, "response": response}
@@ -195,15 +177,13 @@ class Journal:
     def _note(self, record: Json) -> None:
         names = ("model", "text", "prompt_tokens", "cached_tokens", "sampled_tokens", "cost")
         call = ModelCall(**{name: record[name] for name in names})
+        paid = Paid(call, record["cut"], record["estimated"])
         if self._file is not None:  # without a file nothing can be continued
-            self._paid[record["key"]] = Paid(call, record["cut"], record["estimated"])
-        self.spent = self.spent.plus(amount_of(call))
+            self._paid[record["key"]] = paid
+        self.spent += paid.amount
 
     def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-        if self._lock is not None:
-            self._lock.close()
+        self._opened.close()
 
 
 def journal_of(out: Path) -> Path:
@@ -211,21 +191,13 @@ def journal_of(out: Path) -> Path:
     return out.with_name(f"{out.name}.calls.jsonl")
 
 
-def _busy(path: Path, pid: str) -> None:
-    raise UsageError(f"{path}: in use by another process (pid {pid}). Wait for it.")
-
-
-def amount_of(call: ModelCall) -> Amount:
-    return Amount(call.prompt_tokens + call.sampled_tokens, call.cost or 0.0)
-
-
 # -- a server --------------------------------------------------------------------------------
 
 
-class ServedMind:
-    """A model behind an OpenAI-compatible server."""
+class ChatClient:
+    """A model behind an OpenAI-compatible server, called within the budget of a run."""
 
-    def __init__(self, settings: LLMSettings, journal: Journal | None = None) -> None:
+    def __init__(self, settings: LLMSettings, journal: Path | None = None) -> None:
         from coa.engines.transport import Transport
 
         source = resolve(settings.model)
@@ -233,8 +205,7 @@ class ServedMind:
             raise ModelError(f"{settings.model!r} is not a model on a server (openai:NAME@URL).")
         self.settings, self.model = settings, source.model
         self._price = find_price(settings.prices, source.model)
-        self._journal = journal or Journal()
-        self._purse = Purse(settings.run_limit, self._journal.spent)
+        self._purse = Purse(settings.budget_tokens, settings.budget_money)
         self._flying: set[asyncio.Task[Paid]] = set()
         self._slots = asyncio.Semaphore(settings.slots)
         self._stopped: CoaError | None = None
@@ -246,24 +217,17 @@ class ServedMind:
             retries=settings.retries,
             backoff_s=settings.backoff_s,
         )
-
-    @property
-    def spent(self) -> Amount:
-        """By this run, over all its parts."""
-        return self._purse.spent
-
-    def price(self, prompt: int, sampled: int) -> Amount:
-        money = 0.0 if self._price is None else self._price.of(prompt, 0, sampled)
-        return Amount(prompt + sampled, money)
+        self._journal = Journal(journal)
+        self._purse.spent = self._journal.spent
 
     def body(self, request: Request) -> Json:
-        """What is sent. An agent that asks the same again gets another seed."""
+        """What is sent."""
         body: Json = {
             "model": self.model,
             "messages": [{"role": m.role, "content": m.text} for m in in_turns(request.messages)],
             "temperature": self.settings.temperature,
             "max_tokens": self.settings.max_tokens,
-            "seed": request.seed + request.ordinal,
+            "seed": request.seed,
             **self.settings.extra,
         }
         if "max_completion_tokens" in self.settings.extra:  # servers refuse to be given both
@@ -271,24 +235,33 @@ class ServedMind:
         left_out = self.settings.without
         return {k: v for k, v in body.items() if v is not None and k not in left_out}
 
-    async def answer(self, request: Request) -> Paid:
-        """The reply to a request: from the journal, or else from the server."""
+    async def answer(self, request: Request, purse: Purse) -> Paid:
+        """The reply to a request, from the journal or else from the server, paid from `purse`."""
+        longest = self.settings.longest
+        most = Amount(request.prompt_tokens + longest)
+        if self._price is not None:
+            most = Amount(most.tokens, self._price.of(request.prompt_tokens, 0, longest))
+        if lacking := purse.lacks(most):
+            tokens, money = self.settings.task_tokens, self.settings.task_money
+            whole = f"{tokens} tokens" if "tokens" in lacking else f"{money:g} in money"
+            raise EpisodeOver(f"over the task's budget of {whole}")
         body = self.body(request)
         key = _key(body, request)
-        if (known := self._journal.find(key)) is not None:
-            return known
-        async with self._slots:  # whoever still waits here when the run is given up pays nothing
-            try:
-                return await self._ask(key, body, request)
-            except CoaError as trouble:
-                self._stopped = self._stopped or trouble
-                raise
+        paid = self._journal.find(key)
+        if paid is None:
+            async with self._slots:  # who still waits here when the run is given up pays nothing
+                try:
+                    paid = await self._ask(key, body, request, most)
+                except CoaError as trouble:
+                    self._stopped = self._stopped or trouble
+                    raise
+        purse.spent += paid.amount
+        return paid
 
-    async def _ask(self, key: str, body: Json, request: Request) -> Paid:
-        most = self.price(request.prompt_tokens, self.settings.longest)
+    async def _ask(self, key: str, body: Json, request: Request, most: Amount) -> Paid:
         await self._purse.reserve(most)
         if self._stopped is not None:  # what ends the run for one ends it for all
-            self._purse.settle(most, NOTHING)
+            self._purse.settle(most, Amount())
             raise self._stopped
         flight = asyncio.create_task(self._send(key, body, request, most))
         self._flying.add(flight)
@@ -298,20 +271,22 @@ class ServedMind:
     async def _send(self, key: str, body: Json, request: Request, most: Amount) -> Paid:
         from coa.engines.transport import ServerRefused
 
-        paid: Paid | None = None
+        spent = Amount()
         try:
-            address = f"{self._transport.api}/chat/completions"
-            response = _storable(await self._transport.post(address, body))
+            response = await self._transport.post(f"{self._transport.api}/chat/completions", body)
+            # Half a letter in a response must not cost the whole answer: it could not be written.
+            response = json.loads(json.dumps(response, ensure_ascii=False).encode(errors="replace"))
             paid = self._read(response, request)
+            spent = paid.amount
             self._journal.keep(key, request, paid, response)
             return paid
         except ServerRefused as refusal:
-            ours = self._journal.empty or _UNPAID.search(str(refusal))
+            ours = not self._journal.spent.tokens or _UNPAID.search(str(refusal))
             if refusal.status in REFUSALS and not ours:
                 raise EpisodeOver(str(refusal)) from refusal
             raise  # something is wrong with all requests, not with this one
         finally:
-            self._purse.settle(most, amount_of(paid.call) if paid else NOTHING)
+            self._purse.settle(most, spent)
 
     def _landed(self, flight: asyncio.Task[Paid]) -> None:
         self._flying.discard(flight)
@@ -320,16 +295,12 @@ class ServedMind:
 
     def _read(self, response: Any, request: Request) -> Paid:
         text, finish = _text_of(response)
-        usage = response.get("usage") if isinstance(response, Mapping) else None
-        usage = usage if isinstance(usage, Mapping) else {}
+        usage = _inside(response, "usage")
         prompt, sampled = _count(usage, "prompt_tokens"), _count(usage, "completion_tokens")
         estimated = not prompt or (not sampled and bool(text))
         if estimated:
-            prompt = request.prompt_tokens
-            sampled = count_tokens(text)
-        details = usage.get("prompt_tokens_details")
-        details = details if isinstance(details, Mapping) else {}
-        cached = min(prompt, _count(details, "cached_tokens"))
+            prompt, sampled = request.prompt_tokens, count_tokens(text)
+        cached = min(prompt, _count(_inside(usage, "prompt_tokens_details"), "cached_tokens"))
         cost = None if self._price is None else self._price.of(prompt, cached, sampled)
         call = ModelCall(self.model, text, prompt, cached, sampled, cost)
         return Paid(call, finish == "length", estimated)
@@ -344,14 +315,10 @@ class ServedMind:
 
 def _key(body: Json, request: Request) -> str:
     """Of everything that an answer depends on, and of who asks for it."""
-    asker = [request.task_id, request.seed, request.agent, request.branch, request.ordinal]
+    # The 0 was once a count; journals that are continued have it in their keys.
+    asker = [request.task_id, request.seed, request.agent, request.branch, 0]
     text = json.dumps([body, asker], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
-
-
-def _storable(response: Any) -> Any:
-    """A response as it can be written: half a letter in it must not cost the whole answer."""
-    return json.loads(json.dumps(response, ensure_ascii=False).encode("utf-8", "replace"))
 
 
 def _text_of(response: Any) -> tuple[str, str]:
@@ -362,10 +329,16 @@ def _text_of(response: Any) -> tuple[str, str]:
     except (KeyError, IndexError, TypeError):
         return "", ""
     if isinstance(content, list):  # parts, of which the text is wanted
-        texts = [part.get("text") for part in content if isinstance(part, Mapping)]
+        texts = [_inside(part).get("text") for part in content]
         content = "".join(text for text in texts if isinstance(text, str))
-    text = content if isinstance(content, str) else ""
-    return text, str(choice.get("finish_reason") or "")
+    return content if isinstance(content, str) else "", str(choice.get("finish_reason") or "")
+
+
+def _inside(found: Any, *names: str) -> Mapping[str, Any]:
+    """The object under some names of a response; empty where there is none."""
+    for name in names:
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return found if isinstance(found, Mapping) else {}
 
 
 def _count(usage: Mapping[str, Any], name: str) -> int:

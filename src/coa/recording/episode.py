@@ -1,17 +1,19 @@
 """Episode: what a multi-agent system did for one task, before conversion.
 
-Agents have a system prompt and a context of their own: an agent sees only what was said to it, what
-it said, and what its tools returned. Each `Say` of an agent is one model call. What that call was
-given follows from the events before it (`messages_of`), so cost can be counted with any tokenizer
-and with or without a prompt cache; a record of another framework may state it instead
-(`ModelCall.given`). `erred` marks a mistake for later study (an injected one, or a critic's who let
-it pass or objected to sound work); no agent ever sees it.
+An episode lists the agents, the tools that they had, and the events in order: a `Message` is one
+model call of an agent that writes to another, a `ToolUse` is one tool call and its result. Every
+agent has a context of its own: it sees what was said to it, what it said, and what its tools
+returned. So what a model call was given follows from the events before it (`messages_of`), and
+cost can be counted with any tokenizer, with or without a prompt cache. A record of another
+framework may state what a call was given instead (`ModelCall.given`).
 
 Agents that work at the same time are in branches. The events of a branch are in order; those of
 several branches may be mixed, as they happened. An event of no branch ends the branches before it:
 a branch that comes later sees all of them, also where it has the name of one.
 
-Wall-clock figures (`Episode.seconds`) are kept out of the record, as those of trajectories are.
+`erred` marks a mistake for later study (one that was injected, or that of a critic who let one pass
+or objected to sound work); no agent ever sees it. Wall-clock figures (`Episode.seconds`) are not
+part of the record, so that the same work gives the same file.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -30,7 +33,8 @@ SCHEMA = 3
 READABLE = (1, 2, 3)
 """Schema 1 had neither branches nor model calls, schema 2 did not say which tools there were; all
 of these have defaults, so old files read as they are."""
-_FIELDS = "task_id question teacher seed answer error meta agents events".split()
+_PLAIN = ("task_id", "question", "teacher", "seed", "answer", "error", "meta")
+_FIELDS = (*_PLAIN, "agents", "events")
 """Of an episode on disk: each must be there, though it may be null where it has a default."""
 USER = "user"
 SYSTEM = "system"
@@ -58,7 +62,7 @@ class ToolSpec:
     """JSON schema of the argument as JSON text, for a body of JSON."""
 
 
-class Message(NamedTuple):
+class ChatMessage(NamedTuple):
     """One message of a model call, as chat models take them."""
 
     role: Literal["system", "user", "assistant"]
@@ -77,12 +81,12 @@ class ModelCall:
     sampled_tokens: int = 0
     cost: float | None = None
     """In the currency of the price table; None: no price is known."""
-    given: list[Message] | None = None
+    given: list[ChatMessage] | None = None
     """The messages it was given, where they do not follow from the events before it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Say:
+class Message:
     """One model call: an agent thinks and says something to another."""
 
     agent: str
@@ -104,7 +108,7 @@ class Say:
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
+class ToolUse:
     """One tool call of an agent and what came back."""
 
     agent: str
@@ -116,7 +120,9 @@ class Use:
     branch: str = ""
 
 
-Happening = Say | Use
+EpisodeEvent = Message | ToolUse
+_KINDS: Mapping[Any, type[Any]] = {"say": Message, "use": ToolUse}
+"""By what an event's `kind` says in a file."""
 
 
 class Tokens(NamedTuple):
@@ -144,7 +150,7 @@ class Episode:
     question: str
     teacher: str
     agents: list[AgentSpec]
-    events: list[Happening] = field(default_factory=list)
+    events: list[EpisodeEvent] = field(default_factory=list)
     answer: str | None = None
     error: str | None = None
     seed: int = 0
@@ -154,41 +160,42 @@ class Episode:
     seconds: dict[str, float] = field(default_factory=dict, compare=False)
     """Wall-clock figures: total, model, tools. Not part of the record."""
 
+    def model_calls(self) -> Iterator[tuple[int, Message]]:
+        """(place, message) of each model call; the user and the code between agents call none."""
+        names = {agent.name for agent in self.agents}
+        for place, event in enumerate(self.events):
+            if isinstance(event, Message) and event.agent in names:
+                yield place, event
+
     @property
     def calls(self) -> list[int]:
-        """Places of the model calls; the user and the code between agents call no model."""
-        names = {agent.name for agent in self.agents}
-        said = enumerate(self.events)
-        return [at for at, event in said if isinstance(event, Say) and event.agent in names]
+        """Places of the model calls among the events."""
+        return [place for place, _ in self.model_calls()]
 
     @property
     def cost(self) -> float | None:
         """Money of all model calls; None when the price of one is not known."""
-        spent = [event.call.cost if event.call else None for event in self._said()]
+        spent = [said.call.cost if said.call else None for _, said in self.model_calls()]
         known = [cost for cost in spent if cost is not None]
         return sum(known) if known and len(known) == len(spent) else None
 
-    def _said(self) -> Iterator[Say]:
-        for place in self.calls:
-            event = self.events[place]
-            assert isinstance(event, Say), event
-            yield event
-
-    def messages_of(self, place: int) -> list[Message]:
+    def messages_of(self, place: int) -> list[ChatMessage]:
         """What the model call at `place` was given, its system prompt first."""
         said = self.events[place]
-        assert isinstance(said, Say), said
+        assert isinstance(said, Message), said
         if said.call and said.call.given is not None:
             return said.call.given
         return self.context_of(said.agent, said.branch, self.events[:place])
 
-    def context_of(self, agent: str, branch: str, events: Sequence[Happening]) -> list[Message]:
+    def context_of(
+        self, agent: str, branch: str, events: Sequence[EpisodeEvent]
+    ) -> list[ChatMessage]:
         """What an agent has seen of `events` and would be given next.
 
         Inside a branch it does not see what happens at the same time in another one.
         """
         system = next((each.system for each in self.agents if each.name == agent), "")
-        seen = [Message("system", system)]
+        seen = [ChatMessage("system", system)]
         alone = (place for place in reversed(range(len(events))) if not events[place].branch)
         ended = next(alone, -1)
         for place, event in enumerate(events):
@@ -202,10 +209,8 @@ class Episode:
         With a cache an agent pays again only for what it was not given, and did not write, before.
         """
         prompt = cached = sampled = 0
-        sent: dict[str, list[list[Message]]] = {}
-        for place in self.calls:
-            said = self.events[place]
-            assert isinstance(said, Say), said
+        sent: dict[str, list[list[ChatMessage]]] = {}
+        for place, said in self.model_calls():
             if said.call and said.call.sampled_tokens:
                 prompt += said.call.prompt_tokens
                 cached += said.call.cached_tokens
@@ -218,25 +223,17 @@ class Episode:
             prompt += sum(lengths)
             cached += sum(lengths[:shared])
             sampled += count(said.written)
-            earlier.append([*given, Message("assistant", said.written)])
+            earlier.append([*given, ChatMessage("assistant", said.written)])
         return Tokens(prompt, cached, sampled)
 
     def to_json(self) -> Json:
+        kinds = {kind: name for name, kind in _KINDS.items()}
         return {
             "schema": SCHEMA,
-            "task_id": self.task_id,
-            "question": self.question,
-            "teacher": self.teacher,
-            "seed": self.seed,
-            "answer": self.answer,
-            "error": self.error,
-            "meta": self.meta,
+            **{name: getattr(self, name) for name in _PLAIN},
             "agents": [_plain(agent) for agent in self.agents],
             "tools": [_plain(each) for each in self.tools],
-            "events": [
-                {"kind": "say" if isinstance(event, Say) else "use", **_plain(event)}
-                for event in self.events
-            ],
+            "events": [{"kind": kinds[type(each)], **_plain(each)} for each in self.events],
         }
 
     @classmethod
@@ -246,38 +243,44 @@ class Episode:
                 f"found episode schema {record.get('schema')!r}, expected {SCHEMA}. "
                 "Is this an episodes.jsonl from `coa record`?"
             )
-        given = {name: record[name] for name in _FIELDS}
-        given["tools"] = record.get("tools")
+        if missing := [name for name in _FIELDS if name not in record]:
+            raise RecordError(f"the episode has no field {missing[0]!r}.")
+        given = {name: record.get(name) for name in (*_FIELDS, "tools")}
         if isinstance(given["task_id"], int | float):  # a task file may have numbers as ids, too
             given["task_id"] = str(given["task_id"])
         given = _checked(cls, given, "the episode")
         if not given["question"].strip():
             raise RecordError("the question is empty.")
-        given["agents"] = _team(given["agents"])
-        given["tools"] = [
-            ToolSpec(**_checked(ToolSpec, each, "tools")) for each in given.get("tools", [])
-        ]
+        given["agents"] = [AgentSpec(**_checked(AgentSpec, a, "agents")) for a in given["agents"]]
+        tools = given.get("tools", [])
+        given["tools"] = [ToolSpec(**_checked(ToolSpec, each, "tools")) for each in tools]
         names = [agent.name for agent in given["agents"]]
+        for name in names:  # they tell the agents apart, also from those who are none
+            if name in (USER, SYSTEM):
+                expected = "which is no agent; expected another name"
+                raise RecordError(f"agents: found {name!r}, {expected}.")
+            if names.count(name) > 1:
+                raise RecordError(f"agents: found {name!r} twice, expected each agent once.")
         events = enumerate(given.get("events", []), 1)
-        given["events"] = [_event(number, event, names) for number, event in events]
+        given["events"] = [_event(f"event {at}", each, names) for at, each in events]
         return cls(**given)
 
 
-def _seen_by(agent: str, event: Happening) -> list[Message]:
-    if isinstance(event, Use):
-        return [Message("user", event.result)] if event.agent == agent and event.result else []
+def _seen_by(agent: str, event: EpisodeEvent) -> list[ChatMessage]:
+    if isinstance(event, ToolUse):
+        return [ChatMessage("user", event.result)] if event.agent == agent and event.result else []
     if event.agent == agent:
-        return [Message("assistant", event.written)] if event.written else []
-    return [Message("user", event.text)] if event.to == agent and event.text else []
+        return [ChatMessage("assistant", event.written)] if event.written else []
+    return [ChatMessage("user", event.text)] if event.to == agent and event.text else []
 
 
-def _common(one: Sequence[Message], other: Sequence[Message]) -> int:
+def _common(one: Sequence[ChatMessage], other: Sequence[ChatMessage]) -> int:
     """How many messages both begin with."""
     pairs = zip(one, other, strict=False)
-    return next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
-def _plain(record: AgentSpec | ToolSpec | Happening | ModelCall) -> Json:
+def _plain(record: AgentSpec | ToolSpec | EpisodeEvent | ModelCall) -> Json:
     """Fields that are not what they are anyway."""
     found: Json = {}
     for each in fields(record):
@@ -304,72 +307,44 @@ def _checked(kind: type[Any], record: Any, where: str) -> Json:
     """The fields of an episode or of a part of it; one that is null has its default."""
     if not isinstance(record, dict):
         raise RecordError(f"{where}: found {str(record)[:60]!r}, expected an object.")
-    known = [each.name for each in fields(kind)]
-    if unknown := next((name for name in record if name not in known), ""):
-        hint = did_you_mean(unknown, known)
-        raise RecordError(f"{where}: {unknown!r} is not a field of a {kind.__name__}.{hint}")
+    known = {each.name: each for each in fields(kind)}
     given = {name: value for name, value in record.items() if value is not None}
-    for each in fields(kind):
-        if each.name in given:
-            _check(given[each.name], str(each.type), f"{where}: {each.name}")
-        elif each.default is MISSING and each.default_factory is MISSING:
+    for name, value in given.items():
+        if name not in known:
+            hint = did_you_mean(name, known)
+            raise RecordError(f"{where}: {name!r} is not a field of a {kind.__name__}.{hint}")
+        fitting, expected = _EXPECTED[re.split(r"\W", str(known[name].type))[0]]
+        if not isinstance(value, fitting):
+            raise RecordError(f"{where}: {name}: found {repr(value)[:60]}, expected {expected}.")
+    for each in known.values():
+        if each.default is each.default_factory is MISSING and each.name not in given:
             raise RecordError(f"{where}: has no {each.name}.")
     return given
 
 
-def _check(value: Any, declared: str, where: str) -> None:
-    fitting, expected = _EXPECTED[re.split(r"\W", declared)[0]]
-    if not isinstance(value, fitting):
-        raise RecordError(f"{where}: found {repr(value)[:60]}, expected {expected}.")
-
-
-def _team(records: list[Any]) -> list[AgentSpec]:
-    """The agents, whose names tell them apart, also from those who are none."""
-    agents = [AgentSpec(**_checked(AgentSpec, each, "agents")) for each in records]
-    names = [agent.name for agent in agents]
-    for name in names:
-        if name in (USER, SYSTEM):
-            raise RecordError(f"agents: found {name!r}, which is no agent; expected another name.")
-        if names.count(name) > 1:
-            raise RecordError(f"agents: found {name!r} twice, expected each agent once.")
-    return agents
-
-
-def _event(number: int, record: Any, names: Sequence[str]) -> Happening:
-    """One event of a team with these names; `number` counts from 1."""
-    where = f"event {number}"
+def _event(where: str, record: Any, names: Sequence[str]) -> EpisodeEvent:
+    """One event of a team with these names."""
     kind = record.get("kind") if isinstance(record, dict) else None
-    if kind not in ("say", "use"):
+    if kind not in list(_KINDS):  # a list, since what stands there may not be hashable
         raise RecordError(f"{where} has the kind {kind!r}, expected say or use.")
     given = {name: value for name, value in record.items() if name != "kind"}
-    if kind == "use":
-        nothing = {"tool": (None, ""), "argument": (None,)}
-        missing = next((name for name in nothing if given.get(name) in nothing[name]), None)
-        if missing:
-            raise RecordError(
-                f"{where} is the result of a tool without a call: it names no {missing}."
-            )
-        use = Use(**_checked(Use, given, where))
-        _check_name(use.agent, names, f"{where}: agent")
-        if use.failure is not None and use.failure not in get_args(Failure):
-            expected = ", ".join(get_args(Failure))
-            raise RecordError(
-                f"{where}: failure: found {use.failure!r}, expected null or one of {expected}."
-            )
-        return use
-    given = _checked(Say, given, where)
+    given = _checked(_KINDS[kind], given, where)
+    known = [*names, USER, SYSTEM]
     for end in ("agent", "to"):
-        _check_name(given[end], names, f"{where}: {end}")
+        if end in given and given[end] not in known:
+            hint = did_you_mean(given[end], known)
+            expected = f"expected a name from agents.{hint}"
+            raise RecordError(f"{where}: {end}: found {given[end]!r}, {expected}")
+    failure = given.get("failure")
+    if failure is not None and failure not in get_args(Failure):
+        expected = ", ".join(get_args(Failure))
+        raise RecordError(
+            f"{where}: failure: found {failure!r}, expected null or one of {expected}."
+        )
     if "call" in given:
         given["call"] = _model_call(given["call"], f"{where}: call")
-    return Say(**given)
-
-
-def _check_name(name: str, names: Sequence[str], where: str) -> None:
-    known = [*names, USER, SYSTEM]
-    if name not in known:
-        hint = did_you_mean(name, known)
-        raise RecordError(f"{where}: found {name!r}, expected a name from agents.{hint}")
+    event: EpisodeEvent = _KINDS[kind](**given)
+    return event
 
 
 def _model_call(record: Json, where: str) -> ModelCall:
@@ -379,12 +354,12 @@ def _model_call(record: Json, where: str) -> ModelCall:
             found = str(message)[:60]
             raise RecordError(f"{where}: given: found {found!r}, expected a role and a text.")
     if "given" in given:
-        given["given"] = [Message(*message) for message in given["given"]]
+        given["given"] = [ChatMessage(*message) for message in given["given"]]
     return ModelCall(**given)
 
 
 def load_episodes(path: Path) -> list[Episode]:
-    """Read an episodes file; a damaged line is named."""
+    """Read an episodes file; the first line that is no episode raises an error that names it."""
     return read_records(path, Episode.from_json)
 
 
@@ -393,7 +368,5 @@ def read_episodes(path: Path) -> Iterator[tuple[int, Episode | RecordError]]:
     for number, record in read_jsonl(path):
         try:
             yield number, Episode.from_json(record)
-        except KeyError as missing:
-            yield number, RecordError(f"the episode has no field {missing}.")
-        except (AttributeError, TypeError, ValueError) as wrong:
-            yield number, RecordError(" ".join(str(wrong).split()))
+        except RecordError as wrong:
+            yield number, wrong

@@ -8,23 +8,26 @@ are recorded.
 from __future__ import annotations
 
 import asyncio
+import json
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass, field, replace
+from inspect import isawaitable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from coa.environment import Environment, ToolSettings, environment_name, open_environments
-from coa.errors import RecordError, UsageError
+from coa.errors import RecordError, UsageError, boundary
 from coa.io.collect import Line, Rehearsal, collect, spread_out
 from coa.io.progress import counted, say
 from coa.io.runs import Appender, Json, check_growing, claim, dumps, manifest_beside, read_records
 from coa.io.settings import Option
-from coa.io.workers import Work, Workers, worker_count
-from coa.recording import Teacher, load_teacher, opened, recorded
+from coa.io.workers import Work, Workers, shortened, worker_count
+from coa.recording import Teacher, load_teacher
 from coa.recording.budget import BudgetSpent
-from coa.recording.episode import READABLE, ToolSpec
+from coa.recording.episode import READABLE, Episode, ToolSpec
 from coa.recording.recorder import COUNTED, CRITICS, MISTAKES
 from coa.rollouts import ENV, References, choose_environments
 from coa.tasks import Task, TaskSet
@@ -33,81 +36,10 @@ from coa.tools.base import Toolbox
 if TYPE_CHECKING:
     from coa.recording.llm import CostEstimate
 
-
 _FIELDS = {"task_id", "events", "answer", "meta"}
 """Of an episode on disk: what is read here of those that are only passed on."""
 AT_ONCE = 8
 """Tasks in work at a time, in each process."""
-
-
-@dataclass(frozen=True)
-class Recorded:
-    """What a recording came to."""
-
-    path: Path
-    episodes: int
-    answered: int
-    counts: dict[str, int]
-    """What the teacher counted over all episodes: mistakes, alarms, misses, false alarms."""
-    calls: int = 0
-    tokens: int = 0
-    cost: float | None = None
-    """Of language models; the cost is None when a price is not known."""
-
-    def to_json(self) -> Json:
-        return {**vars(self), "path": str(self.path)}
-
-    def lines(self) -> list[str]:
-        said = [f"{self.episodes} episodes in {self.path}, {self.answered} with an answer"]
-        for what, names in (("mistakes", MISTAKES), ("critics", CRITICS)):
-            found = [
-                f"{name.replace('_', ' ')} {self.counts[name]}"
-                for name in names
-                if name in self.counts
-            ]
-            said += [f"{what}: {', '.join(found)}"] if found else []
-        if self.calls:
-            money = "" if self.cost is None else f", {self.cost:.4g} in money"
-            said.append(f"model calls {self.calls}, {self.tokens} tokens{money}")
-        return said
-
-
-@asynccontextmanager
-async def recorder(settings: Json) -> AsyncIterator[Work]:
-    """Records one public task after another; runs in a worker process."""
-    environments = [Environment.received(each) for each in settings["environments"]]
-    tools = ToolSettings(**settings["tools"])
-    sets = [Task.from_json(task) for task in settings["tasks"]]
-    out = Path(settings["out"]) if settings["out"] else None
-    async with AsyncExitStack() as stack:
-        held = await stack.enter_async_context(open_environments(environments, sets, tools))
-        teachers: dict[str, Teacher] = {}
-        for env in environments:
-            loaded = load_teacher(_teacher_of(env, settings["teacher"]), **settings["options"])
-            teachers[env.name] = await stack.enter_async_context(opened(loaded, out))
-
-        async def record(item: Json) -> Json:
-            task, begun = Task.from_json(item), time.monotonic()
-            async with held.session(task) as session:
-                teacher = teachers[held.of(task).name]
-                episode = await recorded(teacher, task, session.tools, settings["seed"])
-                episode.tools = episode.tools or tool_specs(session.tools)
-            episode.meta = {**task.meta, **episode.meta}  # the set decides about the environment
-            seconds = {"total": time.monotonic() - begun, **episode.seconds}
-            return {"record": episode.to_json(), "seconds": seconds}
-
-        yield record
-
-
-def tool_specs(toolbox: Toolbox) -> list[ToolSpec]:
-    """The tools of a toolbox as an episode notes them."""
-    return [ToolSpec(t.name, t.about, t.body, t.schema) for t in toolbox.values()]
-
-
-def _teacher_of(env: Environment, asked: Any) -> Any:
-    if teacher := asked or env.teacher:
-        return teacher
-    raise UsageError(f"environment {env.name!r} has no teacher. Name one with --teacher.")
 
 
 @dataclass(frozen=True)
@@ -141,128 +73,64 @@ class Recording:
     ] = None
 
 
+@dataclass(frozen=True)
+class Recorded:
+    """What a recording came to."""
+
+    path: Path
+    episodes: int
+    answered: int
+    counts: dict[str, int]
+    """What the teacher counted over all episodes: mistakes, alarms, misses, false alarms."""
+    calls: int = 0
+    tokens: int = 0
+    cost: float | None = None
+    """Of language models; the cost is None when a price is not known."""
+
+    @classmethod
+    def of(cls, path: Path, records: Sequence[Json]) -> Recorded:
+        """Add up the episodes of a file."""
+        counts: Counter[str] = Counter()
+        for record in records:
+            counts.update({what: int(record["meta"].get(what, 0)) for what in COUNTED})
+        answered = sum(record["answer"] is not None for record in records)
+        calls = [e["call"] for record in records for e in record["events"] if e.get("call")]
+        tokens = sum(c.get("prompt_tokens", 0) + c.get("sampled_tokens", 0) for c in calls)
+        costs = [call.get("cost") for call in calls]
+        cost = sum(costs) if costs and None not in costs else None
+        return cls(path, len(records), answered, dict(+counts), len(calls), tokens, cost)
+
+    def to_json(self) -> Json:
+        return {**vars(self), "path": str(self.path)}
+
+    def lines(self) -> list[str]:
+        said = [f"{self.episodes} episodes in {self.path}, {self.answered} with an answer"]
+        for what, names in (("mistakes", MISTAKES), ("critics", CRITICS)):
+            held = [name for name in names if name in self.counts]
+            if held:
+                figures = (f"{name.replace('_', ' ')} {self.counts[name]}" for name in held)
+                said.append(f"{what}: {', '.join(figures)}")
+        if self.calls:
+            money = "" if self.cost is None else f", {self.cost:.4g} in money"
+            said.append(f"model calls {self.calls}, {self.tokens} tokens{money}")
+        return said
+
+
 def run_recording(recording: Recording, out: Path) -> Recorded:
     """Record a teacher at work on all tasks, or continue."""
-    job = _job(recording, out)
+    job = _prepared(recording, out)
     with claim(out, job.claim):
         try:
-            lines = asyncio.run(_record(job.tasks, out, job.settings, job.workers))
+            lines = asyncio.run(_record(job, out))
         except BudgetSpent as spent:
-            raise spent.beside(out) from None
-    return _summed(out, [line.record for line in lines])
-
-
-class _Job(NamedTuple):
-    teacher: Teacher
-    tasks: list[Task]
-    settings: Json
-    """Of `recorder`."""
-    claim: Json
-    workers: int
-
-
-def _job(asked: Recording, out: Path) -> _Job:
-    named = isinstance(asked.tasks, str | Path) and str(asked.tasks)
-    if named and out.resolve() == Path(named).resolve():
-        raise UsageError(f"{out}: holds the tasks. Name another file for the episodes.")
-    check_growing(out)
-    if out.is_file() and not manifest_beside(out).is_file():  # what else it holds is left as it is
-        read_records(out, _stored, growing=True)
-    options = dict(asked.options)
-    environments, tasks = choose_environments(
-        asked.env,
-        asked.tasks,
-        split=asked.split,
-        tools=asked.tools,
-        settings=dict(asked.settings),
-        grammar=asked.grammar,
-        note=say,
-    )
-    teacher = asked.teacher or ("" if asked.env else "experts")
-    loaded = [load_teacher(_teacher_of(env, teacher), **options) for env in environments]
-    public = [task.public() for task in tasks]
-    if asked.env:
-        public = [_at_home(task, environments) for task in public]
-    elif asked.grammar != "auto":  # a task that names it is also distilled in it
-        public = [replace(task, meta={**task.meta, "grammar": asked.grammar}) for task in public]
-    settings: Json = {"teacher": teacher if isinstance(teacher, str) else "", "options": options}
-    settings |= {"seed": asked.seed, "tools": asdict(asked.tools), "out": str(out)}
-    if not isinstance(teacher, str):
-        environments = tuple(replace(env, teacher=teacher, reference="") for env in environments)
-    settings["environments"] = [env.passed_on() for env in environments]
-    settings["tasks"] = [task.to_json() for task in one_of_each(public)]
-    named = teacher if isinstance(teacher, str) and teacher else _name(loaded[0])
-    claimed: Json = {"teacher": named, **_identity(loaded[0], options), "seed": asked.seed}
-    claimed |= {} if asked.grammar == "auto" else {"grammar": asked.grammar}
-    claimed["tasks"] = TaskSet(tuple(public)).fingerprint()
-    for name, value in _opened_with(environments, settings, asked.tools).items():
-        claimed.setdefault(name, value)  # a grammar that was asked for is told by its name
-    return _Job(loaded[0], public, settings, claimed, _workers(asked, loaded, environments, public))
-
-
-def _workers(
-    asked: Recording,
-    teachers: Sequence[Teacher],
-    environments: Sequence[Environment],
-    tasks: Sequence[Task],
-) -> int:
-    """Processes to record with; what cannot be loaded in another works in this one, and says so."""
-    workers = asked.workers
-    why = ""
-    if any(hasattr(each, "opened") for each in teachers):  # it keeps something beside the file
-        why = f"the teacher {_name(teachers[0])} works in one process"
-    elif not all(env.is_loadable for env in environments):
-        why = "an environment that is made in Python works in its own process"
-    if why:
-        if workers not in (None, 1):
-            say(f"coa: workers {workers} is ignored: {why}")
-        return 1
-    if workers is None:  # a teacher of one's own may not be made for several processes
-        ours = all(_name(each) == "experts" for each in teachers)
-        return worker_count(len(tasks)) if ours else 1
-    return workers
-
-
-def _name(teacher: Teacher) -> str:
-    return str(getattr(teacher, "name", "") or type(teacher).__name__)
-
-
-def _identity(teacher: Teacher, options: Json) -> Json:
-    """What decides what a teacher does, for a manifest."""
-    return teacher.identity() if hasattr(teacher, "identity") else options
-
-
-def _at_home(task: Task, environments: Sequence[Environment]) -> Task:
-    """The task, which names its environment, so that what is made of it does, too."""
-    known = {env.name for env in environments}
-    name = environment_name(task) if environment_name(task) in known else environments[0].name
-    return replace(task, meta={**task.meta, "environment": name})
-
-
-def _opened_with(environments: Sequence[Environment], settings: Json, tools: ToolSettings) -> Json:
-    """Fingerprints of what the tasks are worked on with."""
-
-    async def inputs() -> Json:
-        sets = [Task.from_json(task) for task in settings["tasks"]]
-        async with open_environments(environments, sets, tools, dry=True) as opened:
-            return dict(opened.inputs())
-
-    return asyncio.run(inputs())
-
-
-def one_of_each(tasks: Iterable[Task]) -> list[Task]:
-    """A task for each way in which tools are opened: enough to find out what is missing."""
-    found: dict[Any, Task] = {}
-    for task in tasks:
-        meta = task.meta
-        key = (environment_name(task), str(meta.get("world")), meta.get("grammar"))
-        found.setdefault((*key, "tools" in meta), task)
-    return list(found.values())
+            done = out.read_bytes().count(b"\n") if out.is_file() else 0
+            raise BudgetSpent(f"{out}: {done} tasks are done; {spent}") from None
+    return Recorded.of(out, [line.record for line in lines])
 
 
 def rehearse_recording(recording: Recording, out: Path) -> Rehearsal | CostEstimate:
     """What `run_recording` would take, by recording a few tasks and writing nothing."""
-    job = _job(recording, out)
+    job = _prepared(recording, out)
     stored = read_records(out, _stored, growing=True) if out.is_file() else []
     held = {line.record["task_id"] for line in stored}
     left = [task for task in job.tasks if task.id not in held]
@@ -285,17 +153,139 @@ def rehearse_recording(recording: Recording, out: Path) -> Rehearsal | CostEstim
     return Rehearsal("tasks", *counts, seconds, written)
 
 
+# -- before anything is recorded -------------------------------------------------------------
+
+
+class _Job(NamedTuple):
+    environments: Sequence[Environment]
+    teacher: Teacher
+    """Of the first environment."""
+    tasks: list[Task]
+    settings: Json
+    """Of `recorder`."""
+    claim: Json
+    """What decides what is recorded, for the manifest."""
+    workers: int
+
+
+def _prepared(asked: Recording, out: Path) -> _Job:
+    """Load everything once, so that whatever is wrong is said before the first task."""
+    named = isinstance(asked.tasks, str | Path) and str(asked.tasks)
+    if named and out.resolve() == Path(named).resolve():
+        raise UsageError(f"{out}: holds the tasks. Name another file for the episodes.")
+    check_growing(out)
+    if out.is_file() and not manifest_beside(out).is_file():  # what else it holds is left as it is
+        read_records(out, _stored, growing=True)
+    options = dict(asked.options)
+    environments, tasks = choose_environments(
+        asked.env,
+        asked.tasks,
+        split=asked.split,
+        tools=asked.tools,
+        settings=dict(asked.settings),
+        grammar=asked.grammar,
+        note=say,
+    )
+    teacher = asked.teacher or ("" if asked.env else "experts")
+    if not isinstance(teacher, str):  # a value cannot be named to another process
+        environments = tuple(replace(env, teacher=teacher, reference="") for env in environments)
+        teacher = ""
+    teachers = [load_teacher(_teacher_of(env, teacher), **options) for env in environments]
+    public = [task.public() for task in tasks]
+    if asked.env:
+        public = [_at_home(task, environments) for task in public]
+    elif asked.grammar != "auto":  # a task that names it is also distilled in it
+        public = [replace(task, meta={**task.meta, "grammar": asked.grammar}) for task in public]
+    kinds = one_of_each(public)
+    settings: Json = {
+        "teacher": teacher,
+        "options": options,
+        "seed": asked.seed,
+        "tools": asdict(asked.tools),
+        "out": str(out),
+        "environments": [env.passed_on() for env in environments],
+        "tasks": [task.to_json() for task in kinds],
+    }
+    first = teachers[0]
+    identity = first.identity() if hasattr(first, "identity") else options
+    claimed: Json = {"teacher": teacher or _name(first), **identity, "seed": asked.seed}
+    claimed |= {} if asked.grammar == "auto" else {"grammar": asked.grammar}
+    claimed["tasks"] = TaskSet(tuple(public)).fingerprint()
+    inputs = asyncio.run(_inputs(environments, kinds, asked.tools))
+    # A grammar that was asked for is told by its name.
+    claimed |= {name: value for name, value in inputs.items() if name not in claimed}
+    workers = _workers(asked.workers, teachers, environments, len(public))
+    return _Job(environments, first, public, settings, claimed, workers)
+
+
+def _teacher_of(env: Environment, asked: str) -> Any:
+    if teacher := asked or env.teacher:
+        return teacher
+    raise UsageError(f"environment {env.name!r} has no teacher. Name one with --teacher.")
+
+
+def _name(teacher: Teacher) -> str:
+    return str(getattr(teacher, "name", "") or type(teacher).__name__)
+
+
+def _workers(
+    asked: int | None, teachers: Sequence[Teacher], environments: Sequence[Environment], tasks: int
+) -> int:
+    """Processes to record with; what cannot be loaded in another works in this one, and says so."""
+    why = ""
+    if any(hasattr(each, "opened") for each in teachers):  # it keeps something beside the file
+        why = f"the teacher {_name(teachers[0])} works in one process"
+    elif not all(env.is_loadable for env in environments):
+        why = "an environment that is made in Python works in its own process"
+    if why:
+        if asked not in (None, 1):
+            say(f"coa: workers {asked} is ignored: {why}")
+        return 1
+    if asked is not None:
+        return asked
+    # A teacher of one's own may not be made for several processes.
+    return worker_count(tasks) if all(_name(each) == "experts" for each in teachers) else 1
+
+
+def _at_home(task: Task, environments: Sequence[Environment]) -> Task:
+    """The task, which names its environment, so that what is made of it does, too."""
+    known = {env.name for env in environments}
+    name = environment_name(task) if environment_name(task) in known else environments[0].name
+    return replace(task, meta={**task.meta, "environment": name})
+
+
+async def _inputs(
+    environments: Sequence[Environment], kinds: Sequence[Task], tools: ToolSettings
+) -> Json:
+    """Fingerprints of what the tasks are worked on with."""
+    async with open_environments(environments, kinds, tools, dry=True) as opened:
+        return dict(opened.inputs())
+
+
 async def _estimated(job: _Job, tasks: Sequence[Task], tools: ToolSettings) -> CostEstimate:
     """What a teacher says that recording these tasks will cost."""
-    environments = [Environment.received(each) for each in job.settings["environments"]]
-    async with open_environments(environments, tools=tools, dry=True) as opened:
+    async with open_environments(job.environments, tools=tools, dry=True) as opened:
         estimate: CostEstimate = await job.teacher.estimate(tasks, opened.toolbox)  # type: ignore[attr-defined]
         return estimate
 
 
-async def _record(tasks: Sequence[Task], out: Path, settings: Json, workers: int) -> list[Line]:
+def one_of_each(tasks: Iterable[Task]) -> list[Task]:
+    """A task for each way in which tools are opened: enough to find out what is missing."""
+    found: dict[Any, Task] = {}
+    for task in tasks:
+        meta = task.meta
+        key = (environment_name(task), str(meta.get("world")), meta.get("grammar"))
+        found.setdefault((*key, "tools" in meta), task)
+    return list(found.values())
+
+
+# -- recording -------------------------------------------------------------------------------
+
+
+async def _record(job: _Job, out: Path) -> list[Line]:
     timings = Appender(out.with_name(f"{out.name}.timings.jsonl"))
-    async with Workers("coa.recording.record:recorder", settings, workers, at_once=AT_ONCE) as pool:
+    work_of = "coa.recording.record:recorder"
+    async with Workers(work_of, job.settings, job.workers, at_once=AT_ONCE) as pool:
 
         def work(task: Task) -> Callable[[], Awaitable[Line]]:
             async def record() -> Line:
@@ -306,15 +296,76 @@ async def _record(tasks: Sequence[Task], out: Path, settings: Json, workers: int
 
             return record
 
-        with counted("record", len(tasks)) as on_done, timings:
+        with counted("record", len(job.tasks)) as on_done, timings:
             return await collect(
                 out,
-                {task.id: work(task) for task in tasks},
+                {task.id: work(task) for task in job.tasks},
                 parse=_stored,
                 key=lambda line: str(line.record["task_id"]),
-                concurrency=AT_ONCE * max(1, workers),
+                concurrency=AT_ONCE * max(1, job.workers),
                 on_done=on_done,
             )
+
+
+@asynccontextmanager
+async def recorder(settings: Json) -> AsyncIterator[Work]:
+    """Records one public task after another; runs in a worker process."""
+    environments = [Environment.received(each) for each in settings["environments"]]
+    tools = ToolSettings(**settings["tools"])
+    kinds = [Task.from_json(task) for task in settings["tasks"]]
+    async with AsyncExitStack() as stack:
+        held = await stack.enter_async_context(open_environments(environments, kinds, tools))
+        teachers: dict[Any, Any] = {}
+        """By what names them; environments that have the same share it, and its open files."""
+
+        async def opened(env: Environment) -> Any:
+            reference = _teacher_of(env, settings["teacher"])
+            key = reference if isinstance(reference, str) else id(reference)
+            if key not in teachers:
+                teacher: Any = load_teacher(reference, **settings["options"])
+                if settings["out"] and hasattr(teacher, "opened"):
+                    teacher = await stack.enter_async_context(teacher.opened(Path(settings["out"])))
+                teachers[key] = teacher
+            return teachers[key]
+
+        at_work = {env.name: await opened(env) for env in environments}
+
+        async def record(item: Json) -> Json:
+            task, begun = Task.from_json(item), time.monotonic()
+            async with held.session(task) as session:
+                teacher, toolbox = at_work[held.of(task).name], session.tools
+                episode = await recorded(teacher, task, toolbox, settings["seed"])
+                tools = [ToolSpec(t.name, t.about, t.body, t.schema) for t in toolbox.values()]
+                episode.tools = episode.tools or tools
+            episode.meta = {**task.meta, **episode.meta}  # the set decides about the environment
+            seconds = {"total": time.monotonic() - begun, **episode.seconds}
+            return {"record": episode.to_json(), "seconds": seconds}
+
+        yield record
+
+
+async def recorded(teacher: Teacher, task: Task, toolbox: Toolbox, seed: int) -> Episode:
+    """One episode, checked as a file of them will be: what `coa distill` could not read is found
+    at the first task, and not after all of them."""
+    who = f"the teacher, on task {task.id},"
+    with boundary(UsageError, who, located=True):
+        made: Any = teacher.record(task, toolbox, seed)
+        episode = await made if isawaitable(made) else made
+    if not isinstance(episode, Episode):
+        raise UsageError(f"{who} returned a {type(episode).__name__}, expected its Episode.")
+    if episode.task_id != task.id:
+        other = f"the episode of task {episode.task_id!r}"
+        raise UsageError(f"{who} returned {other}, expected its Episode.")
+    try:
+        Episode.from_json(json.loads(json.dumps(episode.to_json())))
+    except (RecordError, TypeError, ValueError) as wrong:
+        raise UsageError(f"{who} returned an Episode that cannot be read back: {wrong}") from None
+    if not task.is_asked_by(episode.question):
+        raise UsageError(
+            f"{who} returned an Episode about {shortened(episode.question)!r}, expected its "
+            f"question, {shortened(task.question)!r}."
+        )
+    return episode
 
 
 def _stored(record: Json) -> Line:
@@ -322,17 +373,3 @@ def _stored(record: Json) -> Line:
     if record.get("schema") not in READABLE or not _FIELDS.issubset(record):
         raise RecordError("this is no episode. Write somewhere else.")
     return Line(record)
-
-
-def _summed(path: Path, records: Sequence[Json]) -> Recorded:
-    counts: dict[str, int] = {}
-    for record in records:
-        for what in COUNTED:
-            counts[what] = counts.get(what, 0) + int(record["meta"].get(what, 0))
-    answered = sum(record["answer"] is not None for record in records)
-    counts = {k: v for k, v in counts.items() if v}
-    calls = [e["call"] for record in records for e in record["events"] if e.get("call")]
-    tokens = sum(c.get("prompt_tokens", 0) + c.get("sampled_tokens", 0) for c in calls)
-    costs = [call.get("cost") for call in calls]
-    cost = sum(costs) if costs and None not in costs else None
-    return Recorded(path, len(records), answered, counts, len(calls), tokens, cost)

@@ -16,9 +16,9 @@ from coa.recording.episode import (
     USER,
     AgentSpec,
     Episode,
+    Message,
     ModelCall,
-    Say,
-    Use,
+    ToolUse,
     read_episodes,
 )
 from coa.view.browse import (
@@ -99,7 +99,7 @@ def episodes_view(path: Path) -> View:
 
 def _odd_cost(episode: Episode) -> RecordError | None:
     for event in episode.events:
-        cost = event.call.cost if isinstance(event, Say) and event.call else None
+        cost = event.call.cost if isinstance(event, Message) and event.call else None
         if cost is not None and not math.isfinite(cost):
             return RecordError(f"a model call costs {cost!r}, expected an amount or nothing")
     return None
@@ -113,8 +113,8 @@ def _colour(agent: AgentSpec, view: View) -> str:
 
 def _entry(episode: Episode, name: str) -> Json:
     group, family = origin(episode.meta)
-    uses = [event for event in episode.events if isinstance(event, Use)]
-    said = [event for event in episode.events if isinstance(event, Say)]
+    uses = [event for event in episode.events if isinstance(event, ToolUse)]
+    said = [event for event in episode.events if isinstance(event, Message)]
     made = [event.call for event in said if event.call]
     held = {
         "mistake": any(event.erred for event in episode.events),
@@ -163,7 +163,7 @@ def _spent(episode: Episode) -> list[tuple[str, ...]]:
     """A table of what each agent's model calls took; empty where nobody counted."""
     rows: list[tuple[str, ...]] = []
     for agent in episode.agents:
-        said = (event for event in episode.events if isinstance(event, Say))
+        said = (event for event in episode.events if isinstance(event, Message))
         calls = [event.call for event in said if event.agent == agent.name and event.call]
         if not calls:
             continue
@@ -183,9 +183,9 @@ def _spent(episode: Episode) -> list[tuple[str, ...]]:
     return rows
 
 
-def _event(event: Say | Use) -> Json:
+def _event(event: Message | ToolUse) -> Json:
     shared = {"agent": event.agent, "erred": bool(event.erred), "branch": event.branch}
-    if isinstance(event, Use):
+    if isinstance(event, ToolUse):
         failure = shown(event.failure) if event.failure else ""
         return {
             **shared,
@@ -226,7 +226,7 @@ def _call(call: ModelCall | None) -> Json | None:
 
 def _count(tally: _TeamTally, episode: Episode, entry: Json) -> None:
     for event in episode.events:
-        if isinstance(event, Use):
+        if isinstance(event, ToolUse):
             tally.tools[event.tool] += 1
         elif event.agent not in (USER, SYSTEM):
             tally.messages[event.agent] += 1

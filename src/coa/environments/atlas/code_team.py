@@ -16,7 +16,7 @@ from coa.environments.atlas.inquiries import subjects_of
 from coa.environments.atlas.reading import read
 from coa.environments.atlas.team import PROGRAM, Find, Librarians, Outline, plain, planned, stands
 from coa.environments.atlas.wording import sentence_for, wanted
-from coa.recording.episode import Say, Use
+from coa.recording.episode import Message, ToolUse
 from coa.recording.recorder import MAX_TRIES, EpisodeRecorder, ratings
 
 TOOL = "code"
@@ -101,11 +101,11 @@ class CodeTeam:
         After an objection it is looked up anew, since a reflection follows a call.
         """
         events = desk.episode.events
-        uses = [place for place, event in enumerate(events) if isinstance(event, Use)]
-        passages = plain("\n".join(e.result for e in events if isinstance(e, Use)))
+        uses = [place for place, event in enumerate(events) if isinstance(event, ToolUse)]
+        passages = plain("\n".join(e.result for e in events if isinstance(e, ToolUse)))
         if not uses or not read(*find, passages):
             return None
-        since = [e.facts.get("part") for e in events[uses[-1] :] if isinstance(e, Say)]
+        since = [e.facts.get("part") for e in events[uses[-1] :] if isinstance(e, Message)]
         return None if "alarm" in since else self.librarians.report(desk, find, passages)
 
     # -- the program -------------------------------------------------------------------------

@@ -18,20 +18,20 @@ from chat_team import CALLS, PRICES, TASKS, lines, one_line, record, settings, t
 from coa.engines.transport import ServerRefused
 from coa.errors import CoaError, ConfigError, ModelError, RecordError, Unavailable, UsageError
 from coa.io.runs import Json, read_jsonl
-from coa.recording.budget import BudgetSpent
-from coa.recording.chat import Journal, Request, ServedMind, count_tokens, in_turns, journal_of
-from coa.recording.episode import Message, load_episodes
+from coa.recording.budget import BudgetSpent, Purse
+from coa.recording.chat import ChatClient, Journal, Request, count_tokens, in_turns, journal_of
+from coa.recording.episode import ChatMessage, load_episodes
 from coa.recording.llm import LLMSettings
 
-REQUEST = Request("t", "reader", [Message("system", "Be brief."), Message("user", "Who?")])
+REQUEST = Request("t", "reader", [ChatMessage("system", "Be brief."), ChatMessage("user", "Who?")])
 
 
 async def ask(server: ChatServer, request: Request = REQUEST, **options: Any) -> Any:
-    mind = ServedMind(settings(server, **options))
+    client = ChatClient(settings(server, **options))
     try:
-        return await mind.answer(request)
+        return await client.answer(request, Purse())
     finally:
-        await mind.close()
+        await client.close()
 
 
 # -- what is counted -----------------------------------------------------------------------------
@@ -73,7 +73,7 @@ async def test_fields_of_a_request_can_be_added_and_left_out() -> None:
     """Newer models of OpenAI refuse `max_tokens`, a temperature, or both."""
     extra = {"seed": None, "max_completion_tokens": 9, "top_p": 0.5}
     with ChatServer(lambda body: "so") as server:
-        await ask(server, Request("t", "a", REQUEST.messages, seed=5, ordinal=2), temperature=1.0)
+        await ask(server, Request("t", "a", REQUEST.messages, seed=7), temperature=1.0)
         await ask(server, extra=extra)
         await ask(server, without=["seed", "temperature", "max_tokens"])
     assert server.bodies[0]["seed"] == 7 and server.bodies[0]["temperature"] == 1.0
@@ -115,11 +115,11 @@ async def test_a_reply_in_parts_is_put_together() -> None:
 
 
 def test_messages_of_one_role_in_a_row_are_sent_as_one() -> None:
-    given = [Message("system", "s"), Message("user", "a"), Message("user", "b")]
-    given += [Message("assistant", "c"), Message("user", "d")]
+    given = [ChatMessage("system", "s"), ChatMessage("user", "a"), ChatMessage("user", "b")]
+    given += [ChatMessage("assistant", "c"), ChatMessage("user", "d")]
     assert in_turns(given) == [
-        *(Message("system", "s"), Message("user", "a\n\nb")),
-        *(Message("assistant", "c"), Message("user", "d")),
+        *(ChatMessage("system", "s"), ChatMessage("user", "a\n\nb")),
+        *(ChatMessage("assistant", "c"), ChatMessage("user", "d")),
     ]
 
 
@@ -133,9 +133,9 @@ def test_settings_that_cannot_work_are_refused() -> None:
     with pytest.raises(ConfigError, match="cannot be less than 0"):
         LLMSettings("openai:m@http://127.0.0.1:1", retries=-1)
     with pytest.raises(ConfigError, match="a budget is 0, expected more than 0"):
-        ServedMind(LLMSettings("openai:m@http://127.0.0.1:1", budget_tokens=0))
+        ChatClient(LLMSettings("openai:m@http://127.0.0.1:1", budget_tokens=0))
     with pytest.raises(ModelError, match=r"is not a model on a server \(openai:NAME@URL\)"):
-        ServedMind(LLMSettings("smollm2-135m"))
+        ChatClient(LLMSettings("smollm2-135m"))
 
 
 # -- trouble with the server ---------------------------------------------------------------------
@@ -286,21 +286,21 @@ async def test_half_a_letter_does_not_cost_the_answer(tmp_path: Path) -> None:
     raw = rb'{"choices": [{"message": {"content": "so \ud83d"}}], "id": "\ud83d"}'
     path = tmp_path / "calls.jsonl"
     with ChatServer(lambda body: Answer(raw=raw)) as server:
-        mind = ServedMind(settings(server), Journal(path))
-        assert (await mind.answer(REQUEST)).call.text == "so ?"
-        await mind.close()
-        mind = ServedMind(settings(server), Journal(path))
-        assert (await mind.answer(REQUEST)).call.text == "so ?"
-        await mind.close()
+        client = ChatClient(settings(server), path)
+        assert (await client.answer(REQUEST, Purse())).call.text == "so ?"
+        await client.close()
+        client = ChatClient(settings(server), path)
+        assert (await client.answer(REQUEST, Purse())).call.text == "so ?"
+        await client.close()
         assert len(server.bodies) == 1
 
 
 async def test_another_seed_asks_anew_even_if_the_server_is_not_told(tmp_path: Path) -> None:
     with ChatServer(lambda body: "so") as server:
-        mind = ServedMind(settings(server, without=["seed"]), Journal(tmp_path / "calls.jsonl"))
+        client = ChatClient(settings(server, without=["seed"]), tmp_path / "calls.jsonl")
         for seed in (0, 1, 0):
-            await mind.answer(Request("t", "reader", REQUEST.messages, seed))
-        await mind.close()
+            await client.answer(Request("t", "reader", REQUEST.messages, seed), Purse())
+        await client.close()
     assert len(server.bodies) == 2 and server.bodies[0] == server.bodies[1]
 
 
@@ -311,14 +311,6 @@ def test_a_damaged_journal_is_one_line_and_is_not_left_locked(tmp_path: Path) ->
         with pytest.raises(RecordError, match=r"calls.jsonl:1: no field 'model'") as caught:
             Journal(path)
         one_line(caught.value)
-
-
-async def test_the_same_question_asked_twice_is_paid_for_twice() -> None:
-    """An agent that asks the same again wants another reply, and a continued run gets both."""
-    with ChatServer(lambda body: f"reply {body['seed']}") as server:
-        first = await ask(server)
-        second = await ask(server, Request("t", "reader", REQUEST.messages, ordinal=1))
-    assert (first.call.text, second.call.text) == ("reply 0", "reply 1")
 
 
 def test_a_journal_is_open_in_one_process_at_a_time(tmp_path: Path) -> None:
