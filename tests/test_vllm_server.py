@@ -147,7 +147,7 @@ def ask_all(engine: Engine, prompts: Sequence[list[int]], **sampling: Any) -> li
 
 
 def test_the_engine_finds_out_that_tokens_are_exchanged(engine: OpenAIEngine) -> None:
-    assert isinstance(engine._dialect, TokenCompletions)
+    assert isinstance(engine._api, TokenCompletions)
     assert engine.exact and engine.tempered and engine.context == 2048
     assert engine.weights == "smollm2"
     text = "a <|im_end|> b, na\u00efve \U0001f642 </answer>\n"
@@ -188,12 +188,12 @@ def ask_biased(engine: OpenAIEngine, prompt: list[int], token: int) -> Completio
         def _body(self, turn: Any) -> dict[str, Any]:
             return super()._body(turn) | {"logit_bias": {str(token): 100.0}}
 
-    usual = engine._dialect
-    engine._dialect = Biased(engine._transport, "smollm2", engine.codec, tempered=True)
+    usual = engine._api
+    engine._api = Biased(engine._transport, "smollm2", engine.codec)
     try:
         return ask(engine, prompt, max_tokens=4)
     finally:
-        engine._dialect = usual
+        engine._api = usual
 
 
 def test_the_key_decides_what_is_drawn(engine: OpenAIEngine) -> None:
@@ -218,19 +218,6 @@ def test_many_long_prompts_at_once_with_keys_of_their_own(engine: OpenAIEngine) 
     assert sum(map(len, prompts)) > 4096
     done = ask_all(engine, prompts, temperature=1.0, max_tokens=4)
     assert all(each.finish in ("length", "eos") for each in done)
-
-
-def test_what_the_server_counts_is_reported(engine: OpenAIEngine) -> None:
-    prompt = engine.encode("The same long beginning, said again. " * 60)
-    assert len(prompt) > 384
-    ask(engine, prompt, max_tokens=2)
-    before = (engine.usage.prompt_tokens, engine.usage.cached_tokens)
-    ask(engine, [*prompt, *engine.encode("And on.")], max_tokens=2)
-    now = (engine.usage.prompt_tokens, engine.usage.cached_tokens)
-    assert now[0] - before[0] == len(prompt) + len(engine.encode("And on."))
-    cached = now[1] - before[1]
-    print(f"prefix cache: {cached} of {len(prompt)} tokens of a repeated beginning")
-    assert 256 <= cached <= len(prompt)
 
 
 def test_logprobs_are_of_the_distribution_sampled_from(engine: OpenAIEngine, plain: Any) -> None:
