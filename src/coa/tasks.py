@@ -11,7 +11,7 @@ import hashlib
 import io
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -64,10 +64,11 @@ class Task:
 
     def to_json(self) -> Json:
         record: Json = {"schema": SCHEMA, "id": self.id, "question": self.question}
-        record["answers"] = list(self.answers)
-        record["meta"] = dict(self.meta)
-        record["gold"] = dict(self.gold)
-        return record
+        return record | {
+            "answers": list(self.answers),
+            "meta": dict(self.meta),
+            "gold": dict(self.gold),
+        }
 
     @classmethod
     def from_json(cls, record: Json) -> Task:
@@ -117,13 +118,12 @@ def in_turn(queues: Iterable[Iterator[Task]]) -> Iterator[Task]:
     """One task of each queue after the other, until all are empty."""
     going = list(queues)
     while going:
-        left = []
-        for queue in going:
+        for queue in list(going):
             task = next(queue, None)
-            if task is not None:
-                left.append(queue)
+            if task is None:
+                going.remove(queue)
+            else:
                 yield task
-        going = left
 
 
 @dataclass(frozen=True)
@@ -314,28 +314,27 @@ def _task(where: str, cells: Mapping[str, str], columns: Mapping[str, str]) -> t
     hidden = {k: v for k, v in rest.items() if k.strip().lower() in ANSWER}
     meta = {k: v for k, v in rest.items() if k not in hidden}
     named = cells.get(columns["id"], "").strip() if "id" in columns else ""
-    _check_orders(meta, where)
-    return Task(text, answers, named, meta, hidden), bool(named)
-
-
-def _check_orders(meta: dict[str, str], where: str) -> None:
-    """Some names in `meta` give orders; a column that only happens to have such a name must not."""
     for name, value in meta.items():
-        if expected := _expected(name, value):
+        follows, expected = _ORDERS.get(name, (bool, ""))
+        if not follows(value):
             raise RecordError(
                 f"{where}: column {name!r} is {value!r}, expected {expected}. "
                 "Rename the column if it means something else."
             )
+    return Task(text, answers, named, meta, hidden), bool(named)
 
 
-def _expected(name: str, value: str) -> str:
-    """What an order that cannot be followed should be; nothing for all else."""
-    if name == "tools":
-        return "no such column: only JSONL can declare tools"
-    if name == "world" and not value.isdecimal():
-        return "the number of a world"
-    if name == "grammar" and value not in PRESETS and not value.endswith(".toml"):
-        return f"a path ending in .toml or one of {', '.join(PRESETS)}"
-    if name == "reward" and value not in REWARDS and ":" not in value:
-        return f"one of {', '.join(REWARDS)}"
-    return ""
+_ORDERS: dict[str, tuple[Callable[[str], object], str]] = {
+    "tools": (lambda value: False, "no such column: only JSONL can declare tools"),
+    "world": (str.isdecimal, "the number of a world"),
+    "grammar": (
+        lambda value: value in PRESETS or value.endswith(".toml"),
+        f"a path ending in .toml or one of {', '.join(PRESETS)}",
+    ),
+    "reward": (
+        lambda value: value in REWARDS or ":" in value,
+        f"one of {', '.join(REWARDS)}",
+    ),
+}
+"""Names in `meta` that give orders: whether a value can be followed, and what is expected. A column
+that only happens to have such a name must not give one."""

@@ -32,7 +32,6 @@ _WORD = rf"[^\s<{_CONTROL}]"
 _JSON_CHAR = r"[^\"\\<\x00-\x1F\x7F]|\\[\"\\\/bfnrt]"
 _JSON_MEMBERS = 8
 _JSON_STRING = 120
-_RATINGS = ("good", "average", "poor")
 _TOP_SCORE = 4
 
 Schemas = tuple[tuple[str, str], ...]
