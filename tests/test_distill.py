@@ -190,9 +190,10 @@ def test_a_corrected_mistake_keeps_its_correction_unmarked(made: Made) -> None:
 
 
 def codecs() -> list[TextCodec]:
-    from tiny_model import make_tokenizer
+    from coa.models.codec import Codec
+    from tiny_model import TEMPLATE, make_tokenizer
 
-    return [ByteCodec(), ScriptedEngine([], make_tokenizer()).codec]
+    return [ByteCodec(), Codec(make_tokenizer(), TEMPLATE, {})]
 
 
 def test_training_builds_the_ids_that_a_rollout_builds(made: Made) -> None:

@@ -64,11 +64,8 @@ class Task:
 
     def to_json(self) -> Json:
         record: Json = {"schema": SCHEMA, "id": self.id, "question": self.question}
-        return record | {
-            "answers": list(self.answers),
-            "meta": dict(self.meta),
-            "gold": dict(self.gold),
-        }
+        record |= {"answers": list(self.answers), "meta": dict(self.meta), "gold": dict(self.gold)}
+        return record
 
     @classmethod
     def from_json(cls, record: Json) -> Task:
@@ -146,9 +143,6 @@ class TaskSet(Sequence[Task]):
 
     def __getitem__(self, index: Any) -> Any:
         return self.tasks[index]
-
-    def __iter__(self) -> Iterator[Task]:
-        return iter(self.tasks)
 
     def fingerprint(self) -> str:
         """A hash of the content, for manifests: the same set of tasks has the same fingerprint."""

@@ -157,15 +157,13 @@ def common_prefix(first: list[int], second: list[int]) -> int:
     return low
 
 
-# ------------------------------------------------------------------------------------------------
-# Stop strings, found in decoded text because they rarely end where a token ends.
-# ------------------------------------------------------------------------------------------------
-
-
 def completes_stop(
     decode: Callable[[Sequence[int]], str], ids: Sequence[int], stops: Sequence[str]
 ) -> bool:
-    """Whether the last id completes a stop string, wherever inside that id's text it ends."""
+    """Whether the last id completes a stop string, wherever inside that id's text it ends.
+
+    Stop strings are found in decoded text because they rarely end where a token ends.
+    """
     if not stops:
         return False
     last = decode(ids[-1:])

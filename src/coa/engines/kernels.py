@@ -112,19 +112,23 @@ class KernelRun(NamedTuple):
     first: int
 
 
-class Ops:
-    """What `LlamaForward` needs between its products. Tensors have the model's type.
+class TorchOps:
+    """What `LlamaForward` needs between its products, with torch's own operations.
 
-    `CompiledOps` uses the kernels, `TorchOps` serves machines without a compiler. Each lays its
-    cache out as its attention reads it: [layers, pages, slots, kv_heads, tokens of a page * width].
-    The cache is asked for whole and takes memory only where something is stored. The first page of
+    Attention runs slot by slot. `CompiledOps` does the same with the kernels. Each lays its cache
+    out as its attention reads it: [layers, pages, slots, kv_heads, tokens of a page * width]. The
+    cache is asked for whole and takes memory only where something is stored. The first page of
     every slot comes first, so that short rollouts take little and nothing is moved when one grows.
 
     Runs are ragged: any number of new tokens for any slots, from one token of a rollout that
-    decodes to a piece of a long prompt.
+    decodes to a piece of a long prompt. Tensors have the model's type.
     """
 
-    def __init__(
+    def __init__(self, shape: Shape, slots: int, context: int, dtype: torch.dtype) -> None:
+        self._cos, self._sin = (angle[:, None] for angle in rotary(shape, context, dtype))
+        self._allocate(shape, slots, context, dtype, width=shape.head_dim, page=context)
+
+    def _allocate(
         self, shape: Shape, slots: int, context: int, dtype: torch.dtype, width: int, page: int
     ) -> None:
         self._shape, self._page = shape, page
@@ -142,29 +146,6 @@ class Ops:
 
     def begin(self, runs: Sequence[KernelRun]) -> None:
         """Prepare for the step that adds these runs."""
-        raise NotImplementedError
-
-    def attend(self, layer: int, qkv: Tensor, norms: tuple[Tensor, Tensor] | None) -> Tensor:
-        """Store the new keys and values; [rows, heads * head_dim] of what each token sees."""
-        raise NotImplementedError
-
-    def add_norm(self, x: Tensor, delta: Tensor | None, weight: Tensor) -> Tensor:
-        """Add delta to x, in place, and give x divided by its size, times weight."""
-        raise NotImplementedError
-
-    def gate(self, gate_up: Tensor) -> Tensor:
-        """silu of the first half of each row, times the second half."""
-        raise NotImplementedError
-
-
-class TorchOps(Ops):
-    """With torch's own operations; attention runs slot by slot."""
-
-    def __init__(self, shape: Shape, slots: int, context: int, dtype: torch.dtype) -> None:
-        super().__init__(shape, slots, context, dtype, width=shape.head_dim, page=context)
-        self._cos, self._sin = (angle[:, None] for angle in rotary(shape, context, dtype))
-
-    def begin(self, runs: Sequence[KernelRun]) -> None:
         self._runs = runs
         places = [torch.arange(run.start, run.start + run.size) for run in runs]
         self._positions = torch.cat(places)
@@ -175,6 +156,7 @@ class TorchOps(Ops):
         ]
 
     def attend(self, layer: int, qkv: Tensor, norms: tuple[Tensor, Tensor] | None) -> Tensor:
+        """Store the new keys and values; [rows, heads * head_dim] of what each token sees."""
         shape, count = self._shape, len(self._positions)
         heads = qkv[:count].view(count, -1, shape.head_dim)
         q, k, v = heads.split([shape.heads, shape.kv_heads, shape.kv_heads], dim=1)
@@ -204,11 +186,13 @@ class TorchOps(Ops):
         return out
 
     def add_norm(self, x: Tensor, delta: Tensor | None, weight: Tensor) -> Tensor:
+        """Add delta to x, in place, and give x divided by its size, times weight."""
         if delta is not None:
             x += delta
         return F.rms_norm(x, (x.shape[-1],), weight, self._shape.eps)
 
     def gate(self, gate_up: Tensor) -> Tensor:
+        """silu of the first half of each row, times the second half."""
         gate, up = gate_up.chunk(2, dim=-1)
         return F.silu(gate) * up
 
@@ -224,7 +208,7 @@ class _Geometry(ctypes.Structure):
     ]
 
 
-class CompiledOps(Ops):
+class CompiledOps(TorchOps):
     """With the compiled kernels. All widths must be multiples of LANES."""
 
     def __init__(
@@ -232,7 +216,7 @@ class CompiledOps(Ops):
     ) -> None:
         self._library, self._bf16 = library, int(dtype == torch.bfloat16)
         self._padded = _round_up(shape.head_dim, PADDING)
-        super().__init__(shape, slots, context, dtype, width=self._padded, page=PAGE)
+        self._allocate(shape, slots, context, dtype, width=self._padded, page=PAGE)
         caches = zip(self._keys, self._values, strict=True)
         self._layers = [(keys.data_ptr(), values.data_ptr()) for keys, values in caches]
         half = shape.head_dim // 2
@@ -252,7 +236,7 @@ class CompiledOps(Ops):
         )
 
     def begin(self, runs: Sequence[KernelRun]) -> None:
-        self._runs = np.array(runs, dtype=np.int32)
+        self._rows = np.array(runs, dtype=np.int32)
 
     def attend(self, layer: int, qkv: Tensor, norms: tuple[Tensor, Tensor] | None) -> Tensor:
         shape, rows = self._shape, len(qkv)
@@ -262,8 +246,8 @@ class CompiledOps(Ops):
         geometry.q_norm, geometry.k_norm = (n.data_ptr() for n in norms) if norms else (None, None)
         self._library.coa_attend(
             ctypes.addressof(geometry),
-            self._runs.ctypes.data,
-            len(self._runs),
+            self._rows.ctypes.data,
+            len(self._rows),
             qkv.data_ptr(),
             *self._layers[layer],
             queries.data_ptr(),

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from safetensors import safe_open
 from torch import Tensor
 
-from coa.engines.kernels import LANES, CompiledOps, KernelRun, Ops, TorchOps, load_kernels
+from coa.engines.kernels import LANES, CompiledOps, KernelRun, TorchOps, load_kernels
 from coa.errors import ModelError
 from coa.models.adapters import Adapter
 from coa.models.shape import Shape, read_config
@@ -138,7 +138,6 @@ class LlamaForward:
             kernels = f"the model's widths {widths} are not multiples of {LANES}"
         self.slow = kernels if isinstance(kernels, str) else ""
         """Why the compiled kernels are not used."""
-        self._ops: Ops
         if isinstance(kernels, str):
             self._ops = TorchOps(self.shape, slots, context, dtype)
         else:

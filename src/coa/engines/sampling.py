@@ -9,8 +9,8 @@ top-p and min-p.
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Sequence
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -65,11 +65,11 @@ def draw(
         [positions[row] for row in rest],
         None if allowed is None else _rows(allowed, rest),
     )
-    found = dict(
-        zip([*plain, *rest], zip(*map(operator.add, quick, slow), strict=True), strict=True)
-    )
-    tokens, logprobs, shares = zip(*(found[row] for row in range(len(samplings))), strict=True)
-    return list(tokens), list(logprobs), list(shares)
+    place = {row: at for at, row in enumerate([*plain, *rest])}
+    order = [place[row] for row in range(len(samplings))]
+    both = (one + other for one, other in zip(quick, slow, strict=True))
+    tokens, logprobs, shares = ([each[at] for at in order] for each in both)
+    return tokens, logprobs, shares
 
 
 def _draw_by_torch(
@@ -207,7 +207,6 @@ def _keep_top(row: Tensor, sampling: Sampling) -> Tensor:
 
 _TEXT = r"[^<`\"\\\x00-\x1F\x7F]"
 _SLICES = [f"{_TEXT}{{1,10}}", f"{_TEXT}{{1,30}}", r"[^<`\x00-\x08\x0B-\x1F\x7F]+"]
-_MOST_GRAMMARS = 512
 
 
 class Matcher:
@@ -224,8 +223,8 @@ class Matcher:
         """Move past a token; returns what went wrong, or nothing."""
         if self._inner.consume_token(token):
             return ""
-        reason = str(self._inner.get_error()).strip().partition("\n")[0]
-        return f"The constraint could not be followed: {reason or 'no token is allowed'}."
+        reason = _reason(self._inner) or "no token is allowed"
+        return f"The constraint could not be followed: {reason}."
 
 
 class Matchers:
@@ -234,29 +233,33 @@ class Matchers:
     def __init__(self, codec: Codec, vocabulary: int, eos: frozenset[int]) -> None:
         """`vocabulary` is the width of the logits, which can be more than the tokenizer has."""
         self._codec, self._vocabulary, self._eos = codec, vocabulary, sorted(eos)
-        self._tokenizer: Any = None
-        self._compiled: dict[str, Any] = {}
+        self._compiled = lru_cache(maxsize=512)(self._compile)
 
     def start(self, constraint: str) -> Matcher:
         """A matcher at the beginning of a grammar in Lark syntax."""
+        return Matcher(self._compiled(constraint).deep_copy())
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        from llguidance import LLTokenizer
+
+        text = self._codec.tokenizer.to_str()
+        return LLTokenizer(text, n_vocab=self._vocabulary, eos_token=self._eos, slices=_SLICES)
+
+    def _compile(self, constraint: str) -> Any:
         try:
-            from llguidance import LLMatcher, LLTokenizer
+            from llguidance import LLMatcher
         except ImportError as exc:
             raise MissingExtra("Constrained decoding", "train") from exc
-        if self._tokenizer is None:
-            text = self._codec.tokenizer.to_str()
-            self._tokenizer = LLTokenizer(
-                text, n_vocab=self._vocabulary, eos_token=self._eos, slices=_SLICES
-            )
-        if constraint not in self._compiled:
-            inner = LLMatcher(self._tokenizer, LLMatcher.grammar_from_lark(constraint), log_level=0)
-            if inner.is_error():
-                reason = str(inner.get_error()).strip().partition("\n")[0]
-                raise EngineError(f"The constraint is not a grammar: {reason}.")
-            if len(self._compiled) >= _MOST_GRAMMARS:
-                self._compiled.pop(next(iter(self._compiled)))
-            self._compiled[constraint] = inner
-        return Matcher(self._compiled[constraint].deep_copy())
+        grammar = LLMatcher.grammar_from_lark(constraint)
+        inner = LLMatcher(self._tokenizer, grammar, log_level=0)
+        if inner.is_error():
+            raise EngineError(f"The constraint is not a grammar: {_reason(inner)}.")
+        return inner
+
+
+def _reason(inner: Any) -> str:
+    return str(inner.get_error()).strip().partition("\n")[0]
 
 
 def allowed_tokens(matchers: Sequence[Matcher | None], vocabulary: int) -> Tensor | None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import accumulate, groupby
 from typing import Any
 
-from coa.engines.base import Completion, Finish, OnText, Sampling, TextCodec, completes_stop
+from coa.engines.base import Completion, Finish, OnText, Sampling, TextCodec
 from coa.engines.transport import ServerRefused, Transport
 from coa.errors import EngineError
 from coa.models.codec import Codec
@@ -158,17 +158,16 @@ class TokenCompletions(ServerApi):
         ids, logprobs = _ids_and_logprobs(choice)
         if turn.on_text is not None and (text := self._codec.decode(ids)):
             turn.on_text(text)
-        return Completion(ids, logprobs, self._finish(choice, ids, stops))
+        return Completion(ids, logprobs, self._finish(choice))
 
-    def _finish(self, choice: Mapping[str, Any], ids: list[int], stops: tuple[str, ...]) -> Finish:
+    def _finish(self, choice: Mapping[str, Any]) -> Finish:
         reason = choice.get("finish_reason")
         if reason == "length":
             return "length"
         if reason != "stop":
             raise self._error(f"the server ended with reason {reason!r}.")
-        if "stop_reason" in choice:  # the stop string; None or an id for an end of sequence
-            return "stop" if isinstance(choice["stop_reason"], str) else "eos"
-        return "stop" if ids and completes_stop(self._codec.decode, ids, stops) else "eos"
+        # The stop string; None or an id for an end of sequence.
+        return "stop" if isinstance(choice.get("stop_reason"), str) else "eos"
 
 
 def _choice(answer: Any) -> Mapping[str, Any]:

@@ -121,25 +121,18 @@ class _TurnGrammar:
 
     def _measure(self, start: GrammarState) -> None:
         """How many blocks each state is from the end of the turn; states that are stuck are out."""
-        before: dict[GrammarState, set[GrammarState]] = {}
-        ends: set[GrammarState] = set()
-        seen, frontier = {start}, [start]
+        after: dict[GrammarState, set[GrammarState]] = {}
+        frontier = [start]
         while frontier:
             state = frontier.pop()
-            for _, after in self._moves(state):
-                before.setdefault(after, set()).add(state)
-                if _ended(after):
-                    ends.add(after)
-                elif after not in seen:
-                    seen.add(after)
-                    frontier.append(after)
-        self._distance = dict.fromkeys(ends, 0)
-        layer = list(ends)
+            if state not in after:
+                after[state] = set() if _ended(state) else {s for _, s in self._moves(state)}
+                frontier += after[state]
+        layer = [state for state in after if _ended(state)]
         while layer:
-            reached = [s for after in layer for s in before[after] if s not in self._distance]
-            for state in reached:
-                self._distance[state] = self._distance[layer[0]] + 1
-            layer = list(dict.fromkeys(s for s in reached if s in before))
+            self._distance |= dict.fromkeys(layer, len({*self._distance.values()}))
+            known = self._distance.keys()
+            layer = [s for s in after if s not in known and not after[s].isdisjoint(known)]
 
     def _rule(self, state: GrammarState, left: int) -> str:
         """The name of the rule for what may be written from `state` in `left` blocks."""
