@@ -135,12 +135,11 @@ class ServerCodec:
         """Whether the server has these paths and text survives the way there and back."""
         root = self._transport.root
         body = {"content": _SAMPLE, "parse_special": False}
-        answer = self._transport.probe(f"{root}/tokenize", body)
-        ids = answer.get("tokens") if isinstance(answer, dict) else None
-        if not isinstance(ids, list) or not all(isinstance(i, int) for i in ids):
-            return False
-        answer = self._transport.probe(f"{root}/detokenize", {"tokens": ids})
-        return isinstance(answer, dict) and answer.get("content") == _SAMPLE
+        match self._transport.probe(f"{root}/tokenize", body):
+            case {"tokens": [int(), *_] as ids}:
+                answer = self._transport.probe(f"{root}/detokenize", {"tokens": ids})
+                return isinstance(answer, dict) and answer.get("content") == _SAMPLE
+        return False
 
     def encode(self, text: str) -> list[int]:
         return self._tokenize(text, markup=False)
@@ -378,9 +377,9 @@ class OpenAIEngine(CodecEngine):
     def _find_context(self, entry: dict[str, Any], wanted: int | None) -> int:
         served = entry.get("max_model_len")
         if served is None:
-            props = self._transport.probe(f"{self._transport.root}/props")
-            settings = props.get("default_generation_settings") if isinstance(props, dict) else None
-            served = settings.get("n_ctx") if isinstance(settings, dict) else None
+            match self._transport.probe(f"{self._transport.root}/props"):
+                case {"default_generation_settings": {"n_ctx": served}}:
+                    pass
         limits = [int(limit) for limit in (served, wanted) if limit]
         return min(limits, default=DEFAULT_CONTEXT)
 

@@ -54,9 +54,11 @@ class ServerApi:
     """The ids are those the server sampled; otherwise they are the text, encoded again."""
     tempered = True
     """Logprobs are of the distribution sampled from; otherwise before temperature, or unknown."""
+    path = "{api}/completions"
 
     def __init__(self, transport: Transport, model: str, codec: TextCodec) -> None:
         self._transport, self._codec = transport, codec
+        self._address = self.path.format(api=transport.api, root=transport.root)
         self.model = model
         """Where requests go: the model, or an adapter that was loaded onto it."""
 
@@ -74,6 +76,19 @@ class ServerApi:
     async def complete(self, turn: Turn) -> Completion:
         """Ask for a turn."""
         raise NotImplementedError
+
+    def _settings(self, turn: Turn) -> dict[str, Any]:
+        """What every server calls the same."""
+        sampling = turn.sampling
+        return {
+            "model": self.model,
+            "prompt": turn.prompt,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            "min_p": sampling.min_p,
+            "stop": list(sampling.stop),
+        }
 
     def _error(self, problem: str) -> EngineError:
         return EngineError(f"{self._transport.api}: {problem}")
@@ -113,21 +128,12 @@ class TokenCompletions(ServerApi):
     def _try(self, turn: Turn) -> Mapping[str, Any]:
         return _choice(self._transport.probe(self._address, self._body(turn)))
 
-    @property
-    def _address(self) -> str:
-        return f"{self._transport.api}/completions"
-
     def _body(self, turn: Turn) -> dict[str, Any]:
         """Every setting is sent: a server's defaults come from the model's own files."""
         sampling = turn.sampling
-        body: dict[str, Any] = {
-            "model": self.model,
-            "prompt": turn.prompt,
+        body = self._settings(turn) | {
             "max_tokens": turn.limit,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
             "top_k": sampling.top_k or -1,
-            "min_p": sampling.min_p,
             "repetition_penalty": 1.0,
             "presence_penalty": 0.0,
             "frequency_penalty": 0.0,
@@ -139,7 +145,7 @@ class TokenCompletions(ServerApi):
         }
         if sampling.constraint:
             body["structured_outputs"] = {"grammar": _LLGUIDANCE + sampling.constraint}
-        return body | ({"stop": list(sampling.stop)} if sampling.stop else {})
+        return body
 
     async def complete(self, turn: Turn) -> Completion:
         stops = turn.sampling.stop
@@ -172,9 +178,10 @@ class TokenCompletions(ServerApi):
 
 def _choice(answer: Any) -> Mapping[str, Any]:
     """The first choice of an answer; empty where there is none."""
-    choices = answer.get("choices") if isinstance(answer, dict) else None
-    found = choices[0] if isinstance(choices, list) and choices else None
-    return found if isinstance(found, dict) else {}
+    match answer:
+        case {"choices": [dict() as choice, *_]}:
+            return choice
+    return {}
 
 
 def _ids_and_logprobs(choice: Mapping[str, Any]) -> tuple[list[int], list[float]]:
@@ -214,9 +221,8 @@ class TextApi(ServerApi):
     exact = tempered = False
 
     def __init__(self, transport: Transport, model: str, codec: TextCodec, *, chat: bool) -> None:
+        self.chat, self.path = chat, "{api}/chat/completions" if chat else self.path
         super().__init__(transport, model, codec)
-        self.chat = chat
-        self._address = f"{transport.api}/{'chat/' if chat else ''}completions"
         self._extras: dict[str, Any] = {}
         self._repeats = False
         """The answer begins with the message that was to be continued (llama.cpp)."""
@@ -239,25 +245,27 @@ class TextApi(ServerApi):
             del self._prompts[next(iter(self._prompts))]
 
     async def complete(self, turn: Turn) -> Completion:
+        sampling, special = turn.sampling, special_tokens(self._codec).values()
+        # Top-k, min-p and stop strings are sent only where they are asked for: not all know them.
+        body = {name: value for name, value in self._settings(turn).items() if value}
+        body |= {"temperature": sampling.temperature, "max_tokens": turn.limit}
+        body |= {"seed": sampling.key % (1 << 31), **self._extras}
         known = self._recall(turn.prompt)
-        body = self._settings(turn) | self._extras
         begun = known[2] if known else ""
-        if self.chat:
-            if known is None:
-                raise EngineError(
-                    "A server that wants messages needs a prompt made by encode_prompt."
-                )
-            special = special_tokens(self._codec).values()
-            system, user, begun = (break_up(part, special) for part in known)
-            body |= _messages(system, user, begun)
-        else:
+        if not self.chat:
             body["prompt"] = spell(self._codec, turn.prompt)
+        elif known is None:
+            raise EngineError("A server that wants messages needs a prompt made by encode_prompt.")
+        else:
+            system, user, begun = (break_up(part, special) for part in known)
+            del body["prompt"]
+            body |= _messages(system, user, begun)
         answer = await self._transport.post(self._address, body)
         text = _text(answer)
         if text is None:
             raise self._error("the answer has no text in it.")
         text = text.removeprefix(begun if self._repeats else "")
-        text, finish = restore_stop(text, answer["choices"][0], turn.sampling.stop, begun)
+        text, finish = restore_stop(text, _choice(answer), sampling.stop, begun)
         if turn.on_text is not None and text:
             turn.on_text(text)
         ids = self._codec.encode(text)
@@ -273,18 +281,6 @@ class TextApi(ServerApi):
         longest = max(known, key=len)
         return *self._prompts[longest], self._codec.decode(prompt[len(longest) :])
 
-    def _settings(self, turn: Turn) -> dict[str, Any]:
-        """What every server knows; top-k, min-p and stop strings only where they are asked for."""
-        sampling = turn.sampling
-        optional = {"top_k": sampling.top_k, "min_p": sampling.min_p, "stop": list(sampling.stop)}
-        return {
-            "model": self.model,
-            "max_tokens": turn.limit,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "seed": sampling.key % (1 << 31),
-        } | {name: value for name, value in optional.items() if value}
-
 
 def _messages(system: str, user: str, assistant: str) -> dict[str, Any]:
     messages = [{"role": "system", "content": system}, {"role": "user", "content": user}]
@@ -297,13 +293,12 @@ def _messages(system: str, user: str, assistant: str) -> dict[str, Any]:
 
 def _text(answer: Any) -> str | None:
     """The text of an answer, which may be empty; None where it has no place for one."""
-    choice = _choice(answer)
-    message = choice.get("message", choice)
-    place = "content" if "message" in choice else "text"
-    if not isinstance(message, dict) or place not in message:
-        return None
-    text = message[place]
-    return text if isinstance(text, str) else "" if text is None else None
+    match _choice(answer):
+        case {"message": {"content": (str() | None) as text}}:
+            return text or ""
+        case {"text": (str() | None) as text}:
+            return text or ""
+    return None
 
 
 def restore_stop(
@@ -316,20 +311,15 @@ def restore_stop(
     """
     if choice.get("finish_reason") == "length":
         return text, "length"
-    named = choice.get("stop_reason")
-    if isinstance(named, str) and named in stops:
-        return text if text.rstrip().endswith(named) else text + named, "stop"
-    if any(text.rstrip().endswith(stop) for stop in stops):
+    if text.rstrip().endswith(tuple(stops)):
         return text, "stop"
+    whole = begun + text
     if "stop_reason" in choice:
-        return text, "eos"
-    cut = [stop for stop in stops if _is_open(begun + text, stop)]
+        cut = [stop for stop in stops if stop == choice["stop_reason"]]
+    else:
+        opening = {stop: stop.replace("</", "<", 1) for stop in stops if stop.startswith("</")}
+        cut = [stop for stop, tag in opening.items() if whole.rfind(tag) > whole.rfind(stop)]
     return (text + cut[0], "stop") if len(cut) == 1 else (text, "eos")
-
-
-def _is_open(text: str, stop: str) -> bool:
-    opening = stop.replace("</", "<", 1)
-    return opening != stop and text.rfind(opening) > text.rfind(stop)
 
 
 def special_tokens(codec: TextCodec) -> dict[int, str]:
@@ -382,38 +372,29 @@ class LlamaCppCompletions(ServerApi):
     """A llama.cpp server. Its grammars are of another kind (GBNF), without bounded regular
     expressions, so it does not sample under ours."""
 
+    path = "{root}/completion"
+
     def probe(self) -> bool:
         """No token may have been added to the prompt."""
         prompt = self._codec.encode(PROBE)
         body = self._body(Turn(prompt, Sampling(), 1)) | {"stream": False}
-        answer = self._transport.probe(self._address, body)
-        if not isinstance(answer, dict) or answer.get("tokens_evaluated") != len(prompt):
-            return False
-        entries, tokens = answer.get("completion_probabilities"), answer.get("tokens")
-        if not isinstance(entries, list) or not isinstance(tokens, list) or len(tokens) != 1:
-            return False
-        return [entry.get("id") for entry in entries] == tokens and "logprob" in entries[0]
-
-    @property
-    def _address(self) -> str:
-        return f"{self._transport.root}/completion"
+        match self._transport.probe(self._address, body):
+            case {
+                "tokens_evaluated": count,
+                "tokens": [token],
+                "completion_probabilities": [{"id": sampled, "logprob": _}],
+            }:
+                return bool(count == len(prompt) and token == sampled)
+        return False
 
     def _body(self, turn: Turn) -> dict[str, Any]:
-        sampling = turn.sampling
-        return {
-            "model": self.model,
-            "prompt": turn.prompt,
+        return self._settings(turn) | {
             "n_predict": turn.limit,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "top_k": sampling.top_k,
-            "min_p": sampling.min_p,
             "repeat_penalty": 1.0,
             "samplers": ["temperature", "top_k", "top_p", "min_p"],
-            "seed": sampling.key % 0xFFFFFFFF,  # the largest value means: at random
-            "stop": list(sampling.stop),
+            "seed": turn.sampling.key % 0xFFFFFFFF,  # the largest value means: at random
             "n_probs": 1,
-            "post_sampling_probs": sampling.temperature > 0,
+            "post_sampling_probs": turn.sampling.temperature > 0,
             "return_tokens": True,
             "cache_prompt": True,
             "stream": True,

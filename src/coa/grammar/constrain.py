@@ -128,11 +128,11 @@ class _TurnGrammar:
             if state not in after:
                 after[state] = set() if _ended(state) else {s for _, s in self._moves(state)}
                 frontier += after[state]
-        layer = [state for state in after if _ended(state)]
+        known, layer, steps = self._distance, [state for state in after if _ended(state)], 0
         while layer:
-            self._distance |= dict.fromkeys(layer, len({*self._distance.values()}))
-            known = self._distance.keys()
+            known |= dict.fromkeys(layer, steps)
             layer = [s for s in after if s not in known and not after[s].isdisjoint(known)]
+            steps += 1
 
     def _rule(self, state: GrammarState, left: int) -> str:
         """The name of the rule for what may be written from `state` in `left` blocks."""
