@@ -318,14 +318,12 @@ def test_the_tokenizer_is_named_found_or_asked_for(
     assert Loaded(server, folder, tokenizer=None).engine.exact
 
 
-def test_raw_logprobs_are_said_when_they_differ(server: Loopback, folder: Path) -> None:
+def test_logprobs_from_before_the_temperature_are_told_apart(
+    server: Loopback, folder: Path
+) -> None:
     assert Loaded(server, folder).engine.tempered
     server.processed = False
-    loaded = Loaded(server, folder)
-    for temperature in (0.0, 1.0, 0.7, 0.7):
-        loaded.ask(temperature=temperature)
-    assert not loaded.engine.tempered
-    assert len(loaded.notes) == 1 and "processed_logprobs" in loaded.notes[0]
+    assert not Loaded(server, folder).engine.tempered
 
 
 def test_settings_that_a_server_decides_are_said(server: Loopback, folder: Path) -> None:

@@ -10,7 +10,6 @@ import csv
 import hashlib
 import io
 import json
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -235,27 +234,14 @@ def _rows(path: Path, mark: str) -> Iterator[tuple[int, list[str]]]:
         try:
             row = next(reader, None)
         except csv.Error as error:
-            _check_quotes(path, text, mark)
-            raise RecordError(f"{path}:{line}: not a table ({error}).") from None
+            raise RecordError(
+                f"{path}:{line}: a cell of this row opens a quote and does not end with one "
+                f'({error}). Close it where the cell ends, and write "" for a quote inside of it.'
+            ) from None
         if row is None:
             return
         if row:
             yield line, row
-
-
-def _check_quotes(path: Path, text: str, mark: str) -> None:
-    """Name the line where the first quote opens that does not end its cell; csv names the last."""
-    quoted, plain = r'"(?:[^"]+|"")*+"', rf'(?!")[^{mark}\n]*+'
-    cell = re.compile(rf"(?:{quoted}|{plain})(?:{mark}|\n|\Z)")
-    at = 0
-    while at < len(text) and (found := cell.match(text, at)):
-        at = found.end()
-    if at < len(text):
-        line, shown = text.count("\n", 0, at) + 1, text[at : at + 40].partition("\n")[0]
-        raise RecordError(
-            f"{path}:{line}: the cell that begins with {shown!r} opens a quote and does not end "
-            'with one. Close it where the cell ends, and write "" for a quote inside of it.'
-        )
 
 
 def _columns(where: str, names: Sequence[str]) -> dict[str, str]:

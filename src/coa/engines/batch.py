@@ -27,7 +27,7 @@ from torch import Tensor
 
 from coa.engines.base import Finish, OnText, Sampling, common_prefix, completes_stop
 from coa.engines.llama import Chunk
-from coa.engines.sampling import Matcher, allowed_tokens, draw
+from coa.engines.sampling import Matcher, allowed_tokens, draw, follow
 from coa.models.codec import Codec
 
 LONG, SHORT = 6, 3
@@ -330,5 +330,5 @@ class Batch:
             request.finish = "length"
         if request.matcher is not None:
             request.masses.append(mass)
-            request.failure = request.matcher.take(token)
+            request.failure = follow(request.matcher, token)
             request.finish = "stop" if request.failure else request.finish

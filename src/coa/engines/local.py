@@ -172,12 +172,11 @@ class LocalEngine(CodecEngine):
         torch.set_num_threads(threads or fair_cores())
         keep_freed_memory()
         slots = min(slots, EXACT_ROWS) if deterministic else slots  # more requests wait their turn
-        self.base_sha256 = base_hash(self._folder)
-        """Hash of the base weights, as stored in adapters."""
-        self.weights, adapter = self.base_sha256[:8], None
+        base = base_hash(self._folder)
+        self.weights, adapter = base[:8], None
         """Beginnings of the hashes of base and adapter, or the version that `load` was given."""
         if source.adapter is not None:
-            adapter = read_adapter(source.adapter, self.base_sha256)
+            adapter = read_adapter(source.adapter, base)
             self.weights += f"+{adapter_hash(source.adapter)[:8]}"
         self._forward = self._make_forward(slots, memory_gb, adapter, deterministic, note or say)
         self.slots = self._forward.slots
@@ -234,10 +233,8 @@ class LocalEngine(CodecEngine):
         completion: Completion = await self._submit(request)
         return completion
 
-    async def load(self, adapter: Path | Adapter | None, version: str) -> None:
+    async def load(self, adapter: Adapter | None, version: str) -> None:
         """Merge another adapter (None: the base) once running requests have finished."""
-        if isinstance(adapter, Path):
-            adapter = read_adapter(adapter, self.base_sha256)
         await self._submit(_NewWeights(adapter, version))
 
     async def _submit(self, job: BatchRequest | _NewWeights) -> Any:

@@ -32,21 +32,38 @@ from coa.engines.server_apis import (
 from coa.engines.transport import ServerRefused, Transport
 from coa.errors import CoaError, EngineError, ModelError, did_you_mean
 from coa.io.progress import say
-from coa.models.adapters import Adapter, check_base, rank_and_alpha, write_adapter
+from coa.models.adapters import Adapter, write_adapter
 from coa.models.codec import Codec
 from coa.models.references import BASE, is_pulled, model_folder, resolve
-from coa.models.weights import base_hash
 
 
 class ServedAdapter:
-    """One adapter on the server, and how many requests use it."""
+    """One adapter on the server, the folder it was written to, and how many requests use it."""
 
     def __init__(self, name: str) -> None:
-        self.name = name
-        self.written: tempfile.TemporaryDirectory[str] | None = None
-        """Where an adapter in memory was written for the server to read."""
+        self.name = f"{name}-{secrets.token_hex(4)}"
+        self._written = tempfile.TemporaryDirectory(prefix="coa-adapter-")
         self._users, self._idle = 0, asyncio.Event()
         self._idle.set()
+
+    async def load(self, transport: Transport, adapter: Adapter) -> None:
+        """Write the adapter where the server can read it, and have it loaded."""
+        folder = self._written.name
+        await asyncio.to_thread(write_adapter, adapter, Path(folder))
+        body = {"lora_name": self.name, "lora_path": folder}
+        try:
+            await transport.tell(f"{transport.api}/load_lora_adapter", body)
+        except ServerRefused as error:
+            # Nobody else has this name: an order came through whose answer was lost.
+            if error.status == 400 and "already been loaded" in str(error):
+                return
+            self._written.cleanup()
+            rank = max(8, *(len(down) for down, _ in adapter.pairs.values()))
+            raise EngineError(
+                f"{error} To load adapters while it runs, vLLM must see {folder!r} and be started "
+                "with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment and the options "
+                f"--enable-lora --max-lora-rank {1 << (rank - 1).bit_length()}."
+            ) from error
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
@@ -68,41 +85,7 @@ class ServedAdapter:
             if error.status != 404:
                 raise
         finally:
-            self.clean()
-
-    def clean(self) -> None:
-        if self.written is not None:
-            self.written.cleanup()
-
-
-async def serve_adapter(
-    transport: Transport, adapter: Path | Adapter, name: str, base: Path | None
-) -> ServedAdapter:
-    """Load an adapter into the server; `base` is the folder of its model, where we can read it."""
-    served = ServedAdapter(f"{name}-{secrets.token_hex(4)}")
-    if isinstance(adapter, Adapter):
-        served.written = tempfile.TemporaryDirectory(prefix="coa-adapter-")
-        folder = Path(served.written.name)
-        await asyncio.to_thread(write_adapter, adapter, folder)
-    else:
-        folder = adapter.resolve()
-        if base is not None:
-            check_base(folder, await asyncio.to_thread(base_hash, base))
-    rank, _ = rank_and_alpha(folder)
-    body = {"lora_name": served.name, "lora_path": str(folder)}
-    try:
-        await transport.tell(f"{transport.api}/load_lora_adapter", body)
-    except ServerRefused as error:
-        # Nobody else has this name: an order came through whose answer was lost, and was repeated.
-        if error.status == 400 and "already been loaded" in str(error):
-            return served
-        served.clean()
-        raise EngineError(
-            f"{error} To load adapters while it runs, vLLM must see {str(folder)!r} and be started "
-            "with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment and the options "
-            f"--enable-lora --max-lora-rank {1 << (max(rank, 8) - 1).bit_length()}."
-        ) from error
-    return served
+            self._written.cleanup()
 
 
 # ------------------------------------------------------------------------------------------------
@@ -204,7 +187,7 @@ def named_codec(name: str) -> Codec:
 
 
 def choose_codec(
-    transport: Transport, folder: Path | None, tokenizer: str | None
+    transport: Transport, entry: dict[str, Any], tokenizer: str | None
 ) -> tuple[TextCodec, bool]:
     """The codec, and whether it is the model's own; a stand-in only counts tokens."""
     name = tokenizer or os.environ.get(TOKENIZER_NAME)
@@ -215,8 +198,9 @@ def choose_codec(
         if answers and asked.encode(_SAMPLE) != codec.encode(_SAMPLE):
             raise ModelError(f"tokenizer {name!r} is not the one of the model that is served.")
         return codec, True
-    if folder is not None and (folder / "tokenizer.json").is_file():
-        return Codec.from_folder(folder), True
+    root = entry.get("root")
+    if isinstance(root, str) and (Path(root) / "tokenizer.json").is_file():
+        return Codec.from_folder(Path(root)), True
     if answers:
         return asked, True
     if is_pulled():
@@ -272,14 +256,10 @@ class OpenAIEngine(CodecEngine):
             source.url, at_once=slots, timeout_s=timeout_s, retries=retries, backoff_s=backoff_s
         )
         entry = self._find_model()
-        root = entry.get("root")
-        self._folder = Path(root) if isinstance(root, str) and Path(root).is_dir() else None
-        """The folder that the server says it loaded, when it is on this machine."""
         self._served: ServedAdapter | None = None
-        self.codec, own = choose_codec(self._transport, self._folder, tokenizer)
+        self.codec, own = choose_codec(self._transport, entry, tokenizer)
         self.context = self._find_context(entry, context)
         self._api = self._find_api(own)
-        self._said_raw = False
         for name, value in ignored.items():
             if name not in _LOCAL_ONLY:
                 raise EngineError(f"Unknown option {name!r} of a server's model.")
@@ -316,16 +296,15 @@ class OpenAIEngine(CodecEngine):
                 """with --structured-outputs-config '{"backend": "guidance"}', turn constrained """
                 "decoding off, or use a model in this process."
             )
-        self._say_when_raw(sampling)
         turn = Turn(list(prompt_ids), sampling, limit, on_text)
         with self._served.in_use() if self._served else nullcontext():
             return await self._api.complete(turn)
 
-    async def load(self, adapter: Path | Adapter | None, version: str) -> None:
+    async def load(self, adapter: Adapter | None, version: str) -> None:
         """Use another adapter (None: the base) from now on; what runs already keeps the old one.
 
-        The server reads the adapter's folder itself. The old adapter is taken off the server when
-        its last request has ended, which this waits for.
+        The server reads the adapter from a folder that it must see. The old adapter is taken off
+        the server when its last request has ended, which this waits for.
         """
         if not self.takes_adapters:
             raise EngineError(
@@ -334,8 +313,8 @@ class OpenAIEngine(CodecEngine):
             )
         served = None
         if adapter is not None:
-            name = f"{self._model}-{version}"
-            served = await serve_adapter(self._transport, adapter, name, self._folder)
+            served = ServedAdapter(f"{self._model}-{version}")
+            await served.load(self._transport, adapter)
         old, self._served, self.weights = self._served, served, version
         self._api.model = served.name if served else self._model
         await self._unload(old)
@@ -403,15 +382,3 @@ class OpenAIEngine(CodecEngine):
                 "lost: good for evaluation, not for RL"
             )
         return found
-
-    def _say_when_raw(self, sampling: Sampling) -> None:
-        """Once: logprobs before temperature are not those of the distribution sampled from."""
-        cut = sampling.top_p < 1 or sampling.top_k or sampling.min_p
-        plain = sampling.temperature in (0.0, 1.0) and not cut
-        if self._said_raw or plain or self.tempered or not self.exact:
-            return
-        self._said_raw = True
-        self._note(
-            f"{self.name}: the server's logprobs are those before temperature, top-p and top-k. "
-            "For RL sample at temperature 1, or start vLLM with --logprobs-mode processed_logprobs"
-        )

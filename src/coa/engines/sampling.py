@@ -209,22 +209,8 @@ _TEXT = r"[^<`\"\\\x00-\x1F\x7F]"
 _SLICES = [f"{_TEXT}{{1,10}}", f"{_TEXT}{{1,30}}", r"[^<`\x00-\x08\x0B-\x1F\x7F]+"]
 
 
-class Matcher:
-    """One turn's place in its grammar."""
-
-    def __init__(self, inner: Any) -> None:
-        self._inner = inner
-
-    def fill(self, row: np.ndarray[Any, Any]) -> None:
-        """Write the bits of the allowed tokens into `row`."""
-        self._inner.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
-
-    def take(self, token: int) -> str:
-        """Move past a token; returns what went wrong, or nothing."""
-        if self._inner.consume_token(token):
-            return ""
-        reason = _reason(self._inner) or "no token is allowed"
-        return f"The constraint could not be followed: {reason}."
+Matcher = Any
+"""One turn's place in its grammar: an `LLMatcher`."""
 
 
 class Matchers:
@@ -237,7 +223,7 @@ class Matchers:
 
     def start(self, constraint: str) -> Matcher:
         """A matcher at the beginning of a grammar in Lark syntax."""
-        return Matcher(self._compiled(constraint).deep_copy())
+        return self._compiled(constraint).deep_copy()
 
     @cached_property
     def _tokenizer(self) -> Any:
@@ -246,20 +232,28 @@ class Matchers:
         text = self._codec.tokenizer.to_str()
         return LLTokenizer(text, n_vocab=self._vocabulary, eos_token=self._eos, slices=_SLICES)
 
-    def _compile(self, constraint: str) -> Any:
+    def _compile(self, constraint: str) -> Matcher:
         try:
             from llguidance import LLMatcher
         except ImportError as exc:
             raise MissingExtra("Constrained decoding", "train") from exc
         grammar = LLMatcher.grammar_from_lark(constraint)
-        inner = LLMatcher(self._tokenizer, grammar, log_level=0)
-        if inner.is_error():
-            raise EngineError(f"The constraint is not a grammar: {_reason(inner)}.")
-        return inner
+        matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
+        if matcher.is_error():
+            raise EngineError(f"The constraint is not a grammar: {_first_line(matcher)}.")
+        return matcher
 
 
-def _reason(inner: Any) -> str:
-    return str(inner.get_error()).strip().partition("\n")[0]
+def follow(matcher: Matcher, token: int) -> str:
+    """Move a matcher past a token; returns what went wrong, or nothing."""
+    if matcher.consume_token(token):
+        return ""
+    reason = _first_line(matcher) or "no token is allowed"
+    return f"The constraint could not be followed: {reason}."
+
+
+def _first_line(matcher: Matcher) -> str:
+    return str(matcher.get_error()).strip().partition("\n")[0]
 
 
 def allowed_tokens(matchers: Sequence[Matcher | None], vocabulary: int) -> Tensor | None:
@@ -269,6 +263,6 @@ def allowed_tokens(matchers: Sequence[Matcher | None], vocabulary: int) -> Tenso
     bits = np.full((len(matchers), (vocabulary + 31) // 32), -1, dtype=np.int32)
     for row, matcher in zip(bits, matchers, strict=True):
         if matcher is not None:
-            matcher.fill(row)
+            matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
     flags = np.unpackbits(bits.view(np.uint8), axis=1, count=vocabulary, bitorder="little")
     return torch.from_numpy(flags)
