@@ -70,14 +70,14 @@ class Decoding:
     """Sample only what the grammar allows; the engine must be able to."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.temperature < math.inf:
-            raise ConfigError(f"temperature is {self.temperature!r}, expected 0 or more.")
-        if not 0 < self.top_p <= 1:
-            raise ConfigError(f"top_p is {self.top_p!r}, expected more than 0 and at most 1.")
-        if not 0 <= self.min_p < 1:
-            raise ConfigError(f"min_p is {self.min_p!r}, expected 0 or more and less than 1.")
-        if self.top_k < 0:
-            raise ConfigError(f"top_k is {self.top_k!r}, expected 0 (all tokens) or more.")
+        for name, fits, expected in (
+            ("temperature", 0 <= self.temperature < math.inf, "0 or more"),
+            ("top_p", 0 < self.top_p <= 1, "more than 0 and at most 1"),
+            ("min_p", 0 <= self.min_p < 1, "0 or more and less than 1"),
+            ("top_k", self.top_k >= 0, "0 (all tokens) or more"),
+        ):
+            if not fits:
+                raise ConfigError(f"{name} is {getattr(self, name)!r}, expected {expected}.")
 
 
 class Rollout:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from coa.engines.base import Completion, Engine, Finish, Sampling, sampling_key
+from coa.engines.base import Completion, Engine, Sampling
 from coa.errors import MissingExtra
 
 __all__ = [
     "Completion",
     "Engine",
-    "Finish",
     "Sampling",
     "load_engine",
     "rollouts_at_once",
-    "sampling_key",
     "slots_for",
 ]
 

@@ -36,14 +36,8 @@ SOURCES = ("vectors.c", "attention.c", "rows.c")
 LANES, PAGE, PADDING = 16, 256, 64
 """How the compiled kernels lay out the cache; see attention.c."""
 _FLAGS = [
-    "-O3",
-    "-march=native",
-    "-fopenmp",
-    "-shared",
-    "-fPIC",
-    "-std=gnu11",
-    "-fno-strict-aliasing",
-    *(f"-D{name}" for name in (f"LANES={LANES}", f"PAGE={PAGE}", f"PADDING={PADDING}")),
+    *("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", "-std=gnu11", "-fno-strict-aliasing"),
+    *(f"-DLANES={LANES}", f"-DPAGE={PAGE}", f"-DPADDING={PADDING}"),
 ]
 _POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int, ctypes.c_float
 _ARGUMENTS: dict[str, list[Any]] = {

@@ -65,11 +65,10 @@ def draw(
         [positions[row] for row in rest],
         None if allowed is None else _rows(allowed, rest),
     )
-    place = {row: at for at, row in enumerate([*plain, *rest])}
-    order = [place[row] for row in range(len(samplings))]
-    both = (one + other for one, other in zip(quick, slow, strict=True))
-    tokens, logprobs, shares = ([each[at] for at in order] for each in both)
-    return tokens, logprobs, shares
+    drawn = [*zip(*quick, strict=True), *zip(*slow, strict=True)]
+    found = dict(zip([*plain, *rest], drawn, strict=True))
+    tokens, logprobs, shares = zip(*(found[row] for row in range(len(samplings))), strict=True)
+    return list(tokens), list(logprobs), list(shares)
 
 
 def _draw_by_torch(

@@ -324,12 +324,10 @@ class Grammar:
         role = self.by_name[block.role]
         options = self.allowed(state)
         if block.role not in options:
-            if not options:
-                return Fault(FaultKind.ILLEGAL, block.start, "Nothing may follow the answer.")
             want = " or ".join(f"<{name}>" for name in options)
-            return Fault(
-                FaultKind.ILLEGAL, block.start, f"<{block.role}> may not come here; write {want}."
-            )
+            problem = f"<{block.role}> may not come here; write {want}."
+            problem = problem if options else "Nothing may follow the answer."
+            return Fault(FaultKind.ILLEGAL, block.start, problem)
         if role.kind in ("tool", "answer", "suggestion") and not block.body.strip():
             return Fault(FaultKind.EMPTY, block.start, f"<{block.role}> is empty.")
         return None
@@ -358,16 +356,12 @@ class Grammar:
         """
         successors = next((r.next for r in self.roles if r.kind == "tool"), (ANY_TOOL, "answer"))
         known = {role.name: role for role in self.roles if role.kind == "tool"}
-        bound = []
-        for tool in tools:
-            role = known.get(tool.name, tool)
-            bound.append(replace(role, kind="tool", next=role.next or successors))
+        wanted = [known.get(tool.name, tool) for tool in tools]
+        bound = [replace(role, kind="tool", next=role.next or successors) for role in wanted]
         first = next((i for i, r in enumerate(self.roles) if r.kind == "tool"), len(self.roles))
-        others = [(i, r) for i, r in enumerate(self.roles) if r.kind != "tool"]
-        names = [role.name for role in (*(r for _, r in others), *bound)]
-        self._refuse(_name_problems(names, self.observation))
-        before = tuple(r for i, r in others if i < first)
-        after = tuple(r for i, r in others if i >= first)
+        after = [role for role in self.roles[first:] if role.kind != "tool"]
+        together = [*self.roles[:first], *bound, *after]
+        self._refuse(_name_problems([role.name for role in together], self.observation))
         gone = known.keys() - {role.name for role in bound}
 
         def left(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -378,7 +372,7 @@ class Grammar:
             lost = gone & {*names} or (ANY_TOOL in names and not bound)
             return (told or self.of_kind("answer")) if lost else names
 
-        roles = tuple(replace(role, next=left(role.next)) for role in (*before, *bound, *after))
+        roles = [replace(role, next=left(role.next)) for role in together]
         start = left(self.start)
         reached = _reachable(roles, (*start, ANY_TOOL))
         reached |= {self.interleave, *self.of_kind("answer")}
