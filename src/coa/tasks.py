@@ -174,15 +174,6 @@ class TaskSet(Sequence[Task]):
         return cls(tuple(tasks), name=path.stem)
 
 
-# ------------------------------------------------------------------------------------------------
-# Tasks from a table: a CSV with a question column and, if answers are known, an answer column.
-#
-# A table that can only be read by guessing is refused with its line: a row with more cells than
-# the first line, a quote that is not closed, two columns that mean the same. A TSV is the same
-# with tabs.
-# ------------------------------------------------------------------------------------------------
-
-
 QUESTION = ("question", "query", "prompt", "input")
 ANSWER = ("answer", "answers", "gold", "target", "output")
 REWARDS = ("exact", "squad", "f1", "calls", "auto", "format", "judge", "math", "tests")
@@ -190,7 +181,11 @@ REWARDS = ("exact", "squad", "f1", "calls", "auto", "format", "judge", "math", "
 
 
 def read_table(path: Path) -> TaskSet:
-    """Read tasks from CSV or TSV; alternatives in the answer column are joined by `|`."""
+    """Read tasks from CSV or TSV; alternatives in the answer column are joined by `|`.
+
+    A table that can only be read by guessing is refused with its line: a row with more cells than
+    the first line, a quote that is not closed, two columns that mean the same.
+    """
     if not path.is_file():
         raise UsageError(f"{path}: no such file.")
     mark = "\t" if path.suffix.lower() == ".tsv" else ","

@@ -276,18 +276,13 @@ def load_trajectories(path: Path) -> list[Trajectory]:
     return read_records(path, lambda record: Trajectory.from_json(record, book))
 
 
-# ------------------------------------------------------------------------------------------------
-# Chain: a trajectory read once under its grammar, for whoever filters or counts.
-# ------------------------------------------------------------------------------------------------
-
-
 CHAT_MARKER = re.compile(r"<[|\uff5c][^<>\s]*[|\uff5c]>|<(?:start|end)_of_\w+>|</?s>|\[/?INST\]")
 """What chat formats mark turns with: a tokenizer may take it for the end of the model's turn."""
 
 
 @dataclass(frozen=True)
 class Chain:
-    """The blocks that the model wrote, and what they amount to."""
+    """A trajectory read once under its grammar, for whoever filters or counts its blocks."""
 
     trajectory: Trajectory
     grammar: Grammar

@@ -70,17 +70,12 @@ def sampling_key(seed: int, task_id: str, sample: int, position: int) -> int:
 class Engine(Protocol):
     """The protocol. Engines are safe to call from many coroutines at once."""
 
-    @property
-    def name(self) -> str:
-        """The model reference, for records."""
-
-    @property
-    def weights(self) -> str:
-        """Version of the weights; changes whenever they do."""
-
-    @property
-    def context(self) -> int:
-        """Most tokens of prompt and completion together."""
+    name: str
+    """The model reference, for records."""
+    weights: str
+    """Version of the weights; changes whenever they do."""
+    context: int
+    """Most tokens of prompt and completion together."""
 
     def encode(self, text: str) -> list[int]:
         """Ids of plain text; never a special token, whatever the text says."""

@@ -92,11 +92,6 @@ def _compile(compiler: str, source: str, path: Path) -> None:
         made.replace(path)
 
 
-# ------------------------------------------------------------------------------------------------
-# What a forward pass does between its matrix products, and the KV cache that goes with it.
-# ------------------------------------------------------------------------------------------------
-
-
 class KernelRun(NamedTuple):
     """New tokens of one slot: `size` from position `start`; the step's rows from `first`."""
 

@@ -88,16 +88,6 @@ class ServedAdapter:
             self._written.cleanup()
 
 
-# ------------------------------------------------------------------------------------------------
-# Which tokenizer a server's model has: ours to read, or the server's own to ask.
-#
-# Token ids mean something only with the right tokenizer, so it is never guessed: it is named by
-# the user (`tokenizer=` or COA_TOKENIZER), read from the folder the server says it loaded (when
-# that folder is on this machine), or asked of the server. A named tokenizer is compared with the
-# server's where that is possible.
-# ------------------------------------------------------------------------------------------------
-
-
 TOKENIZER_NAME = "COA_TOKENIZER"
 _SAMPLE = "<b>A caf\u00e9 in Z\u00fcrich: 3,141 steps.</b>\n\n<i>yes</i>"
 _SYSTEM, _USER = "\ue000system\ue001", "\ue000user\ue001"
@@ -189,7 +179,13 @@ def named_codec(name: str) -> Codec:
 def choose_codec(
     transport: Transport, entry: dict[str, Any], tokenizer: str | None
 ) -> tuple[TextCodec, bool]:
-    """The codec, and whether it is the model's own; a stand-in only counts tokens."""
+    """The codec, and whether it is the model's own; a stand-in only counts tokens.
+
+    Token ids mean something only with the right tokenizer, so it is never guessed: it is named by
+    the user (`tokenizer=` or COA_TOKENIZER), read from the folder the server says it loaded (when
+    that folder is on this machine), or asked of the server. A named tokenizer is compared with the
+    server's where that is possible.
+    """
     name = tokenizer or os.environ.get(TOKENIZER_NAME)
     asked = ServerCodec(transport)
     answers = asked.probe()

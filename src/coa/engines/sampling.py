@@ -194,18 +194,10 @@ def _keep_top(row: Tensor, sampling: Sampling) -> Tensor:
     return kept
 
 
-# ------------------------------------------------------------------------------------------------
-# Masks: which tokens a constraint allows next.
-#
-# The grammar of a turn (`grammar/constrain.py`) is compiled by llguidance for a model's
-# tokenizer. Compiling is cached by text, and every request gets a copy that shares what the
-# others have learnt. The slices tell llguidance which tokens are plain text: inside a body it
-# then need not try each of them against the grammar, which makes a mask about ten times cheaper.
-# ------------------------------------------------------------------------------------------------
-
-
 _TEXT = r"[^<`\"\\\x00-\x1F\x7F]"
 _SLICES = [f"{_TEXT}{{1,10}}", f"{_TEXT}{{1,30}}", r"[^<`\x00-\x08\x0B-\x1F\x7F]+"]
+"""They tell llguidance which tokens are plain text: inside a body it then need not try each of them
+against the grammar, which makes a mask about ten times cheaper."""
 
 
 Matcher = Any
@@ -213,7 +205,10 @@ Matcher = Any
 
 
 class Matchers:
-    """Compiled grammars for one tokenizer."""
+    """The grammars of turns (`grammar/constrain.py`), compiled by llguidance for one tokenizer.
+
+    Compiling is cached by text, and every request gets a copy that shares what others have learnt.
+    """
 
     def __init__(self, codec: Codec, vocabulary: int, eos: frozenset[int]) -> None:
         """`vocabulary` is the width of the logits, which can be more than the tokenizer has."""

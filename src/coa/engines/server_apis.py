@@ -202,12 +202,6 @@ def _differ(*choices: Mapping[str, Any]) -> bool:
     return len(best) == 2 and abs(best[0] - best[1]) > 0.05
 
 
-# ------------------------------------------------------------------------------------------------
-# Servers that speak only text. A special token that is spelled out in text which somebody else
-# wrote is broken up before it is sent: a page must not close the model's turn.
-# ------------------------------------------------------------------------------------------------
-
-
 _BEGUN = "one, two,"
 _EXTRAS = {"include_stop_str_in_output": True}
 _REMEMBERED = 4096
@@ -216,7 +210,11 @@ _REMEMBERED = 4096
 
 class TextApi(ServerApi):
     """/v1/completions with the chat template written out by us, or, with `chat`,
-    /v1/chat/completions with the assistant's message continued turn after turn."""
+    /v1/chat/completions with the assistant's message continued turn after turn.
+
+    A special token that is spelled out in text which somebody else wrote is broken up before it is
+    sent: a page must not close the model's turn.
+    """
 
     exact = tempered = False
 
@@ -349,28 +347,22 @@ def spell(codec: TextCodec, ids: Sequence[int]) -> str:
     return "".join(parts)
 
 
-# ------------------------------------------------------------------------------------------------
-# llama.cpp's own /completion: token ids in, token ids and probabilities out.
-#
-# Streamed, because only the stream has the stop string's probabilities. Probabilities after
-# sampling are asked for when there is a temperature; a greedy turn has those of the plain
-# softmax.
-#
-# One thing the stream keeps to itself: a token that ends inside a letter (an emoji of three
-# tokens) is counted and not shown. Such a turn is asked for once more, whole, for the ids, which
-# must agree with what was streamed; the missing probabilities are computed from the server's full
-# distribution.
-# ------------------------------------------------------------------------------------------------
-
-
 _FINISH: dict[Any, Finish] = {"word": "stop", "eos": "eos", "limit": "length"}
 _ALL = 1 << 20
 """More than any vocabulary has."""
 
 
 class LlamaCppCompletions(ServerApi):
-    """A llama.cpp server. Its grammars are of another kind (GBNF), without bounded regular
-    expressions, so it does not sample under ours."""
+    """llama.cpp's own /completion.
+
+    Streamed, because only the stream has the stop string's probabilities. Probabilities after
+    sampling are asked for when there is a temperature; a greedy turn has those of the plain
+    softmax. Its grammars (GBNF) have no bounded regular expressions: ours cannot be sent.
+
+    A token that ends inside a letter (an emoji of three tokens) is counted and not shown by the
+    stream. Such a turn is asked for once more, whole, for the ids, which must agree with what was
+    streamed; the missing probabilities are computed from the server's full distribution.
+    """
 
     path = "{root}/completion"
 

@@ -222,19 +222,12 @@ def _forms(grammar: Grammar, role: Role, limits: TextLimits, schema: str) -> Ite
 def _rated(names: list[str], poor: bool) -> str:
     """Ratings at the end of a body: with at least one poor, or with none."""
     fine, every = "(good|average)", "(good|average|poor)"
-
-    def lines(words: list[str]) -> str:
-        parts = [
-            f"{json.dumps(lead + name + ': ')} /{word}/"
-            for lead, name, word in zip(["", *["\n"] * len(names)], names, words, strict=False)
-        ]
-        return " ".join(parts)
-
-    if not poor:
-        choices = [lines([fine] * len(names))]
-    else:  # by the place of the first poor one
-        rest = len(names) - 1
-        choices = [lines([fine] * i + ["poor"] + [every] * (rest - i)) for i in range(len(names))]
+    labels = [json.dumps(("\n" if at else "") + f"{name}: ") for at, name in enumerate(names)]
+    choices = []
+    for first_poor in range(len(names)) if poor else [len(names)]:
+        words = ([fine] * first_poor + ["poor"] + [every] * len(names))[: len(names)]
+        rated = zip(labels, words, strict=True)
+        choices.append(" ".join(f"{label} /{word}/" for label, word in rated))
     return f'(TEXT "\\n" | GAP) ({" | ".join(choices)}) /\\n?/'
 
 

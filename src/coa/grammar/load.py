@@ -132,21 +132,17 @@ def block_names(names: Iterable[str], taken: Container[str]) -> dict[str, str]:
     return found
 
 
-# ------------------------------------------------------------------------------------------------
-# GrammarBook: the grammars that trajectories were written in, by fingerprint.
-#
-# A trajectory carries the fingerprint of its grammar and the names of its tools. The grammar
-# itself is stored once beside the dataset, the adapter or the run (`grammars.json`), so that
-# nobody has to guess it from a name. Files from before there were fingerprints name a preset,
-# which is looked up.
-# ------------------------------------------------------------------------------------------------
-
-
 GRAMMARS = "grammars.json"
 
 
 class GrammarBook:
-    """Grammars by fingerprint, not bound to any tools."""
+    """Grammars by fingerprint, not bound to any tools.
+
+    A trajectory carries the fingerprint of its grammar and the names of its tools. The grammar
+    itself is stored once beside the dataset, the adapter or the run (`grammars.json`), so that
+    nobody has to guess it from a name. Files from before there were fingerprints name a preset,
+    which is looked up.
+    """
 
     def __init__(self, grammars: Iterable[Grammar] = ()) -> None:
         self._known = {grammar.unbound_id: grammar for grammar in grammars}
