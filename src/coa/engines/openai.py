@@ -117,9 +117,6 @@ class ServerCodec:
     def encode(self, text: str) -> list[int]:
         return self._tokenize(text, markup=False)
 
-    def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        raise ModelError("A server's tokenizer gives no offsets; pass tokenizer=.")
-
     def decode(self, ids: Sequence[int]) -> str:
         plain = [i for i in ids if not self._is_special(i)]
         return self._detokenize(plain) if plain else ""
