@@ -106,6 +106,7 @@ class Rollout:
         self._ids = self.trajectory.ids
         self._seen = 0
         """How many of the ids the engine has processed already."""
+        self._schemas = toolbox.schemas(self.grammar) if self.decoding.constrain else ()
         self._state = GrammarState()
         self._memory: dict[ToolCall, Observation] = {}
         self._failures = 0
@@ -242,8 +243,7 @@ class Rollout:
         decoding, constraint = self.decoding, ""
         if decoding.constrain:
             limits = TextLimits.within(self.budget.turn_tokens)
-            schemas = self.toolbox.schemas(self.grammar)
-            constraint = turn_grammar(self.grammar, self._state, limits, schemas)
+            constraint = turn_grammar(self.grammar, self._state, limits, self._schemas)
         task, place = self.trajectory.task_id, len(self._ids)
         return Sampling(
             temperature=decoding.temperature,
