@@ -70,7 +70,6 @@ async def play(
 def check_record(trajectory: Trajectory, engine: ScriptedEngine) -> None:
     assert trajectory.stop is not None
     assert trajectory.segments[0].author is Author.PROMPT
-    assert len(trajectory.mask) == len(trajectory.ids)
     for segment in trajectory.segments[1:]:
         assert engine.decode(segment.ids or ()) == segment.text
         sampled = segment.author is Author.MODEL
@@ -78,6 +77,11 @@ def check_record(trajectory: Trajectory, engine: ScriptedEngine) -> None:
         assert not sampled or len(segment.logprobs or ()) == len(segment.ids or ())
     assert Trajectory.from_json(trajectory.to_json()) == trajectory
     assert dumps(trajectory.to_json()).encode()
+
+
+def mask_of(trajectory: Trajectory) -> list[bool]:
+    """True where the model wrote the token."""
+    return [s.author is Author.MODEL for s in trajectory.segments for _ in s.ids or ()]
 
 
 def observed(trajectory: Trajectory) -> list[str]:

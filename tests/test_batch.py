@@ -125,7 +125,7 @@ def test_a_group_waits_for_nobody_who_has_gone(folder: Path) -> None:
     made.join(follower)
     with torch.inference_mode():
         made.step()
-        leader.cancelled = True
+        leader.answer.cancel()
         finish(made)
     assert len(follower.ids) == 8
 
@@ -144,14 +144,14 @@ def test_guesses_change_no_token(folder: Path) -> None:
                 finish(guessing, other)
                 assert one.ids == other.ids
                 assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
-        assert guesses.right > 200
         sampled = 2 * len(prompts) * 60
         assert len(forward.steps) < sampled * 0.8
 
 
 def test_guesses_together_equal_alone(folder: Path) -> None:
     guesses, prompts = Guesses(), [words(30 + start, start) for start in range(4)]
-    together = batch(Watched(folder), guesses)
+    forward = Watched(folder)
+    together = batch(forward, guesses)
     for _ in range(2):
         group = [request(prompt, 50, i, temperature=1.0) for i, prompt in enumerate(prompts)]
         finish(together, *group)
@@ -159,7 +159,7 @@ def test_guesses_together_equal_alone(folder: Path) -> None:
             alone = request(prompt, 50, index, temperature=1.0)
             finish(batch(Watched(folder)), alone)
             assert alone.ids == group[index].ids
-    assert guesses.right
+    assert any(chunk.tail > 1 for step in forward.steps for chunk in step)
 
 
 def test_in_company_only_what_followed_twice_is_guessed() -> None:

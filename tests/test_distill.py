@@ -28,6 +28,7 @@ from coa.rewards import exact
 from coa.tasks import Task
 from coa.tools import Tool, Toolbox
 from coa.trajectory import Author, Segment, StopReason, Trajectory, load_trajectories
+from playing import mask_of
 from scripts import TOOLBOX_OF, distil, episodes_of
 
 rows = pytest.importorskip("coa.train.rows")
@@ -189,9 +190,10 @@ def test_a_corrected_mistake_keeps_its_correction_unmarked(made: Made) -> None:
 
 
 def codecs() -> list[TextCodec]:
-    from tiny_model import make_tokenizer
+    from coa.models.codec import Codec
+    from tiny_model import TEMPLATE, make_tokenizer
 
-    return [ByteCodec(), ScriptedEngine([], make_tokenizer()).codec]
+    return [ByteCodec(), Codec(make_tokenizer(), TEMPLATE, {})]
 
 
 def test_training_builds_the_ids_that_a_rollout_builds(made: Made) -> None:
@@ -210,11 +212,12 @@ def test_training_builds_the_ids_that_a_rollout_builds(made: Made) -> None:
                 expected += [float(written and not bad & {*range(*span)}) for span in spans]
                 assert codec.decode(ids) == segment.text
             assert row.weights == expected
+            own = mask_of(again)
             assert [weight > 0 for weight in row.weights] == [
-                mine and good for mine, good in zip(again.mask, map(bool, expected), strict=True)
+                mine and good for mine, good in zip(own, map(bool, expected), strict=True)
             ]
             if not marked(trajectory):
-                assert [weight > 0 for weight in row.weights] == again.mask
+                assert [weight > 0 for weight in row.weights] == mask_of(again)
 
 
 def test_sampled_ids_train_as_they_were_sampled(made: Made) -> None:
@@ -226,7 +229,7 @@ def test_sampled_ids_train_as_they_were_sampled(made: Made) -> None:
             raise AssertionError(f"encoded again: {text!r}")
 
         row = rows.build_row(sampled, sampled.segments[0].ids, refuse)
-        assert row.ids == sampled.ids and [w > 0 for w in row.weights] == sampled.mask
+        assert row.ids == sampled.ids and [w > 0 for w in row.weights] == mask_of(sampled)
 
 
 # -- prompts and files -----------------------------------------------------------------------

@@ -22,9 +22,9 @@ import pytest
 from coa.engines import Completion, Sampling, load_engine
 from coa.engines.openai import OpenAIEngine
 from coa.engines.server_apis import (
-    ChatContinuation,
-    NativeCompletions,
-    TextCompletions,
+    LlamaCppCompletions,
+    ServerApi,
+    TextApi,
     TokenCompletions,
     Turn,
 )
@@ -151,8 +151,8 @@ def test_letters_of_several_tokens_are_not_lost(engine: OpenAIEngine, temperatur
     prompt = engine.encode("Repeat:" + f" {letter}" * 9)
     done = ask(engine, prompt, max_tokens=8, temperature=temperature, key=2)
     assert letter in engine.decode(done.ids)
-    again = engine._dialect
-    assert isinstance(again, NativeCompletions)
+    again = engine._api
+    assert isinstance(again, LlamaCppCompletions)
     turn = Turn(prompt, Sampling(temperature=temperature), 1)
 
     async def scores() -> list[float]:
@@ -179,17 +179,19 @@ def test_requests_at_once_do_not_mix(engine: OpenAIEngine) -> None:
         assert number in engine.decode(done.ids)
 
 
-@pytest.mark.parametrize("way", [TextCompletions, ChatContinuation])
+@pytest.mark.parametrize("chat", [False, True])
 def test_text_alone_works_and_is_called_inexact(
-    ref: str, way: type, monkeypatch: pytest.MonkeyPatch
+    ref: str, chat: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a server gets that has no token ids: the same real server, its better paths unasked."""
-    for better in (TokenCompletions, NativeCompletions, TextCompletions):
-        if better is not way:
-            monkeypatch.setattr(better, "probe", lambda *_: None)
+    usual = TextApi.probe
+    ways: tuple[type[ServerApi], ...] = (TokenCompletions, LlamaCppCompletions)
+    for better in ways:
+        monkeypatch.setattr(better, "probe", lambda _: False)
+    monkeypatch.setattr(TextApi, "probe", lambda api: api.chat == chat and usual(api))
     notes: list[str] = []
     engine = load_engine(ref, tokenizer=store.BASE, note=notes.append)
-    assert isinstance(engine, OpenAIEngine) and isinstance(engine._dialect, way)
+    assert isinstance(engine, OpenAIEngine) and isinstance(engine._api, TextApi)
     assert not engine.exact and len(notes) == 1
     prompt = engine.encode_prompt("You repeat what you are told.", "Say: <b>one</b> <b>two</b>")
     begun = [*prompt, *engine.encode("<b>one</b> <b>")]

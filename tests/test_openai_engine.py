@@ -57,7 +57,7 @@ def test_a_rollout_over_token_ids(server: Loopback, folder: Path, offers: str) -
     sampled = [s for s in trajectory.segments if s.logprobs]
     assert {p for s in sampled for p in s.logprobs or ()} == {-0.25}
     assert first["seed"] != second["seed"] and first["temperature"] == 1.0
-    assert trajectory.weights == "tiny" and loaded.engine.usage.completion_tokens > 20
+    assert trajectory.weights == "tiny"
     assert loaded.engine.name == server.ref and loaded.engine.context == 4096
 
 
@@ -124,8 +124,9 @@ def test_what_may_pass_is_tried_again(server: Loopback, folder: Path) -> None:
         server.offers = offers
         loaded = Loaded(server, folder, timeout_s=0.5)
         server.faults.extend([429, 500, "cut", (503, {"Retry-After": "0.2"}), 0.8])
+        before = len(server.asked)
         assert loaded.ask()[0].startswith("<a>x</a>")
-        assert loaded.engine.usage.retries == 5
+        assert len(server.asked) - before == 6
 
 
 def test_a_stream_that_is_cut_starts_anew_and_shows_nothing_twice(
@@ -317,14 +318,12 @@ def test_the_tokenizer_is_named_found_or_asked_for(
     assert Loaded(server, folder, tokenizer=None).engine.exact
 
 
-def test_raw_logprobs_are_said_when_they_differ(server: Loopback, folder: Path) -> None:
+def test_logprobs_from_before_the_temperature_are_told_apart(
+    server: Loopback, folder: Path
+) -> None:
     assert Loaded(server, folder).engine.tempered
     server.processed = False
-    loaded = Loaded(server, folder)
-    for temperature in (0.0, 1.0, 0.7, 0.7):
-        loaded.ask(temperature=temperature)
-    assert not loaded.engine.tempered
-    assert len(loaded.notes) == 1 and "processed_logprobs" in loaded.notes[0]
+    assert not Loaded(server, folder).engine.tempered
 
 
 def test_settings_that_a_server_decides_are_said(server: Loopback, folder: Path) -> None:

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 
 from coa.engines import kernels  # noqa: E402
 from coa.engines.base import Sampling  # noqa: E402
-from coa.engines.kernels import CompiledOps, KernelRun, TorchOps, kernels_fit  # noqa: E402
+from coa.engines.kernels import CompiledOps, KernelRun, TorchOps  # noqa: E402
 from coa.engines.sampling import draw  # noqa: E402
 from coa.models.shape import Shape, unsupported  # noqa: E402
 
@@ -139,11 +139,6 @@ def test_a_compiled_draw_takes_no_token_without_mass() -> None:
     logits[0, 300], logits[0, 700] = 0.0, -1.0
     drawn = {draw(logits, [Sampling(temperature=1.0, key=k)], [0])[0][0] for k in range(200)}
     assert drawn == {300, 700}
-
-
-def test_widths_that_do_not_fit() -> None:
-    assert kernels_fit(64, 576, 1536)
-    assert not kernels_fit(64, 100)
 
 
 def test_without_a_compiler_there_is_a_reason(

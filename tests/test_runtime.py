@@ -24,6 +24,7 @@ from playing import (
     FailingEngine,
     box,
     hang,
+    mask_of,
     observed,
     play,
 )
@@ -49,7 +50,7 @@ async def test_a_rollout_records_authors_ids_mask_and_what_it_cost() -> None:
     assert trajectory.ids == [*prompt, *engine.encode(turns[0] + observation + turns[1])]
     p = len(prompt)
     masks = ([False] * p, [True] * body[0], [False] * body[1], [True] * body[2])
-    assert trajectory.mask == [each for part in masks for each in part]
+    assert mask_of(trajectory) == [each for part in masks for each in part]
     assert asdict(trajectory.usage) == {
         "prompt_tokens": p + (p + body[0] + body[1]),
         "cached_tokens": p + body[0],
@@ -127,10 +128,10 @@ async def test_a_sampled_end_of_sequence_stays_in_the_segment_and_in_the_context
     assert wordless.ids == [*engine.encode(wordless.text), engine.END]
     assert (empty.ids, empty.logprobs) == ([engine.END], [-0.5])
     assert all(engine.END not in (segment.ids or ()) for segment in called)
-    assert trajectory.ids.count(engine.END) == sum(trajectory.mask) - sum(
+    assert trajectory.ids.count(engine.END) == sum(mask_of(trajectory)) - sum(
         len(step.model.text) for step in trajectory.steps
     )
-    assert trajectory.usage.sampled_tokens == sum(trajectory.mask)
+    assert trajectory.usage.sampled_tokens == sum(mask_of(trajectory))
     assert trajectory.usage.malformed == 2
 
 

@@ -131,7 +131,7 @@ async def test_whatever_a_tool_raises_is_an_observation(function: Run, says: str
     assert len(observed(trajectory)) == 3 and says in observed(trajectory)[0]
     assert says.replace("&lt;", "<") in (trajectory.error or "")
     assert all(len(text) < 4200 for text in observed(trajectory))
-    assert trajectory.stop.environment and trajectory.usage.malformed == 0
+    assert trajectory.stop.outside and trajectory.usage.malformed == 0
 
 
 async def test_a_tool_that_hangs_is_timed_out_and_the_rollout_goes_on() -> None:
@@ -143,7 +143,7 @@ async def test_a_tool_that_hangs_is_timed_out_and_the_rollout_goes_on() -> None:
     assert trajectory.answer == "Paris"
     turns = [SEARCH.format(0), AGAIN.format(1), AGAIN.format(2), ANSWER]
     ended = await play(turns, hang, timeout_s=0.01)
-    assert ended.stop is StopReason.TOOL_TIMEOUT and ended.stop.environment
+    assert ended.stop is StopReason.TOOL_TIMEOUT and ended.stop.outside
 
 
 async def test_only_failures_in_a_row_end_the_rollout() -> None:
@@ -330,7 +330,7 @@ async def test_cancelling_a_rollout_in_a_tool_leaves_a_valid_partial_trajectory(
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert trajectory.stop is StopReason.CANCELLED and trajectory.stop.environment
+    assert trajectory.stop is StopReason.CANCELLED and trajectory.stop.outside
     assert [s.author.value for s in trajectory.segments] == ["prompt", "model", "env", "model"]
     check_record(trajectory, engine)
 
@@ -376,7 +376,7 @@ async def test_an_engine_that_fails_is_a_result(error: Exception) -> None:
     engine = FailingEngine([SEARCH.format("x"), "fail"])
     engine.error = error
     trajectory = await play([], engine=engine)
-    assert trajectory.stop is StopReason.ENGINE_FAILED and trajectory.stop.environment
+    assert trajectory.stop is StopReason.ENGINE_FAILED and trajectory.stop.outside
     assert str(error).encode("utf-8", "replace").decode() in (trajectory.error or "")
     assert len(trajectory.segments) == 3 and trajectory.usage.turns == 1
 

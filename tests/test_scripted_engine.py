@@ -11,7 +11,8 @@ import pytest
 from coa.engines import Engine, Sampling, load_engine
 from coa.engines.scripted import ByteCodec, ScriptedEngine
 from coa.errors import EngineError, RecordError
-from tiny_model import make_tokenizer
+from coa.models.codec import Codec
+from tiny_model import TEMPLATE, make_tokenizer
 
 
 def ask(engine: ScriptedEngine, ids: list[int], **sampling: object) -> tuple[str, str]:
@@ -33,8 +34,8 @@ def test_turns_are_cut_at_stop_strings_and_at_the_limit() -> None:
 
 
 def test_the_completing_token_is_kept_whole() -> None:
-    tokenizer = make_tokenizer()
-    engine = ScriptedEngine(["<think>no</think><plan>go</plan>"], tokenizer)
+    codec = Codec(make_tokenizer(), TEMPLATE, {})
+    engine = ScriptedEngine(["<think>no</think><plan>go</plan>"], codec)
     text, finish = ask(engine, engine.encode_prompt("s", "q"), stop=("</think",))
     assert finish == "stop" and text.startswith("<think>no</think")
 

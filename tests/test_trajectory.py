@@ -24,6 +24,7 @@ from coa.trajectory import (
     load_trajectories,
     save_trajectories,
 )
+from playing import mask_of
 
 COUNT = st.integers(0, 2**40)
 LOGPROBS = st.floats(-1e4, 0.0).map(lambda value: round(value, 6))
@@ -153,7 +154,7 @@ def test_a_record_that_is_not_ours_is_named_with_its_line(
 def test_a_missing_field_or_file_is_named(tmp_path: Path) -> None:
     path = tmp_path / "trajectories.jsonl"
     path.write_text(json.dumps({"schema": SCHEMA}) + "\n")
-    with pytest.raises(RecordError, match=r"trajectories\.jsonl:1: no field 'stop'"):
+    with pytest.raises(RecordError, match=r"trajectories\.jsonl:1: no field 'task_id'"):
         load_trajectories(path)
     with pytest.raises(UsageError, match=r"other\.jsonl: no such file"):
         load_trajectories(tmp_path / "other.jsonl")
@@ -169,14 +170,14 @@ def test_steps_pair_each_turn_with_the_observation_after_it() -> None:
 def test_the_mask_is_authorship() -> None:
     trajectory = sample()
     assert trajectory.ids == [1, 2, 3, 4, 5, 6, 7, 8]
-    assert trajectory.mask == [False] * 3 + [True] * 2 + [False] + [True] * 2
+    assert mask_of(trajectory) == [False] * 3 + [True] * 2 + [False] + [True] * 2
 
 
 @settings(deadline=None)
 @given(TRAJECTORIES)
 def test_the_mask_counts_what_the_model_wrote_and_nothing_else(trajectory: Trajectory) -> None:
     wrote = [s for s in trajectory.segments if s.author is Author.MODEL]
-    assert sum(trajectory.mask) == sum(len(s.ids or ()) for s in wrote)
+    assert sum(mask_of(trajectory)) == sum(len(s.ids or ()) for s in wrote)
     assert len(trajectory.steps) == len(wrote)
 
 
@@ -196,7 +197,7 @@ def test_every_stop_reason_is_an_end_of_one_kind() -> None:
     for reason in StopReason:
         blamed = reason is StopReason.MALFORMED
         ended = reason is StopReason.ANSWERED
-        assert [blamed, ended, reason.truncated, reason.environment].count(True) == 1
+        assert [blamed, ended, reason.truncated, reason.outside].count(True) == 1
 
 
 def test_record_errors_are_for_people() -> None:

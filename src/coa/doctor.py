@@ -14,26 +14,14 @@ from coa.models.references import BASE, OURS, cache_dir, is_pulled, shipped_in_w
 from coa.sandbox import Tier, reach_tier
 
 PACKAGES = {
-    "pydantic": "core",
-    "tantivy": "core",
-    "tokenizers": "core",
-    "torch": "train",
-    "transformers": "train",
-    "peft": "train",
-    "safetensors": "train",
-    "llguidance": "train",
+    "core": ("pydantic", "tantivy", "tokenizers"),
+    "train": ("torch", "transformers", "peft", "safetensors", "llguidance"),
 }
 OPTIONAL = {
-    "lxml": "tools",
-    "pypdf": "tools",
-    "markdown_it": "tools",
-    "math_verify": "tools",
-    "numpy": "tools",
-    "sympy": "tools",
-    "reasoning_gym": "gym",
-    "starlette": "serve",
-    "uvicorn": "serve",
-    "pyarrow": "export",
+    "tools": ("lxml", "pypdf", "markdown_it", "math_verify", "numpy", "sympy"),
+    "gym": ("reasoning_gym",),
+    "serve": ("starlette", "uvicorn"),
+    "export": ("pyarrow",),
 }
 """Needed for some of what coa does: reading pages and documents, scoring, programs, gym tasks, the
 server, and parquet files."""
@@ -53,11 +41,12 @@ def examine() -> Json:
     version = platform.python_version()
     add("python", sys.version_info >= (3, 11), version, "install Python 3.11 or newer")
     distributions = metadata.packages_distributions()
-    for package, extra in {**PACKAGES, **OPTIONAL}.items():
-        found = _version(package, distributions)
+    for extra, packages in (PACKAGES | OPTIONAL).items():
         target = "chain-of-agents" if extra == "core" else f'"chain-of-agents[{extra}]"'
-        remedy = f"pip install {target}"
-        add(package, bool(found), found or "not installed", remedy, package in OPTIONAL)
+        for package in packages:
+            found = _version(package, distributions)
+            shown, remedy = found or "not installed", f"pip install {target}"
+            add(package, bool(found), shown, remedy, extra in OPTIONAL)
     add("cores", True, str(cores()))
     memory = memory_gb()
     shown = "unknown" if memory is None else f"{memory} GB"

@@ -13,7 +13,7 @@ import math
 import time
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from coa.engines.base import Completion, Engine, OnText, Sampling, sampling_key
@@ -28,7 +28,7 @@ from coa.grammar import (
     parse,
     system_prompt,
 )
-from coa.grammar.constrain import Schemas, TextLimits, turn_grammar
+from coa.grammar.constrain import TextLimits, turn_grammar
 from coa.grammar.load import GrammarBook
 from coa.tasks import Task
 from coa.tools.base import Observation, Toolbox, ToolCall, clean
@@ -70,33 +70,14 @@ class Decoding:
     """Sample only what the grammar allows; the engine must be able to."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.temperature < math.inf:
-            raise ConfigError(f"temperature is {self.temperature!r}, expected 0 or more.")
-        if not 0 < self.top_p <= 1:
-            raise ConfigError(f"top_p is {self.top_p!r}, expected more than 0 and at most 1.")
-        if not 0 <= self.min_p < 1:
-            raise ConfigError(f"min_p is {self.min_p!r}, expected 0 or more and less than 1.")
-        if self.top_k < 0:
-            raise ConfigError(f"top_k is {self.top_k!r}, expected 0 (all tokens) or more.")
-
-
-@dataclass
-class _Work:
-    """What the loop remembers between turns."""
-
-    grammar: Grammar
-    deadline: float
-    context: int
-    ids: list[int]
-    schemas: Schemas = ()
-    state: GrammarState = field(default_factory=GrammarState)
-    memory: dict[ToolCall, Observation] = field(default_factory=dict)
-    seen: int = 0
-    """Length of the ids that the engine has processed already."""
-    failures: int = 0
-
-    def remaining_s(self) -> float:
-        return self.deadline - time.monotonic()
+        for name, fits, expected in (
+            ("temperature", 0 <= self.temperature < math.inf, "0 or more"),
+            ("top_p", 0 < self.top_p <= 1, "more than 0 and at most 1"),
+            ("min_p", 0 <= self.min_p < 1, "0 or more and less than 1"),
+            ("top_k", self.top_k >= 0, "0 (all tokens) or more"),
+        ):
+            if not fits:
+                raise ConfigError(f"{name} is {getattr(self, name)!r}, expected {expected}.")
 
 
 class Rollout:
@@ -120,6 +101,15 @@ class Rollout:
         self.grammar = toolbox.bind(grammar)
         self.trajectory = _opening(task.public(), self.grammar, engine, self.decoding)
         self.trajectory.book = book or GrammarBook([grammar])
+        self._context = min(self.budget.context or engine.context, engine.context)
+        self._deadline = math.inf
+        self._ids = self.trajectory.ids
+        self._seen = 0
+        """How many of the ids the engine has processed already."""
+        self._schemas = toolbox.schemas(self.grammar) if self.decoding.constrain else ()
+        self._state = GrammarState()
+        self._memory: dict[ToolCall, Observation] = {}
+        self._failures = 0
 
     def fail(self, error: CoaError) -> Trajectory:
         """End it before it began: what it needs could not be had."""
@@ -138,14 +128,12 @@ class Rollout:
 
     async def steps(self) -> AsyncGenerator[Step, None]:
         """Each model turn with its observation, as soon as both are there."""
-        trajectory, budget, engine = self.trajectory, self.budget, self.engine
+        trajectory = self.trajectory
         if trajectory.stop is not None:  # it failed before it began
             return
-        limit = min(budget.context or engine.context, engine.context)
         started = time.monotonic()
+        self._deadline = started + self.budget.seconds
         trajectory.seconds.update(total=0.0, engine=0.0, tools=0.0)
-        schemas = self.toolbox.schemas(self.grammar) if self.decoding.constrain else ()
-        work = _Work(self.grammar, started + budget.seconds, limit, trajectory.ids, schemas)
         try:
             async with AsyncExitStack() as sessions:
                 try:
@@ -153,22 +141,197 @@ class Rollout:
                 except CoaError as error:
                     self.fail(error)
                 while trajectory.stop is None:
-                    trajectory.stop = _spent(trajectory, work, budget)
+                    trajectory.stop = self._spent()
                     if trajectory.stop is not None:
                         break
-                    segment = await _turn(
-                        trajectory, work, engine, budget, self.decoding, self.on_text
-                    )
+                    segment = await self._turn()
                     if segment is None:
                         break
-                    step = Step(segment, await _respond(trajectory, work, engine, tools, budget))
-                    yield step
+                    yield Step(segment, await self._respond(tools))
         except (asyncio.CancelledError, GeneratorExit):
             trajectory.stop = trajectory.stop or StopReason.CANCELLED
             raise
         finally:
             trajectory.seconds["total"] = time.monotonic() - started
-            _release(trajectory, work.state)
+            self._release()
+
+    def _remaining_s(self) -> float:
+        return self._deadline - time.monotonic()
+
+    def _spent(self) -> StopReason | None:
+        """The budget that is used up, if any."""
+        usage = self.trajectory.usage
+        if usage.turns >= self.budget.turns:
+            return StopReason.TURNS
+        if usage.sampled_tokens >= self.budget.tokens:
+            return StopReason.TOKENS
+        if len(self._ids) >= self._context:
+            if not usage.turns:
+                found = f"{len(self._ids)} tokens, and the context holds {self._context}"
+                self.trajectory.error = f"the question and its prompt alone have {found}"
+            return StopReason.CONTEXT
+        return StopReason.TIME if self._remaining_s() <= 0 else None
+
+    def _release(self) -> None:
+        """When a budget ended the work, the last suggested answer is better than none."""
+        trajectory, suggestion = self.trajectory, self._state.suggestion
+        if trajectory.stop is not None and trajectory.stop.truncated and suggestion:
+            trajectory.meta["cut_by"] = trajectory.stop.value
+            trajectory.stop, trajectory.answer = StopReason.RELEASED, suggestion
+
+    # -- the model's turn -------------------------------------------------------------------
+
+    async def _turn(self) -> Segment | None:
+        """Sample one model turn into the trajectory; None when the engine or the clock ended it.
+
+        A stop string inside a program (a string that holds a closing tag) does not end the turn:
+        sampling goes on until the block is really closed.
+        """
+        trajectory, budget, usage = self.trajectory, self.budget, self.trajectory.usage
+        ids, logprobs = list[int](), list[float]()
+        segment = Segment(Author.MODEL, "", ids, logprobs)
+        while True:
+            room = min(
+                budget.turn_tokens - len(ids),
+                budget.tokens - usage.sampled_tokens,
+                self._context - len(self._ids),
+            )
+            completion = await self._generate(room) if room > 0 else None
+            if completion is not None:
+                usage.prompt_tokens += len(self._ids)
+                usage.cached_tokens += self._seen
+                usage.sampled_tokens += len(completion.ids)
+                ids += completion.ids
+                logprobs += completion.logprobs
+                if completion.allowed_logmass is not None:
+                    segment.allowed = (segment.allowed or []) + completion.allowed_logmass
+                self._ids += completion.ids
+                self._seen = len(self._ids)
+                segment.text = self.engine.decode(ids)
+            if room <= 0 or (completion is not None and completion.finish == "length"):
+                full = len(self._ids) >= self._context and usage.sampled_tokens < budget.tokens
+                trajectory.stop = StopReason.CONTEXT if full else StopReason.TOKENS
+                break
+            if completion is None or completion.finish == "eos" or not completion.ids:
+                break
+            if not _inside_code(self.grammar, segment.text):
+                break
+        if not ids and trajectory.stop is not None:
+            return None
+        trajectory.segments.append(segment)  # an empty one: the model ended its turn without a word
+        usage.turns += 1
+        return segment
+
+    async def _generate(self, room: int) -> Completion | None:
+        """Sample at most `room` tokens from where the work stands; None when that failed."""
+        trajectory, started = self.trajectory, time.monotonic()
+        sampling = self._sampling(room)
+        try:
+            with boundary(EngineError, "the engine"):
+                async with asyncio.timeout(max(0.0, self._remaining_s())):
+                    return await self.engine.generate(self._ids, sampling, self.on_text)
+        except CoaError as error:
+            if isinstance(error.__cause__, TimeoutError) and self._remaining_s() <= 0:
+                trajectory.stop = StopReason.TIME
+            else:
+                trajectory.stop, trajectory.error = StopReason.ENGINE_FAILED, clean(str(error))
+            return None
+        finally:
+            trajectory.seconds["engine"] += time.monotonic() - started
+
+    def _sampling(self, room: int) -> Sampling:
+        decoding, constraint = self.decoding, ""
+        if decoding.constrain:
+            limits = TextLimits.within(self.budget.turn_tokens)
+            constraint = turn_grammar(self.grammar, self._state, limits, self._schemas)
+        task, place = self.trajectory.task_id, len(self._ids)
+        return Sampling(
+            temperature=decoding.temperature,
+            top_p=decoding.top_p,
+            top_k=decoding.top_k,
+            min_p=decoding.min_p,
+            max_tokens=room,
+            stop=self.grammar.stop_strings,
+            key=sampling_key(decoding.seed, task, decoding.sample, place),
+            constraint=constraint,
+        )
+
+    # -- what follows it --------------------------------------------------------------------
+
+    async def _respond(self, tools: Toolbox) -> Segment | None:
+        """Act on the turn just sampled: finish, call a tool, or explain what was wrong."""
+        trajectory, budget = self.trajectory, self.budget
+        text = trajectory.segments[-1].text
+        self._state, block, fault = read_turn(self.grammar, self._state, text)
+        if trajectory.stop is not None:  # cut by a budget: it was read for a suggestion to release
+            return None
+        if fault is not None:
+            trajectory.usage.malformed += 1
+            if trajectory.usage.malformed > budget.malformed:
+                trajectory.stop, trajectory.error = StopReason.MALFORMED, fault.message
+                return None
+            return self._observe(f"Error: {fault.message}")
+        assert block is not None
+        role = self.grammar.by_name[block.role]
+        if role.kind == "answer":
+            trajectory.stop, trajectory.answer = StopReason.ANSWERED, block.body.strip()
+            return None
+        observation = await self._call(tools, ToolCall(role.tool or role.name, block.body.strip()))
+        if observation is None:
+            return None
+        segment = self._observe(observation.text)
+        failed = observation.failure in ("failed", "timeout")
+        self._failures = self._failures + 1 if failed else 0
+        if self._failures >= budget.tool_failures and failed and trajectory.stop is None:
+            timed_out = observation.failure == "timeout"
+            trajectory.stop = StopReason.TOOL_TIMEOUT if timed_out else StopReason.TOOL_FAILED
+            trajectory.error = observation.text
+        return segment
+
+    async def _call(self, tools: Toolbox, call: ToolCall) -> Observation | None:
+        """Run a tool, or answer a repeated call from memory; None when the clock ran out."""
+        trajectory = self.trajectory
+        trajectory.usage.tool_calls += 1
+        chosen = tools.get(call.tool)
+        pure = chosen is None or chosen.pure
+        known = self._memory.get(call) if pure else None  # another's answer may have changed
+        if known is not None:
+            return Observation(f"{REPEATED}\n{known.text}")
+        started = time.monotonic()
+        try:
+            observation = await tools.call(call, limit_s=max(0.0, self._remaining_s()))
+        finally:
+            trajectory.seconds["tools"] += time.monotonic() - started
+        if observation.failure == "timeout" and self._remaining_s() <= 0:
+            trajectory.stop = StopReason.TIME
+            return None
+        if observation.failure in (None, "mistake"):
+            self._memory[call] = observation
+        return observation
+
+    def _observe(self, text: str) -> Segment | None:
+        """Append an observation; one that does not fit ends the rollout with its history whole."""
+        trajectory = self.trajectory
+        rendered = self.grammar.render_observation(text, trajectory.segments[-1].text)
+        ids = self.engine.encode(rendered)
+        if len(self._ids) + len(ids) >= self._context:
+            trajectory.stop = StopReason.CONTEXT
+            return None
+        segment = Segment(Author.ENV, rendered, ids)
+        trajectory.segments.append(segment)
+        trajectory.usage.observation_tokens += len(ids)
+        self._ids += ids
+        moved = self.grammar.advance(self._state, Block(self.grammar.observation, text))
+        assert isinstance(moved, GrammarState)
+        self._state = moved
+        return segment
+
+
+async def run(
+    task: Task, engine: Engine, grammar: Grammar, toolbox: Toolbox, **how: Any
+) -> Trajectory:
+    """Roll out one task to its end; `how` is what a Rollout takes."""
+    return await Rollout(task, engine, grammar, toolbox, **how).finish()
 
 
 def _opening(task: Task, grammar: Grammar, engine: Engine, decoding: Decoding) -> Trajectory:
@@ -191,178 +354,10 @@ def _opening(task: Task, grammar: Grammar, engine: Engine, decoding: Decoding) -
     )
 
 
-async def run(
-    task: Task, engine: Engine, grammar: Grammar, toolbox: Toolbox, **how: Any
-) -> Trajectory:
-    """Roll out one task to its end; `how` is what a Rollout takes."""
-    return await Rollout(task, engine, grammar, toolbox, **how).finish()
-
-
-def _spent(trajectory: Trajectory, work: _Work, budget: Budget) -> StopReason | None:
-    """The budget that is used up, if any."""
-    usage = trajectory.usage
-    if usage.turns >= budget.turns:
-        return StopReason.TURNS
-    if usage.sampled_tokens >= budget.tokens:
-        return StopReason.TOKENS
-    if len(work.ids) >= work.context:
-        if not usage.turns:
-            found = f"{len(work.ids)} tokens, and the context holds {work.context}"
-            trajectory.error = f"the question and its prompt alone have {found}"
-        return StopReason.CONTEXT
-    return StopReason.TIME if work.remaining_s() <= 0 else None
-
-
-def _release(trajectory: Trajectory, state: GrammarState) -> None:
-    """When a budget ended the work, the last suggested answer is better than none."""
-    stop = trajectory.stop
-    if stop is not None and stop.truncated and state.suggestion:
-        trajectory.meta["cut_by"] = stop.value
-        trajectory.stop, trajectory.answer = StopReason.RELEASED, state.suggestion
-
-
-async def _turn(
-    trajectory: Trajectory,
-    work: _Work,
-    engine: Engine,
-    budget: Budget,
-    decoding: Decoding,
-    on_text: OnText | None,
-) -> Segment | None:
-    """Sample one model turn into the trajectory; None when the engine or the clock ended it.
-
-    A stop string inside a program (a string that holds a closing tag) does not end the turn:
-    sampling goes on until the block is really closed.
-    """
-    segment = Segment(Author.MODEL, "", [], [])
-    usage = trajectory.usage
-    while True:
-        room = min(
-            budget.turn_tokens - len(segment.ids or ()),
-            budget.tokens - usage.sampled_tokens,
-            work.context - len(work.ids),
-        )
-        if room <= 0:
-            trajectory.stop = _which_limit(usage.sampled_tokens, work, budget)
-            break
-        sampling = _sampling(trajectory, work, budget, decoding, room)
-        completion = await _generate(trajectory, work, engine, sampling, on_text)
-        if completion is None:
-            break
-        usage.prompt_tokens += len(work.ids)
-        usage.cached_tokens += work.seen
-        usage.sampled_tokens += len(completion.ids)
-        assert segment.ids is not None and segment.logprobs is not None
-        segment.ids += completion.ids
-        segment.logprobs += completion.logprobs
-        if completion.allowed_logmass is not None:
-            segment.allowed = (segment.allowed or []) + completion.allowed_logmass
-        work.ids += completion.ids
-        work.seen = len(work.ids)
-        segment.text = engine.decode(segment.ids)
-        if completion.finish == "length":
-            trajectory.stop = _which_limit(usage.sampled_tokens, work, budget)
-            break
-        if completion.finish == "eos" or not completion.ids:
-            break
-        if not _inside_code(work.grammar, segment.text):
-            break
-    if segment.ids:
-        trajectory.segments.append(segment)
-        usage.turns += 1
-    elif trajectory.stop is None:  # the model ended its turn without a word
-        usage.turns += 1
-        trajectory.segments.append(segment)
-    return segment if trajectory.stop is None or segment.ids else None
-
-
-def _sampling(
-    trajectory: Trajectory, work: _Work, budget: Budget, decoding: Decoding, room: int
-) -> Sampling:
-    """How to sample from where the work stands, at most `room` tokens."""
-    constraint = ""
-    if decoding.constrain:
-        limits = TextLimits.within(budget.turn_tokens)
-        constraint = turn_grammar(work.grammar, work.state, limits, work.schemas)
-    return Sampling(
-        temperature=decoding.temperature,
-        top_p=decoding.top_p,
-        top_k=decoding.top_k,
-        min_p=decoding.min_p,
-        max_tokens=room,
-        stop=work.grammar.stop_strings,
-        key=sampling_key(decoding.seed, trajectory.task_id, decoding.sample, len(work.ids)),
-        constraint=constraint,
-    )
-
-
-def _which_limit(sampled: int, work: _Work, budget: Budget) -> StopReason:
-    full = len(work.ids) >= work.context and sampled < budget.tokens
-    return StopReason.CONTEXT if full else StopReason.TOKENS
-
-
 def _inside_code(grammar: Grammar, text: str) -> bool:
     """The text ends within a program, at a closing tag that its fences say is a string."""
     name = parse(grammar, text).open_role
     return name in grammar.by_name and grammar.by_name[name].body == "code"
-
-
-async def _generate(
-    trajectory: Trajectory,
-    work: _Work,
-    engine: Engine,
-    sampling: Sampling,
-    on_text: OnText | None,
-) -> Completion | None:
-    started = time.monotonic()
-    try:
-        with boundary(EngineError, "the engine"):
-            async with asyncio.timeout(max(0.0, work.remaining_s())):
-                return await engine.generate(work.ids, sampling, on_text)
-    except CoaError as error:
-        if isinstance(error.__cause__, TimeoutError) and work.remaining_s() <= 0:
-            trajectory.stop = StopReason.TIME
-        else:
-            trajectory.stop, trajectory.error = StopReason.ENGINE_FAILED, clean(str(error))
-        return None
-    finally:
-        trajectory.seconds["engine"] += time.monotonic() - started
-
-
-async def _respond(
-    trajectory: Trajectory, work: _Work, engine: Engine, toolbox: Toolbox, budget: Budget
-) -> Segment | None:
-    """Act on the turn just sampled: finish, call a tool, or explain what was wrong."""
-    if trajectory.stop is not None:
-        _note_suggestion(work, trajectory.segments[-1].text)
-        return None
-    text = trajectory.segments[-1].text
-    work.state, block, fault = read_turn(work.grammar, work.state, text)
-    if fault is not None:
-        trajectory.usage.malformed += 1
-        if trajectory.usage.malformed > budget.malformed:
-            trajectory.stop, trajectory.error = StopReason.MALFORMED, fault.message
-            return None
-        return _observe(trajectory, work, engine, f"Error: {fault.message}")
-    assert block is not None
-    role = work.grammar.by_name[block.role]
-    if role.kind == "answer":
-        trajectory.stop, trajectory.answer = StopReason.ANSWERED, block.body.strip()
-        return None
-    call = ToolCall(role.tool or role.name, block.body.strip())
-    observation = await _call(trajectory, work, toolbox, call)
-    if observation is None:
-        return None
-    segment = _observe(trajectory, work, engine, observation.text)
-    if observation.failure in ("failed", "timeout"):
-        work.failures += 1
-        if work.failures >= budget.tool_failures and trajectory.stop is None:
-            timed_out = observation.failure == "timeout"
-            trajectory.stop = StopReason.TOOL_TIMEOUT if timed_out else StopReason.TOOL_FAILED
-            trajectory.error = observation.text
-    else:
-        work.failures = 0
-    return segment
 
 
 def read_turn(
@@ -389,49 +384,3 @@ def read_turn(
         message = f"The turn ended without a call or an answer; write {want}."
         first_fault = Fault(FaultKind.UNCLOSED, len(text), message)
     return state, None, first_fault
-
-
-def _note_suggestion(work: _Work, text: str) -> None:
-    """A turn cut by a budget may still hold a suggestion worth releasing."""
-    work.state, _, _ = read_turn(work.grammar, work.state, text)
-
-
-async def _call(
-    trajectory: Trajectory, work: _Work, toolbox: Toolbox, call: ToolCall
-) -> Observation | None:
-    """Run a tool, or answer a repeated call from memory; None when the clock ran out."""
-    trajectory.usage.tool_calls += 1
-    chosen = toolbox.get(call.tool)
-    pure = chosen is None or chosen.pure
-    known = work.memory.get(call) if pure else None  # another's answer may have changed
-    if known is not None:
-        return Observation(f"{REPEATED}\n{known.text}")
-    started = time.monotonic()
-    try:
-        observation = await toolbox.call(call, limit_s=max(0.0, work.remaining_s()))
-    finally:
-        trajectory.seconds["tools"] += time.monotonic() - started
-    if observation.failure == "timeout" and work.remaining_s() <= 0:
-        trajectory.stop = StopReason.TIME
-        return None
-    if observation.failure in (None, "mistake"):
-        work.memory[call] = observation
-    return observation
-
-
-def _observe(trajectory: Trajectory, work: _Work, engine: Engine, text: str) -> Segment | None:
-    """Append an observation; one that does not fit ends the rollout with its history whole."""
-    after = trajectory.segments[-1].text
-    rendered = work.grammar.render_observation(text, after)
-    ids = engine.encode(rendered)
-    if len(work.ids) + len(ids) >= work.context:
-        trajectory.stop = StopReason.CONTEXT
-        return None
-    segment = Segment(Author.ENV, rendered, ids)
-    trajectory.segments.append(segment)
-    trajectory.usage.observation_tokens += len(ids)
-    work.ids += ids
-    moved = work.grammar.advance(work.state, Block(work.grammar.observation, text))
-    assert isinstance(moved, GrammarState)
-    work.state = moved
-    return segment

@@ -10,8 +10,7 @@ import csv
 import hashlib
 import io
 import json
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -64,9 +63,7 @@ class Task:
 
     def to_json(self) -> Json:
         record: Json = {"schema": SCHEMA, "id": self.id, "question": self.question}
-        record["answers"] = list(self.answers)
-        record["meta"] = dict(self.meta)
-        record["gold"] = dict(self.gold)
+        record |= {"answers": list(self.answers), "meta": dict(self.meta), "gold": dict(self.gold)}
         return record
 
     @classmethod
@@ -117,13 +114,12 @@ def in_turn(queues: Iterable[Iterator[Task]]) -> Iterator[Task]:
     """One task of each queue after the other, until all are empty."""
     going = list(queues)
     while going:
-        left = []
-        for queue in going:
+        for queue in list(going):
             task = next(queue, None)
-            if task is not None:
-                left.append(queue)
+            if task is None:
+                going.remove(queue)
+            else:
                 yield task
-        going = left
 
 
 @dataclass(frozen=True)
@@ -146,9 +142,6 @@ class TaskSet(Sequence[Task]):
 
     def __getitem__(self, index: Any) -> Any:
         return self.tasks[index]
-
-    def __iter__(self) -> Iterator[Task]:
-        return iter(self.tasks)
 
     def fingerprint(self) -> str:
         """A hash of the content, for manifests: the same set of tasks has the same fingerprint."""
@@ -181,15 +174,6 @@ class TaskSet(Sequence[Task]):
         return cls(tuple(tasks), name=path.stem)
 
 
-# ------------------------------------------------------------------------------------------------
-# Tasks from a table: a CSV with a question column and, if answers are known, an answer column.
-#
-# A table that can only be read by guessing is refused with its line: a row with more cells than
-# the first line, a quote that is not closed, two columns that mean the same. A TSV is the same
-# with tabs.
-# ------------------------------------------------------------------------------------------------
-
-
 QUESTION = ("question", "query", "prompt", "input")
 ANSWER = ("answer", "answers", "gold", "target", "output")
 REWARDS = ("exact", "squad", "f1", "calls", "auto", "format", "judge", "math", "tests")
@@ -197,7 +181,11 @@ REWARDS = ("exact", "squad", "f1", "calls", "auto", "format", "judge", "math", "
 
 
 def read_table(path: Path) -> TaskSet:
-    """Read tasks from CSV or TSV; alternatives in the answer column are joined by `|`."""
+    """Read tasks from CSV or TSV; alternatives in the answer column are joined by `|`.
+
+    A table that can only be read by guessing is refused with its line: a row with more cells than
+    the first line, a quote that is not closed, two columns that mean the same.
+    """
     if not path.is_file():
         raise UsageError(f"{path}: no such file.")
     mark = "\t" if path.suffix.lower() == ".tsv" else ","
@@ -241,27 +229,14 @@ def _rows(path: Path, mark: str) -> Iterator[tuple[int, list[str]]]:
         try:
             row = next(reader, None)
         except csv.Error as error:
-            _check_quotes(path, text, mark)
-            raise RecordError(f"{path}:{line}: not a table ({error}).") from None
+            raise RecordError(
+                f"{path}:{line}: a cell of this row opens a quote and does not end with one "
+                f'({error}). Close it where the cell ends, and write "" for a quote inside of it.'
+            ) from None
         if row is None:
             return
         if row:
             yield line, row
-
-
-def _check_quotes(path: Path, text: str, mark: str) -> None:
-    """Name the line where the first quote opens that does not end its cell; csv names the last."""
-    quoted, plain = r'"(?:[^"]+|"")*+"', rf'(?!")[^{mark}\n]*+'
-    cell = re.compile(rf"(?:{quoted}|{plain})(?:{mark}|\n|\Z)")
-    at = 0
-    while at < len(text) and (found := cell.match(text, at)):
-        at = found.end()
-    if at < len(text):
-        line, shown = text.count("\n", 0, at) + 1, text[at : at + 40].partition("\n")[0]
-        raise RecordError(
-            f"{path}:{line}: the cell that begins with {shown!r} opens a quote and does not end "
-            'with one. Close it where the cell ends, and write "" for a quote inside of it.'
-        )
 
 
 def _columns(where: str, names: Sequence[str]) -> dict[str, str]:
@@ -314,28 +289,27 @@ def _task(where: str, cells: Mapping[str, str], columns: Mapping[str, str]) -> t
     hidden = {k: v for k, v in rest.items() if k.strip().lower() in ANSWER}
     meta = {k: v for k, v in rest.items() if k not in hidden}
     named = cells.get(columns["id"], "").strip() if "id" in columns else ""
-    _check_orders(meta, where)
-    return Task(text, answers, named, meta, hidden), bool(named)
-
-
-def _check_orders(meta: dict[str, str], where: str) -> None:
-    """Some names in `meta` give orders; a column that only happens to have such a name must not."""
     for name, value in meta.items():
-        if expected := _expected(name, value):
+        follows, expected = _ORDERS.get(name, (bool, ""))
+        if not follows(value):
             raise RecordError(
                 f"{where}: column {name!r} is {value!r}, expected {expected}. "
                 "Rename the column if it means something else."
             )
+    return Task(text, answers, named, meta, hidden), bool(named)
 
 
-def _expected(name: str, value: str) -> str:
-    """What an order that cannot be followed should be; nothing for all else."""
-    if name == "tools":
-        return "no such column: only JSONL can declare tools"
-    if name == "world" and not value.isdecimal():
-        return "the number of a world"
-    if name == "grammar" and value not in PRESETS and not value.endswith(".toml"):
-        return f"a path ending in .toml or one of {', '.join(PRESETS)}"
-    if name == "reward" and value not in REWARDS and ":" not in value:
-        return f"one of {', '.join(REWARDS)}"
-    return ""
+_ORDERS: dict[str, tuple[Callable[[str], object], str]] = {
+    "tools": (lambda value: False, "no such column: only JSONL can declare tools"),
+    "world": (str.isdecimal, "the number of a world"),
+    "grammar": (
+        lambda value: value in PRESETS or value.endswith(".toml"),
+        f"a path ending in .toml or one of {', '.join(PRESETS)}",
+    ),
+    "reward": (
+        lambda value: value in REWARDS or ":" in value,
+        f"one of {', '.join(REWARDS)}",
+    ),
+}
+"""Names in `meta` that give orders: whether a value can be followed, and what is expected. A column
+that only happens to have such a name must not give one."""

@@ -62,15 +62,15 @@ class StopReason(StrEnum):
         return self in _TRUNCATED
 
     @property
-    def environment(self) -> bool:
-        """The environment, not the model, ended the run."""
-        return self in _ENVIRONMENT
+    def outside(self) -> bool:
+        """Something outside (a tool, the engine, the caller), not the model, ended the run."""
+        return self in _OUTSIDE
 
 
 _TRUNCATED = {StopReason.TURNS, StopReason.TOKENS, StopReason.CONTEXT, StopReason.TIME}
 _TRUNCATED |= {StopReason.RELEASED}
-_ENVIRONMENT = {StopReason.TOOL_FAILED, StopReason.TOOL_TIMEOUT, StopReason.ENGINE_FAILED}
-_ENVIRONMENT |= {StopReason.CANCELLED}
+_OUTSIDE = {StopReason.TOOL_FAILED, StopReason.TOOL_TIMEOUT, StopReason.ENGINE_FAILED}
+_OUTSIDE |= {StopReason.CANCELLED}
 
 
 @dataclass(slots=True)
@@ -162,7 +162,7 @@ class Trajectory:
     """None while the trajectory is still growing."""
     answer: str | None = None
     error: str | None = None
-    """What the world answered when `stop` is an environment failure."""
+    """What was wrong, in words, when it ended without an answer."""
     usage: Usage = field(default_factory=Usage)
     weights: str = ""
     """The version of the weights that sampled it."""
@@ -179,8 +179,8 @@ class Trajectory:
 
     @property
     def failed_outside(self) -> bool:
-        """Whether the environment, not the model, ended it."""
-        return self.stop is not None and self.stop.environment
+        """Whether something outside, not the model, ended it."""
+        return self.stop is not None and self.stop.outside
 
     @property
     def truncated(self) -> bool:
@@ -213,41 +213,20 @@ class Trajectory:
         return ids
 
     @property
-    def mask(self) -> list[bool]:
-        """True where the model wrote the token: derived from authorship, nothing else."""
-        return [s.author is Author.MODEL for s in self.segments for _ in s.ids or ()]
-
-    @property
     def protocol(self) -> Grammar:
         """The grammar it was written in, with the tools that it had."""
         return (self.book or _PRESETS).bound(self.grammar, self.grammar_id, self.tools)
 
     def to_json(self) -> Json:
-        record = self._record()
+        record: Json = {"schema": SCHEMA} | {name: getattr(self, name) for name in _STORED}
+        record["stop"] = self.stop.value if self.stop else None
+        record["usage"] = asdict(self.usage)
+        record["segments"] = [segment.to_json() for segment in self.segments]
         if self.grammar_id:
             record["grammar_id"] = self.grammar_id
         if self.scored is not None:
             record["scored"] = self.scored
         return record
-
-    def _record(self) -> Json:
-        return {
-            "schema": SCHEMA,
-            "task_id": self.task_id,
-            "question": self.question,
-            "grammar": self.grammar,
-            "tools": self.tools,
-            "prompt": self.prompt,
-            "stop": self.stop.value if self.stop else None,
-            "answer": self.answer,
-            "error": self.error,
-            "usage": asdict(self.usage),
-            "weights": self.weights,
-            "seed": self.seed,
-            "sample": self.sample,
-            "meta": self.meta,
-            "segments": [segment.to_json() for segment in self.segments],
-        }
 
     @classmethod
     def from_json(cls, record: Json, book: GrammarBook | None = None) -> Trajectory:
@@ -265,21 +244,11 @@ class Trajectory:
                 f"found trajectory schema {schema!r}, expected {SCHEMA}. "
                 "Is this a trajectories.jsonl? A newer one needs a newer chain-of-agents."
             )
-        stop = record["stop"]
+        stored = {name: record[name] for name in _STORED if name in record or name != "tools"}
+        stored["stop"] = StopReason(record["stop"]) if record["stop"] else None
+        stored["usage"] = Usage(**record["usage"])
         return cls(
-            task_id=record["task_id"],
-            question=record["question"],
-            grammar=record["grammar"],
-            tools=record.get("tools", []),
-            prompt=record["prompt"],
-            stop=StopReason(stop) if stop else None,
-            answer=record["answer"],
-            error=record["error"],
-            usage=Usage(**record["usage"]),
-            weights=record["weights"],
-            seed=record["seed"],
-            sample=record["sample"],
-            meta=record["meta"],
+            **stored,
             segments=[Segment.from_json(s) for s in record["segments"]],
             grammar_id=record.get("grammar_id", ""),
             scored=record.get("scored"),
@@ -287,6 +256,11 @@ class Trajectory:
         )
 
 
+_STORED = (
+    *("task_id", "question", "grammar", "tools", "prompt", "stop", "answer", "error", "usage"),
+    *("weights", "seed", "sample", "meta"),
+)
+"""Fields of a record in their order on disk; old files have no `tools`."""
 _PRESETS = GrammarBook()
 """For trajectories that nothing was stored beside."""
 
@@ -302,18 +276,13 @@ def load_trajectories(path: Path) -> list[Trajectory]:
     return read_records(path, lambda record: Trajectory.from_json(record, book))
 
 
-# ------------------------------------------------------------------------------------------------
-# Chain: a trajectory read once under its grammar, for whoever filters or counts.
-# ------------------------------------------------------------------------------------------------
-
-
 CHAT_MARKER = re.compile(r"<[|\uff5c][^<>\s]*[|\uff5c]>|<(?:start|end)_of_\w+>|</?s>|\[/?INST\]")
 """What chat formats mark turns with: a tokenizer may take it for the end of the model's turn."""
 
 
 @dataclass(frozen=True)
 class Chain:
-    """The blocks that the model wrote, and what they amount to."""
+    """A trajectory read once under its grammar, for whoever filters or counts its blocks."""
 
     trajectory: Trajectory
     grammar: Grammar

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from coa.engines.base import Completion, Engine, Finish, Sampling, sampling_key
+from coa.engines.base import Completion, Engine, Sampling
 from coa.errors import MissingExtra
 
 __all__ = [
     "Completion",
     "Engine",
-    "Finish",
     "Sampling",
     "load_engine",
     "rollouts_at_once",
-    "sampling_key",
     "slots_for",
 ]
 
@@ -34,7 +32,7 @@ def load_engine(ref: str, **options: Any) -> Engine:
 
     Options of a local model: dtype ('auto', 'bfloat16', 'float32'), deterministic, slots (at most
     16 are used when deterministic), context, threads, memory_gb (most for keys and values; a
-    quarter of the machine's by default), guess (see `guesses.py`), note (gets a line when a slower
+    quarter of the machine's by default), guess (see `batch.py`), note (gets a line when a slower
     path is taken). Of one on a server: tokenizer, slots, context, timeout_s, retries, note.
     """
     from coa.models.references import resolve

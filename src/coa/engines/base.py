@@ -66,21 +66,8 @@ def sampling_key(seed: int, task_id: str, sample: int, position: int) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
-@runtime_checkable
-class Engine(Protocol):
-    """The protocol. Engines are safe to call from many coroutines at once."""
-
-    @property
-    def name(self) -> str:
-        """The model reference, for records."""
-
-    @property
-    def weights(self) -> str:
-        """Version of the weights; changes whenever they do."""
-
-    @property
-    def context(self) -> int:
-        """Most tokens of prompt and completion together."""
+class TextCodec(Protocol):
+    """Text to ids and back."""
 
     def encode(self, text: str) -> list[int]:
         """Ids of plain text; never a special token, whatever the text says."""
@@ -91,6 +78,18 @@ class Engine(Protocol):
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids, special tokens left out."""
 
+
+@runtime_checkable
+class Engine(TextCodec, Protocol):
+    """The protocol. Engines are safe to call from many coroutines at once."""
+
+    name: str
+    """The model reference, for records."""
+    weights: str
+    """Version of the weights; changes whenever they do."""
+    context: int
+    """Most tokens of prompt and completion together."""
+
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, on_text: OnText | None = None
     ) -> Completion:
@@ -98,16 +97,6 @@ class Engine(Protocol):
 
     async def close(self) -> None:
         """Free what the engine holds."""
-
-
-@runtime_checkable
-class TextCodec(Protocol):
-    """Text to ids and back."""
-
-    def encode(self, text: str) -> list[int]: ...
-    def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]: ...
-    def encode_prompt(self, system: str, user: str) -> list[int]: ...
-    def decode(self, ids: Sequence[int]) -> str: ...
 
 
 def most_tokens(prompt: Sequence[int], sampling: Sampling, context: int, remedy: str) -> int:
@@ -133,9 +122,6 @@ class CodecEngine:
     def encode(self, text: str) -> list[int]:
         return self.codec.encode(text)
 
-    def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        return self.codec.encode_with_offsets(text)
-
     def encode_prompt(self, system: str, user: str) -> list[int]:
         return self.codec.encode_prompt(system, user)
 
@@ -157,15 +143,13 @@ def common_prefix(first: list[int], second: list[int]) -> int:
     return low
 
 
-# ------------------------------------------------------------------------------------------------
-# Stop strings, found in decoded text because they rarely end where a token ends.
-# ------------------------------------------------------------------------------------------------
-
-
 def completes_stop(
     decode: Callable[[Sequence[int]], str], ids: Sequence[int], stops: Sequence[str]
 ) -> bool:
-    """Whether the last id completes a stop string, wherever inside that id's text it ends."""
+    """Whether the last id completes a stop string, wherever inside that id's text it ends.
+
+    Stop strings are found in decoded text because they rarely end where a token ends.
+    """
     if not stops:
         return False
     last = decode(ids[-1:])

@@ -2,7 +2,7 @@
 
 It is plain, single-threaded code; the thread and the coroutines are in `local.py`. Requests join
 and leave at every step. A step computes one token of every rollout that decodes, checks guesses of
-its next ones (`guesses.py`), and fills up with pieces of prompts: a long observation is computed
+its next ones, and fills up with pieces of prompts: a long observation is computed
 beside the others' decoding, never instead of it.
 
 A finished request's slot keeps its tokens, so that the rollout's next turn, whose prompt begins
@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -26,7 +27,7 @@ from torch import Tensor
 
 from coa.engines.base import Finish, OnText, Sampling, common_prefix, completes_stop
 from coa.engines.llama import Chunk
-from coa.engines.sampling import Matcher, allowed_tokens, draw
+from coa.engines.sampling import Matcher, allowed_tokens, draw, follow
 from coa.models.codec import Codec
 
 LONG, SHORT = 6, 3
@@ -39,11 +40,15 @@ _KEEP = 0.7
 
 @dataclass(slots=True)
 class Reader:
-    """How one rollout's guesses fare, and where its own tokens followed which."""
+    """Where one rollout's own tokens followed which, and how its guesses fare."""
 
     places: dict[tuple[int, ...], int] = field(default_factory=dict)
     read: int = 0
     success: float = 0.7
+
+    def judge(self, made: int, right: int) -> None:
+        """Count how many guesses came true."""
+        self.success = _KEEP * self.success + (1 - _KEEP) * right / made
 
 
 class Heard(NamedTuple):
@@ -58,7 +63,6 @@ class Guesses:
 
     def __init__(self) -> None:
         self._followed: OrderedDict[tuple[int, ...], Heard] = OrderedDict()
-        self.made = self.right = 0
 
     def make(self, requests: Sequence[BatchRequest]) -> list[list[int]]:
         """A guess for each, possibly empty."""
@@ -97,11 +101,6 @@ class Guesses:
         found = self._followed.get(tuple(ids[-SHORT:]))
         return found.following if found else []
 
-    def judge(self, reader: Reader, made: int, right: int) -> None:
-        """Count how many guesses came true."""
-        self.made, self.right = self.made + made, self.right + right
-        reader.success = _KEEP * reader.success + (1 - _KEEP) * right / made
-
     def learn(self, request: BatchRequest) -> None:
         """Remember what a finished request wrote."""
         ids = request.prompt[-LONG:] + request.ids
@@ -120,6 +119,8 @@ PROMPT_TOKENS = 256
 """Most tokens of prompts in one step: enough for the products to be at full speed."""
 EXACT_CHUNK = 64
 WORTH_COPYING = 16
+Sampled = tuple[int, float, float]
+"""A token, its logprob, and the log of what the allowed tokens had together."""
 
 
 class Forward(Protocol):
@@ -148,7 +149,8 @@ class BatchRequest:
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     finish: Finish | None = None
-    cancelled: bool = False
+    answer: Future[Any] = field(default_factory=Future)
+    """Where the result goes; a request whose caller cancelled it is dropped."""
     shown: int = 0
     """How many ids have been passed to `on_text` as text, and how many before the last time."""
     anchor: int = 0
@@ -159,13 +161,6 @@ class BatchRequest:
     """Why it ended without a result."""
     slot: int = -1
     reader: Reader = field(default_factory=Reader)
-
-
-class SampledTokens(NamedTuple):
-    token: int
-    logprob: float
-    mass: float
-    """Log of what the allowed tokens had together."""
 
 
 @dataclass(slots=True)
@@ -215,8 +210,9 @@ class Batch:
         )
         oldest = min(idle, key=lambda i: (bool(self._slots[i].ids), self._slots[i].used))
         request.slot = oldest if own is None else own
-        slot = self._slots[request.slot]
-        self._keep(slot, shared[request.slot])
+        slot, kept = self._slots[request.slot], shared[request.slot]
+        del slot.ids[kept:]
+        slot.exact = min(slot.exact, kept)
         self._touch(slot)
         self.running.append(request)
 
@@ -233,13 +229,9 @@ class Batch:
             return 0  # all of a slot, or nothing
         return same
 
-    def _keep(self, slot: BatchSlot, length: int) -> None:
-        del slot.ids[length:]
-        slot.exact = min(slot.exact, length)
-
     def step(self) -> list[BatchRequest]:
         """Compute what is due, draw the tokens, and return who finished."""
-        self.running = [request for request in self.running if not request.cancelled]
+        self.running = [each for each in self.running if not each.answer.cancelled()]
         if not self.running:
             return []
         due = self._due()
@@ -254,21 +246,21 @@ class Batch:
                 self._guesses.learn(request)
         return done
 
-    def _advance(self, request: BatchRequest, chunk: Chunk, drawn: list[SampledTokens]) -> None:
+    def _advance(self, request: BatchRequest, chunk: Chunk, drawn: list[Sampled]) -> None:
         """Store what was computed, and take the draws up to the first that was guessed wrong."""
         slot, known = self._slots[request.slot], len(chunk.ids) - chunk.tail + 1
         if slot.exact == chunk.start and len(chunk.ids) == EXACT_CHUNK:
             slot.exact += EXACT_CHUNK
         slot.ids += chunk.ids[:known]
         guessed, right = chunk.ids[known:], 0
-        for each in drawn:
-            self._take(request, each)
-            if request.finish or right == len(guessed) or each.token != guessed[right]:
+        for token, logprob, mass in drawn:
+            self._take(request, token, logprob, mass)
+            if request.finish or right == len(guessed) or token != guessed[right]:
                 break
-            slot.ids.append(each.token)
+            slot.ids.append(token)
             right += 1
-        if self._guesses is not None and guessed:
-            self._guesses.judge(request.reader, len(guessed), right)
+        if guessed:
+            request.reader.judge(len(guessed), right)
 
     def _due(self) -> list[tuple[BatchRequest, Chunk]]:
         """One token and its guesses of each that decodes, and pieces of prompts."""
@@ -318,20 +310,18 @@ class Batch:
             slot.exact = min(self._slots[best].exact, shared)
         return True
 
-    def _draw(self, logits: Tensor, due: list[tuple[BatchRequest, Chunk]]) -> list[SampledTokens]:
+    def _draw(self, logits: Tensor, due: list[tuple[BatchRequest, Chunk]]) -> list[Sampled]:
         rows = [(request, offset) for request, chunk in due for offset in range(chunk.tail)]
         if not rows:
             return []
         allowed = allowed_tokens([request.matcher for request, _ in rows], logits.shape[-1])
         positions = [len(request.ids) + offset for request, offset in rows]
         samplings = [request.sampling for request, _ in rows]
-        found = draw(logits, samplings, positions, allowed)
-        return [SampledTokens(*each) for each in zip(*found, strict=True)]
+        return list(zip(*draw(logits, samplings, positions, allowed), strict=True))
 
-    def _take(self, request: BatchRequest, draw: SampledTokens) -> None:
-        token = draw.token
+    def _take(self, request: BatchRequest, token: int, logprob: float, mass: float) -> None:
         request.ids.append(token)
-        request.logprobs.append(draw.logprob)
+        request.logprobs.append(logprob)
         if token in self._eos:
             request.finish = "eos"
         elif completes_stop(self._codec.decode, request.ids, request.sampling.stop):
@@ -339,6 +329,6 @@ class Batch:
         elif len(request.ids) >= request.limit:
             request.finish = "length"
         if request.matcher is not None:
-            request.masses.append(draw.mass)
-            request.failure = request.matcher.take(token)
+            request.masses.append(mass)
+            request.failure = follow(request.matcher, token)
             request.finish = "stop" if request.failure else request.finish

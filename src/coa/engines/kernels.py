@@ -19,10 +19,9 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -37,16 +36,17 @@ SOURCES = ("vectors.c", "attention.c", "rows.c")
 LANES, PAGE, PADDING = 16, 256, 64
 """How the compiled kernels lay out the cache; see attention.c."""
 _FLAGS = [
-    "-O3",
-    "-march=native",
-    "-fopenmp",
-    "-shared",
-    "-fPIC",
-    "-std=gnu11",
-    "-fno-strict-aliasing",
-    *(f"-D{name}" for name in (f"LANES={LANES}", f"PAGE={PAGE}", f"PADDING={PADDING}")),
+    *("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", "-std=gnu11", "-fno-strict-aliasing"),
+    *(f"-DLANES={LANES}", f"-DPAGE={PAGE}", f"-DPADDING={PADDING}"),
 ]
 _POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int, ctypes.c_float
+_ARGUMENTS: dict[str, list[Any]] = {
+    "coa_attend": [_POINTER, _POINTER, _INT, *[_POINTER] * 5],
+    "coa_add_norm": [*[_POINTER] * 4, _INT, _INT, _FLOAT, _INT],
+    "coa_gate": [_POINTER, _POINTER, _INT, _INT, _INT],
+    "coa_draw": [_POINTER, _INT, _INT, *[_POINTER] * 4, _INT],
+    "coa_release_threads": [],
+}
 
 
 @functools.cache
@@ -57,8 +57,6 @@ def load_kernels() -> ctypes.CDLL | str:
     compiler = shutil.which(os.environ.get("CC") or "cc")
     if compiler is None:
         return "no C compiler (install gcc)"
-    import torch  # noqa: F401  # its OpenMP is then in the process, and serves the kernels too
-
     folder = files("coa.engines")
     source = "\n".join(folder.joinpath(name).read_text(encoding="utf-8") for name in SOURCES)
     key = "\n".join([source, compiler, *_FLAGS, platform.machine(), cpu_features()])
@@ -66,10 +64,14 @@ def load_kernels() -> ctypes.CDLL | str:
     try:
         if not path.is_file():
             _compile(compiler, source, path)
-        return _declare(ctypes.CDLL(str(path)))
+        library = ctypes.CDLL(str(path))  # torch is loaded, and its OpenMP serves the kernels too
     except (OSError, subprocess.SubprocessError) as exc:
         said = str(getattr(exc, "stderr", None) or exc).strip().splitlines()
         return f"{compiler} could not build them: {said[0] if said else type(exc).__name__}"
+    for name, types in _ARGUMENTS.items():
+        function = getattr(library, name)
+        function.argtypes, function.restype = types, None
+    return library
 
 
 def release_threads() -> None:
@@ -90,31 +92,7 @@ def _compile(compiler: str, source: str, path: Path) -> None:
         made.replace(path)
 
 
-def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
-    library.coa_attend.argtypes = [_POINTER, _POINTER, _INT, *[_POINTER] * 5]
-    library.coa_add_norm.argtypes = [*[_POINTER] * 4, _INT, _INT, _FLOAT, _INT]
-    library.coa_gate.argtypes = [_POINTER, _POINTER, _INT, _INT, _INT]
-    library.coa_draw.argtypes = [_POINTER, _INT, _INT, *[_POINTER] * 4, _INT]
-    library.coa_release_threads.argtypes = []
-    for name in ("coa_attend", "coa_add_norm", "coa_gate", "coa_draw", "coa_release_threads"):
-        getattr(library, name).restype = None
-    return library
-
-
-# ------------------------------------------------------------------------------------------------
-# What a forward pass does between its matrix products, and the KV cache that goes with it.
-#
-# Two ways with the same methods: `CompiledOps` (kernels.py) and `TorchOps`, for machines without
-# a compiler. Each lays its cache out as its attention reads it. Runs are ragged: any number of
-# new tokens for any slots, from one token of a rollout that decodes to a piece of a long prompt.
-# ------------------------------------------------------------------------------------------------
-
-
-_ALIGNMENT = 64
-
-
-@dataclass(frozen=True, slots=True)
-class KernelRun:
+class KernelRun(NamedTuple):
     """New tokens of one slot: `size` from position `start`; the step's rows from `first`."""
 
     slot: int
@@ -123,64 +101,51 @@ class KernelRun:
     first: int
 
 
-class Ops(Protocol):
-    """What `LlamaForward` needs between its products. Tensors have the model's type."""
+class TorchOps:
+    """What `LlamaForward` needs between its products, with torch's own operations.
 
-    def begin(self, runs: Sequence[KernelRun]) -> None:
-        """Prepare for the step that adds these runs."""
+    Attention runs slot by slot. `CompiledOps` does the same with the kernels. Each lays its cache
+    out as its attention reads it: [layers, pages, slots, kv_heads, tokens of a page * width]. The
+    cache is asked for whole and takes memory only where something is stored. The first page of
+    every slot comes first, so that short rollouts take little and nothing is moved when one grows.
 
-    def attend(self, layer: int, qkv: Tensor, norms: tuple[Tensor, Tensor] | None) -> Tensor:
-        """Store the new keys and values; [rows, heads * head_dim] of what each token sees."""
+    Runs are ragged: any number of new tokens for any slots, from one token of a rollout that
+    decodes to a piece of a long prompt. Tensors have the model's type.
+    """
 
-    def add_norm(self, x: Tensor, delta: Tensor | None, weight: Tensor) -> Tensor:
-        """Add delta to x, in place, and give x divided by its size, times weight."""
+    def __init__(self, shape: Shape, slots: int, context: int, dtype: torch.dtype) -> None:
+        self._cos, self._sin = (angle[:, None] for angle in rotary(shape, context, dtype))
+        self._allocate(shape, slots, context, dtype, width=shape.head_dim, page=context)
 
-    def gate(self, gate_up: Tensor) -> Tensor:
-        """silu of the first half of each row, times the second half."""
+    def _allocate(
+        self, shape: Shape, slots: int, context: int, dtype: torch.dtype, width: int, page: int
+    ) -> None:
+        self._shape, self._page = shape, page
+        size = (shape.layers, -(-context // page), slots, shape.kv_heads, page * width)
+        self._keys, self._values = lazy_zeros(size, dtype), lazy_zeros(size, dtype)
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Give slot `target` the first `length` tokens of slot `source`."""
-
-
-class _Caches:
-    """Keys and values, [layers, pages, slots, kv_heads, tokens of a page * width].
-
-    They are asked for whole and take memory only where something is stored. The first page of every
-    slot comes first, so that short rollouts take little and nothing is moved when one grows.
-    """
-
-    def __init__(
-        self, shape: Shape, slots: int, context: int, width: int, page: int, dtype: torch.dtype
-    ) -> None:
-        self._page = page
-        size = (shape.layers, -(-context // page), slots, shape.kv_heads, page * width)
-        self.keys, self.values = lazy_zeros(size, dtype), lazy_zeros(size, dtype)
-
-    def copy(self, source: int, target: int, length: int) -> None:
         pages, rest = divmod(length, self._page)
-        end = -(-rest // LANES) * LANES
-        for cache in (self.keys, self.values):
+        for cache in (self._keys, self._values):
             cache[:, :pages, target] = cache[:, :pages, source]
             if rest:
-                part = end * cache.shape[4] // self._page
+                part = _round_up(rest, LANES) * cache.shape[4] // self._page
                 cache[:, pages, target, :, :part] = cache[:, pages, source, :, :part]
 
-
-class TorchOps:
-    """With torch's own operations; attention runs slot by slot."""
-
-    def __init__(self, shape: Shape, slots: int, context: int, dtype: torch.dtype) -> None:
-        self._shape = shape
-        self._caches = _Caches(shape, slots, context, shape.head_dim, context, dtype)
-        self._cos, self._sin = (angle[:, None] for angle in rotary(shape, context, dtype))
-        self._runs: Sequence[KernelRun] = ()
-
     def begin(self, runs: Sequence[KernelRun]) -> None:
+        """Prepare for the step that adds these runs."""
         self._runs = runs
-        self._masks = [_causal(run.start, run.size) for run in runs]
-        self._positions = torch.cat([torch.arange(r.start, r.start + r.size) for r in runs])
+        places = [torch.arange(run.start, run.start + run.size) for run in runs]
+        self._positions = torch.cat(places)
+        # Which keys each new token sees; None means all, for one token.
+        self._masks = [
+            None if run.size == 1 else torch.arange(run.start + run.size) <= place[:, None]
+            for run, place in zip(runs, places, strict=True)
+        ]
 
     def attend(self, layer: int, qkv: Tensor, norms: tuple[Tensor, Tensor] | None) -> Tensor:
+        """Store the new keys and values; [rows, heads * head_dim] of what each token sees."""
         shape, count = self._shape, len(self._positions)
         heads = qkv[:count].view(count, -1, shape.head_dim)
         q, k, v = heads.split([shape.heads, shape.kv_heads, shape.kv_heads], dim=1)
@@ -194,7 +159,7 @@ class TorchOps:
         for run, mask in zip(self._runs, self._masks, strict=True):
             keys, values = (
                 cache[layer][0, run.slot].view(shape.kv_heads, -1, shape.head_dim)
-                for cache in (self._caches.keys, self._caches.values)
+                for cache in (self._keys, self._values)
             )
             rows, end = slice(run.first, run.first + run.size), run.start + run.size
             keys[:, run.start : end] = k[rows].transpose(0, 1)
@@ -210,16 +175,15 @@ class TorchOps:
         return out
 
     def add_norm(self, x: Tensor, delta: Tensor | None, weight: Tensor) -> Tensor:
+        """Add delta to x, in place, and give x divided by its size, times weight."""
         if delta is not None:
             x += delta
         return F.rms_norm(x, (x.shape[-1],), weight, self._shape.eps)
 
     def gate(self, gate_up: Tensor) -> Tensor:
+        """silu of the first half of each row, times the second half."""
         gate, up = gate_up.chunk(2, dim=-1)
         return F.silu(gate) * up
-
-    def copy(self, source: int, target: int, length: int) -> None:
-        self._caches.copy(source, target, length)
 
 
 class _Geometry(ctypes.Structure):
@@ -233,16 +197,16 @@ class _Geometry(ctypes.Structure):
     ]
 
 
-class CompiledOps:
-    """With the compiled kernels. All widths are multiples of 16: see `kernels_fit`."""
+class CompiledOps(TorchOps):
+    """With the compiled kernels. All widths must be multiples of LANES."""
 
     def __init__(
         self, library: ctypes.CDLL, shape: Shape, slots: int, context: int, dtype: torch.dtype
     ) -> None:
-        self._library, self._shape, self._bf16 = library, shape, int(dtype == torch.bfloat16)
-        self._padded = padded_dim(shape.head_dim)
-        self._caches = _Caches(shape, slots, context, self._padded, PAGE, dtype)
-        caches = zip(self._caches.keys, self._caches.values, strict=True)
+        self._library, self._bf16 = library, int(dtype == torch.bfloat16)
+        self._padded = _round_up(shape.head_dim, PADDING)
+        self._allocate(shape, slots, context, dtype, width=self._padded, page=PAGE)
+        caches = zip(self._keys, self._values, strict=True)
         self._layers = [(keys.data_ptr(), values.data_ptr()) for keys, values in caches]
         half = shape.head_dim // 2
         both = rotary(shape, context, torch.float32)
@@ -259,11 +223,9 @@ class CompiledOps:
             cos=self._cos.data_ptr(),
             sin=self._sin.data_ptr(),
         )
-        self._runs: Any = None
 
     def begin(self, runs: Sequence[KernelRun]) -> None:
-        rows = [(run.slot, run.start, run.size, run.first) for run in runs]
-        self._runs = np.array(rows, dtype=np.int32)
+        self._rows = np.array(runs, dtype=np.int32)
 
     def attend(self, layer: int, qkv: Tensor, norms: tuple[Tensor, Tensor] | None) -> Tensor:
         shape, rows = self._shape, len(qkv)
@@ -273,8 +235,8 @@ class CompiledOps:
         geometry.q_norm, geometry.k_norm = (n.data_ptr() for n in norms) if norms else (None, None)
         self._library.coa_attend(
             ctypes.addressof(geometry),
-            self._runs.ctypes.data,
-            len(self._runs),
+            self._rows.ctypes.data,
+            len(self._rows),
             qkv.data_ptr(),
             *self._layers[layer],
             queries.data_ptr(),
@@ -301,23 +263,15 @@ class CompiledOps:
         self._library.coa_gate(gate_up.data_ptr(), out.data_ptr(), rows, width, self._bf16)
         return out
 
-    def copy(self, source: int, target: int, length: int) -> None:
-        self._caches.copy(source, target, length)
+
+def slot_bytes(shape: Shape, context: int, dtype: torch.dtype) -> int:
+    """Memory of the keys and values of one slot when it is full."""
+    numbers = 2 * shape.layers * shape.kv_heads * _round_up(shape.head_dim, PADDING)
+    return _round_up(context, PAGE) * numbers * dtype.itemsize
 
 
-def kernels_fit(*widths: int) -> bool:
-    """Whether the compiled kernels can take these widths (head, hidden, intermediate)."""
-    return all(width % LANES == 0 for width in widths)
-
-
-def padded_dim(head_dim: int) -> int:
-    """What the compiled kernels make of a head's dimension."""
-    return -(-head_dim // PADDING) * PADDING
-
-
-def padded_context(context: int) -> int:
-    """What the compiled kernels make of a slot's length."""
-    return -(-context // PAGE) * PAGE
+def _round_up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
 
 
 def lazy_zeros(size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -327,14 +281,7 @@ def lazy_zeros(size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     multiple of 64 bytes, as the kernels' loads want it.
     """
     width = np.uint16 if dtype == torch.bfloat16 else np.float32
-    count, spare = int(np.prod(size)), _ALIGNMENT // np.dtype(width).itemsize
-    flat = np.zeros(count + spare, width)
-    skip = -flat.ctypes.data % _ALIGNMENT // flat.itemsize
+    count = int(np.prod(size))
+    flat = np.zeros(count + 64, width)
+    skip = -flat.ctypes.data % 64 // flat.itemsize
     return torch.from_numpy(flat[skip : skip + count]).view(dtype).view(size)
-
-
-def _causal(start: int, size: int) -> Tensor | None:
-    """Which keys each new token sees; None means all, for one token."""
-    if size == 1:
-        return None
-    return torch.arange(start + size) <= torch.arange(start, start + size)[:, None]

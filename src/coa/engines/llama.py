@@ -3,7 +3,7 @@
 Why not the transformers model: it keeps one cache length for a whole batch, cannot keep a rollout's
 KV across turns, and spends more time between matrix products than in them. Here q/k/v and gate/up
 are one product each, weights are packed once in oneDNN's own layout (up to twice as fast at small
-batches), and what lies between the products is in `ops.py`.
+batches), and what lies between the products is in `kernels.py`.
 
 A step takes any mixture of chunks: single tokens of rollouts that decode, pieces of prompts,
 guesses to be checked. All their tokens are rows of the same products, so weights are read once for
@@ -21,16 +21,7 @@ import torch.nn.functional as F
 from safetensors import safe_open
 from torch import Tensor
 
-from coa.engines.kernels import (
-    CompiledOps,
-    KernelRun,
-    Ops,
-    TorchOps,
-    kernels_fit,
-    load_kernels,
-    padded_context,
-    padded_dim,
-)
+from coa.engines.kernels import LANES, CompiledOps, KernelRun, TorchOps, load_kernels
 from coa.errors import ModelError
 from coa.models.adapters import Adapter
 from coa.models.shape import Shape, read_config
@@ -52,29 +43,24 @@ class MergedTensors:
         self._adapter, self._dtype = adapter, dtype
         self._unused = {*adapter.pairs, *adapter.whole} if adapter else set()
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._files
-
     def __call__(self, name: str) -> Tensor:
         if name not in self._files:
             raise ModelError(f"The model's weights have no tensor {name!r}.")
-        if self._adapter is not None and name in self._adapter.whole:
-            self._unused.discard(name)
-            replaced: Tensor = self._adapter.whole[name]
-            return replaced.to(self._dtype) if replaced.is_floating_point() else replaced
-        tensor: Tensor = self._files[name].get_tensor(name)
-        if not tensor.is_floating_point():  # a table or a mask, no weight
-            return tensor
-        tensor = tensor.float()
         module = name.removesuffix(".weight")
-        if self._adapter is not None and module in self._adapter.pairs:
-            down, up = self._adapter.pairs[module]
-            tensor = tensor + self._adapter.scale * (up.float() @ down.float())
-            self._unused.discard(module)
-        return tensor.to(self._dtype)
+        tensor: Tensor
+        if self._adapter is not None and name in self._adapter.whole:
+            tensor = self._adapter.whole[name]
+        else:
+            tensor = self._files[name].get_tensor(name)
+            if self._adapter is not None and module in self._adapter.pairs:
+                down, up = self._adapter.pairs[module]
+                tensor = tensor.float() + self._adapter.scale * (up.float() @ down.float())
+        self._unused -= {name, module}
+        # A table or a mask is no weight and keeps its type.
+        return tensor.to(self._dtype) if tensor.is_floating_point() else tensor
 
     def optional(self, name: str) -> Tensor | None:
-        return self(name) if name in self else None
+        return self(name) if name in self._files else None
 
     def fused(self, names: list[str]) -> tuple[Tensor, Tensor | None]:
         """Weight and bias of several linear modules that share their input."""
@@ -85,9 +71,8 @@ class MergedTensors:
 
     def check_all_used(self) -> None:
         if self._unused:
-            raise ModelError(
-                f"The adapter trains {sorted(self._unused)[0]!r}, which the engine cannot merge."
-            )
+            first = min(self._unused)
+            raise ModelError(f"The adapter trains {first!r}, which the engine cannot merge.")
 
 
 def make_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
@@ -148,13 +133,12 @@ class LlamaForward:
         self._folder, self._dtype, self._exact = folder, dtype, exact
         self.slots, self.vocabulary = slots, self.shape.vocab
         kernels = load_kernels()
+        widths = (self.shape.head_dim, self.shape.hidden, config["intermediate_size"])
+        if not isinstance(kernels, str) and any(width % LANES for width in widths):
+            kernels = f"the model's widths {widths} are not multiples of {LANES}"
         self.slow = kernels if isinstance(kernels, str) else ""
         """Why the compiled kernels are not used."""
-        widths = (self.shape.head_dim, self.shape.hidden, config["intermediate_size"])
-        if not self.slow and not kernels_fit(*widths):
-            self.slow = f"the model's widths {widths} are not multiples of 16"
-        self._ops: Ops
-        if self.slow or isinstance(kernels, str):
+        if isinstance(kernels, str):
             self._ops = TorchOps(self.shape, slots, context, dtype)
         else:
             self._ops = CompiledOps(kernels, self.shape, slots, context, dtype)
@@ -206,7 +190,7 @@ class LlamaForward:
         hidden = self._run(self._embed[torch.tensor(ids)], runs, None if every else wanted)
         if not wanted:
             return hidden.new_empty(0, self.shape.vocab)
-        return self._logits(hidden)[: len(wanted)]
+        return self._head(self._ops.add_norm(hidden, None, self._norm))[: len(wanted)]
 
     def _run(self, x: Tensor, runs: list[KernelRun], wanted: list[int] | None) -> Tensor:
         """Hidden states after the last layer, of the wanted rows (None: of all).
@@ -227,15 +211,6 @@ class LlamaForward:
             delta = layer.down(ops.gate(gate_up))
         return x if delta is None else x + delta
 
-    def _logits(self, hidden: Tensor) -> Tensor:
-        return self._head(self._ops.add_norm(hidden, None, self._norm))
-
     def copy(self, source: int, target: int, length: int) -> None:
         """Give `target` the first `length` tokens of `source`."""
         self._ops.copy(source, target, length)
-
-
-def slot_bytes(shape: Shape, context: int, dtype: torch.dtype) -> int:
-    """Memory of the keys and values of one slot when it is full."""
-    numbers = 2 * shape.layers * shape.kv_heads * padded_dim(shape.head_dim)
-    return padded_context(context) * numbers * dtype.itemsize

@@ -12,12 +12,14 @@ nor on `slots`.
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
+import copy
 import json
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +28,8 @@ from torch import Tensor
 
 from coa.engines.base import CodecEngine, Completion, OnText, Sampling, TextCodec, most_tokens
 from coa.engines.batch import Batch, BatchRequest, Forward, Guesses
-from coa.engines.kernels import release_threads
-from coa.engines.llama import EXACT_ROWS, Chunk, LlamaForward, slot_bytes
+from coa.engines.kernels import release_threads, slot_bytes
+from coa.engines.llama import EXACT_ROWS, Chunk, LlamaForward
 from coa.engines.sampling import Matchers
 from coa.errors import CoaError, ConfigError, EngineError, MissingExtra, ModelError
 from coa.io.machine import fair_cores, keep_freed_memory, native_bfloat16, processes_here
@@ -49,9 +51,7 @@ class PlainForward:
         slots: int,
         adapter: Adapter | None = None,
     ) -> None:
-        self._folder, self._dtype = folder, dtype
-        self.slots = slots
-        self._caches: list[Any] = [None] * slots
+        self._folder, self._dtype, self.slots = folder, dtype, slots
         self.load(adapter)
 
     def load(self, adapter: Adapter | None) -> None:
@@ -63,18 +63,8 @@ class PlainForward:
         model = AutoModelForCausalLM.from_pretrained(
             self._folder, dtype=torch.float32, local_files_only=True
         ).eval()
-        for name, (down, up) in (adapter.pairs if adapter else {}).items():
-            try:
-                weight = model.get_submodule(name).weight
-            except AttributeError as exc:
-                raise ModelError(f"The adapter trains {name!r}, which the model lacks.") from exc
-            with torch.no_grad():
-                assert adapter is not None
-                weight += adapter.scale * (up.float() @ down.float())
-        if adapter is not None and adapter.whole:
-            unknown = model.load_state_dict(adapter.whole, strict=False).unexpected_keys
-            if unknown:
-                raise ModelError(f"The trained weights have {unknown[0]!r}, which the model lacks.")
+        if adapter is not None:
+            _merge(adapter, model)
         # Weights only: rounded rotary frequencies (buffers) would not be those of training.
         buffers = dict(model.named_buffers())
         model.to(self._dtype)
@@ -82,7 +72,7 @@ class PlainForward:
             place, _, own = name.rpartition(".")
             setattr(model.get_submodule(place), own, buffer)
         self._model, self.vocabulary = model, vocabulary_of(model)
-        self._caches = [None] * self.slots
+        self._caches: list[Any] = [None] * self.slots
         # Sliding windows and recurrent layers forget: only where all is kept, an end can be cut.
         layers = DynamicCache(config=model.config).layers
         self.can_rewind = all(type(layer) is DynamicLayer for layer in layers)
@@ -109,9 +99,21 @@ class PlainForward:
         return logits[len(logits) - chunk.tail :]
 
     def copy(self, source: int, target: int, length: int) -> None:
-        import copy
-
         self._caches[target] = copy.deepcopy(self._caches[source])
+
+
+def _merge(adapter: Adapter, model: Any) -> None:
+    """Add an adapter's factors, or put its whole weights in place."""
+    for name, (down, up) in adapter.pairs.items():
+        try:
+            weight = model.get_submodule(name).weight
+        except AttributeError as exc:
+            raise ModelError(f"The adapter trains {name!r}, which the model lacks.") from exc
+        with torch.no_grad():
+            weight += adapter.scale * (up.float() @ down.float())
+    unknown = model.load_state_dict(adapter.whole, strict=False).unexpected_keys
+    if unknown:
+        raise ModelError(f"The trained weights have {unknown[0]!r}, which the model lacks.")
 
 
 def vocabulary_of(model: Any) -> int:
@@ -127,15 +129,12 @@ one program divide it, as they divide the cores."""
 
 
 def choose_dtype(dtype: str, deterministic: bool) -> torch.dtype:
-    if deterministic:
-        if dtype == "bfloat16":
-            raise ConfigError("deterministic needs float32, found dtype 'bfloat16'.")
-        return torch.float32
-    if dtype == "auto":
-        return torch.bfloat16 if native_bfloat16() else torch.float32
-    if dtype not in ("bfloat16", "float32"):
+    if dtype not in ("auto", "bfloat16", "float32"):
         raise ConfigError(f"Found dtype {dtype!r}, expected 'auto', 'bfloat16' or 'float32'.")
-    return torch.bfloat16 if dtype == "bfloat16" else torch.float32
+    if deterministic and dtype == "bfloat16":
+        raise ConfigError("deterministic needs float32, found dtype 'bfloat16'.")
+    narrow = dtype == "bfloat16" or (dtype == "auto" and native_bfloat16() and not deterministic)
+    return torch.bfloat16 if narrow else torch.float32
 
 
 def positions_of(config: dict[str, Any]) -> int | None:
@@ -165,26 +164,30 @@ class LocalEngine(CodecEngine):
             raise ModelError(f"{ref!r} is not a model that runs in this process.")
         self._folder = model_folder(source)
         config = read_config(self._folder)
-        self._name, self._config = ref, config
+        self.name, self._config = ref, config
         self._dtype = choose_dtype(dtype, deterministic)
         self.codec = Codec.from_folder(self._folder)
         longest = positions_of(config) or DEFAULT_CONTEXT
-        self._context = min(context or DEFAULT_CONTEXT, longest)
+        self.context = min(context or DEFAULT_CONTEXT, longest)
         torch.set_num_threads(threads or fair_cores())
         keep_freed_memory()
         slots = min(slots, EXACT_ROWS) if deterministic else slots  # more requests wait their turn
-        self._weights, adapter = self.base_sha256[:8], None
+        base = base_hash(self._folder)
+        self.weights, adapter = base[:8], None
+        """Beginnings of the hashes of base and adapter, or the version that `load` was given."""
         if source.adapter is not None:
-            adapter = read_adapter(source.adapter, self.base_sha256)
-            self._weights += f"+{adapter_hash(source.adapter)[:8]}"
+            adapter = read_adapter(source.adapter, base)
+            self.weights += f"+{adapter_hash(source.adapter)[:8]}"
         self._forward = self._make_forward(slots, memory_gb, adapter, deterministic, note or say)
-        self._eos = _eos_ids(self._folder, config, self.codec)
+        self.slots = self._forward.slots
+        """Rollouts that keep their keys and values at a time; of more, the oldest lose theirs."""
+        eos = _eos_ids(self._folder, config, self.codec)
         guess = guess and self._forward.can_rewind and not deterministic  # a wrong one is undone
         guesses = Guesses() if guess else None
-        self._batch = Batch(self._forward, self.codec, self._eos, deterministic, guesses)
-        self._matchers = Matchers(self.codec, self._forward.vocabulary, self._eos)
+        self._batch = Batch(self._forward, self.codec, eos, deterministic, guesses)
+        self._matchers = Matchers(self.codec, self._forward.vocabulary, eos)
         self._wake = threading.Condition()
-        self._queue: deque[_Ticket] = deque()
+        self._queue: deque[BatchRequest | _NewWeights] = deque()
         self._closing = False
         release_threads()
         self._thread = threading.Thread(target=self._serve, name="coa-engine", daemon=True)
@@ -200,84 +203,47 @@ class LocalEngine(CodecEngine):
     ) -> Forward:
         reason = unsupported(self._config)
         if reason is not None:
-            note(f"{self._name}: {reason} has no fast path here; using transformers, row by row")
+            note(f"{self.name}: {reason} has no fast path here; using transformers, row by row")
             return PlainForward(self._folder, self._dtype, slots, adapter)
-        each = slot_bytes(Shape.read(self._config), self._context, self._dtype) / 1e9
+        each = slot_bytes(Shape.read(self._config), self.context, self._dtype) / 1e9
         fair = (memory_gb_of_machine() or 8.0) * MEMORY_SHARE / processes_here()
         bound = fair if memory_gb is None else memory_gb
         if each > bound:
             raise ConfigError(
-                f"{self._name}: keys and values of one rollout of {self._context} tokens take "
+                f"{self.name}: keys and values of one rollout of {self.context} tokens take "
                 f"{each:.2g} GB, and memory_gb allows {bound:.2g}. "
                 "Lower context or raise memory_gb."
             )
         if (fitting := int(bound / each)) < slots:
-            note(f"{self._name}: {fitting} rollouts fit into {bound:.2g} GB; others wait")
+            note(f"{self.name}: {fitting} rollouts fit into {bound:.2g} GB; others wait")
         slots = min(slots, fitting)
-        forward = LlamaForward(self._folder, self._dtype, slots, self._context, exact, adapter)
+        forward = LlamaForward(self._folder, self._dtype, slots, self.context, exact, adapter)
         if forward.slow:
-            note(f"{self._name}: no compiled kernels ({forward.slow}); using torch, slower")
+            note(f"{self.name}: no compiled kernels ({forward.slow}); using torch, slower")
         return forward
-
-    @property
-    def name(self) -> str:
-        return self._name
-
-    @property
-    def weights(self) -> str:
-        """Beginnings of the hashes of base and adapter, or the version that `load` was given."""
-        return self._weights
-
-    @property
-    def context(self) -> int:
-        return self._context
-
-    @property
-    def slots(self) -> int:
-        """Rollouts that keep their keys and values at a time; of more, the oldest lose theirs."""
-        return self._forward.slots
-
-    @property
-    def dtype(self) -> str:
-        return str(self._dtype).removeprefix("torch.")
-
-    @property
-    def base_sha256(self) -> str:
-        """Hash of the base weights, as stored in adapters."""
-        return base_hash(self._folder)
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, on_text: OnText | None = None
     ) -> Completion:
-        request = self._request(prompt_ids, sampling)
-        ticket = _Ticket(request)
+        limit = most_tokens(prompt_ids, sampling, self.context, "load the engine")
+        request = BatchRequest(list(prompt_ids), sampling, limit)
         if on_text is not None:
             loop = asyncio.get_running_loop()
             request.on_text = lambda text: _post(loop, on_text, text)
-        try:
-            completion: Completion = await self._submit(ticket)
-            return completion
-        except asyncio.CancelledError:
-            request.cancelled = True
-            raise
+        completion: Completion = await self._submit(request)
+        return completion
 
-    def _request(self, prompt_ids: Sequence[int], sampling: Sampling) -> BatchRequest:
-        limit = most_tokens(prompt_ids, sampling, self._context, "load the engine")
-        return BatchRequest(list(prompt_ids), sampling, limit)
-
-    async def load(self, adapter: Path | Adapter | None, version: str) -> None:
+    async def load(self, adapter: Adapter | None, version: str) -> None:
         """Merge another adapter (None: the base) once running requests have finished."""
-        if isinstance(adapter, Path):
-            adapter = read_adapter(adapter, self.base_sha256)
-        await self._submit(_Ticket(None, adapter, version))
+        await self._submit(_NewWeights(adapter, version))
 
-    async def _submit(self, ticket: _Ticket) -> Any:
+    async def _submit(self, job: BatchRequest | _NewWeights) -> Any:
         with self._wake:
             if self._closing:
                 raise EngineError("The engine is closed.")
-            self._queue.append(ticket)
+            self._queue.append(job)
             self._wake.notify()
-        return await asyncio.wrap_future(ticket.answer)
+        return await asyncio.wrap_future(job.answer)
 
     async def close(self) -> None:
         with self._wake:
@@ -286,102 +252,90 @@ class LocalEngine(CodecEngine):
         await asyncio.to_thread(self._thread.join)
 
     def _serve(self) -> None:
-        tickets: dict[int, _Ticket] = {}
+        """What the thread does: take jobs in, step the batch, and answer who finished."""
         with torch.inference_mode():
-            while self._admit(tickets):
+            while (joined := self._take_in()) is not None:
+                held = [*self._batch.running, *joined]
                 try:
-                    if self._batch.running:
-                        done = self._batch.step()
-                        _show_text(self.codec, [*self._batch.running, *done])
-                        for request in done:
-                            _answer(tickets.pop(id(request)), request)
-                        self._forget_cancelled(tickets)
+                    for job in joined:
+                        self._start(job)
+                    done = self._batch.step()
+                    _show_text(self.codec, [*self._batch.running, *done])
+                    for request in done:
+                        _settle(request.answer, _result(request))
                 except Exception as exc:
                     self._batch.forget()
-                    self._fail(tickets, f"The local engine failed: {type(exc).__name__}: {exc}")
-        self._fail(tickets, "The engine was closed.")
+                    self._fail(held, f"The local engine failed: {type(exc).__name__}: {exc}")
+        self._fail(self._batch.running, "The engine was closed.")
 
-    def _admit(self, tickets: dict[int, _Ticket]) -> bool:
-        """Take requests in at a step boundary; wait when there is nothing to do."""
+    def _take_in(self) -> Sequence[BatchRequest | _NewWeights] | None:
+        """Jobs that can start now; waits when there is nothing to do. None: the engine closes."""
         with self._wake:
             while not self._queue and not self._batch.running and not self._closing:
                 self._wake.wait()
             if self._closing:
-                return False
-            joined: list[_Ticket] = []
-            room = self._forward.slots - len(self._batch.running)
-            while self._queue:
-                ticket = self._queue[0]
-                if ticket.request is None:
-                    if self._batch.running or joined:
-                        break  # new weights wait until the batch is drained
-                elif len(joined) >= room:
+                return None
+            if self._queue and isinstance(self._queue[0], _NewWeights):
+                # They wait until the batch is drained, and nobody joins meanwhile.
+                return [] if self._batch.running else [self._queue.popleft()]
+            joined: list[BatchRequest] = []
+            room = self.slots - len(self._batch.running)
+            while self._queue and len(joined) < room:
+                job = self._queue[0]
+                if isinstance(job, _NewWeights):
                     break
-                joined.append(self._queue.popleft())
-                if ticket.request is None:
-                    break
-        for ticket in joined:
-            self._start(ticket, tickets)
-        return True
+                joined.append(job)
+                self._queue.popleft()
+            return joined
 
-    def _start(self, ticket: _Ticket, tickets: dict[int, _Ticket]) -> None:
+    def _start(self, job: BatchRequest | _NewWeights) -> None:
         try:
-            if ticket.request is None:
-                self._forward.load(ticket.adapter)
+            if isinstance(job, _NewWeights):
+                self._forward.load(job.adapter)
                 self._batch.forget()
-                self._weights = ticket.version
-                ticket.resolve(None)
-            elif not ticket.request.cancelled:
-                if constraint := ticket.request.sampling.constraint:
-                    ticket.request.matcher = self._matchers.start(constraint)
-                tickets[id(ticket.request)] = ticket
-                self._batch.join(ticket.request)
+                self.weights = job.version
+                _settle(job.answer, None)
+            elif not job.answer.cancelled():
+                if job.sampling.constraint:
+                    job.matcher = self._matchers.start(job.sampling.constraint)
+                self._batch.join(job)
         except CoaError as exc:
-            ticket.refuse(exc)
-        except Exception as exc:
-            self._batch.forget()
-            tickets[id(ticket.request)] = ticket
-            self._fail(tickets, f"The local engine failed: {type(exc).__name__}: {exc}")
+            _settle(job.answer, exc)
 
-    def _forget_cancelled(self, tickets: dict[int, _Ticket]) -> None:
-        running = {id(request) for request in self._batch.running}
-        for key in [key for key in tickets if key not in running]:
-            del tickets[key]
-
-    def _fail(self, tickets: dict[int, _Ticket], message: str) -> None:
+    def _fail(self, held: Sequence[BatchRequest | _NewWeights], message: str) -> None:
+        """Answer everybody who waits with an error."""
         with self._wake:
-            waiting = [*tickets.values(), *self._queue]
+            waiting = [*held, *self._queue]
             self._queue.clear()
-        tickets.clear()
-        for ticket in waiting:
-            ticket.refuse(EngineError(message))
+        for job in waiting:
+            _settle(job.answer, EngineError(message))
 
 
-class _Ticket:
-    """A request, or new weights, and the future its caller waits on."""
+@dataclass(eq=False)
+class _NewWeights:
+    """An adapter to merge, in the queue among the requests."""
 
-    def __init__(
-        self, request: BatchRequest | None, adapter: Adapter | None = None, version: str = ""
-    ) -> None:
-        self.request, self.adapter, self.version = request, adapter, version
-        self.answer: concurrent.futures.Future[Any] = concurrent.futures.Future()
-
-    def resolve(self, value: Any) -> None:
-        if self.answer.set_running_or_notify_cancel():
-            self.answer.set_result(value)
-
-    def refuse(self, error: CoaError) -> None:
-        if not self.answer.done() and self.answer.set_running_or_notify_cancel():
-            self.answer.set_exception(error)
+    adapter: Adapter | None
+    version: str
+    answer: Future[None] = field(default_factory=Future)
 
 
-def _answer(ticket: _Ticket, request: BatchRequest) -> None:
+def _settle(answer: Future[Any], result: Any) -> None:
+    """Pass a result or an error on, unless the caller has gone or was answered already."""
+    if answer.done() or not answer.set_running_or_notify_cancel():
+        return
+    if isinstance(result, CoaError):
+        answer.set_exception(result)
+    else:
+        answer.set_result(result)
+
+
+def _result(request: BatchRequest) -> Completion | EngineError:
     assert request.finish is not None
     if request.failure:
-        ticket.refuse(EngineError(request.failure))
-        return
+        return EngineError(request.failure)
     masses = request.masses if request.matcher is not None else None
-    ticket.resolve(Completion(request.ids, request.logprobs, request.finish, masses))
+    return Completion(request.ids, request.logprobs, request.finish, masses)
 
 
 def _post(loop: asyncio.AbstractEventLoop, on_text: OnText, text: str) -> None:

@@ -12,115 +12,80 @@ The key comes from COA_API_KEY or OPENAI_API_KEY and is written nowhere.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import secrets
 import tempfile
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
 from coa.engines.base import CodecEngine, Completion, OnText, Sampling, TextCodec, most_tokens
 from coa.engines.server_apis import (
-    ChatContinuation,
-    Dialect,
-    NativeCompletions,
-    TextCompletions,
+    LlamaCppCompletions,
+    ServerApi,
+    TextApi,
     TokenCompletions,
     Turn,
 )
-from coa.engines.transport import ServerRefused, ServerUsage, Transport, offered
+from coa.engines.transport import ServerRefused, Transport
 from coa.errors import CoaError, EngineError, ModelError, did_you_mean
 from coa.io.progress import say
-from coa.models.adapters import Adapter, check_base, write_adapter
+from coa.models.adapters import Adapter, write_adapter
 from coa.models.codec import Codec
 from coa.models.references import BASE, is_pulled, model_folder, resolve
-from coa.models.weights import base_hash
 
 
 class ServedAdapter:
-    """One adapter on the server, and the requests that use it."""
+    """One adapter on the server, the folder it was written to, and how many requests use it."""
 
-    def __init__(self, name: str, part: tempfile.TemporaryDirectory[str] | None) -> None:
-        self.name, self._part = name, part
-        self._users: set[asyncio.Future[None]] = set()
+    def __init__(self, name: str) -> None:
+        self.name = f"{name}-{secrets.token_hex(4)}"
+        self._written = tempfile.TemporaryDirectory(prefix="coa-adapter-")
+        self._users, self._idle = 0, asyncio.Event()
+        self._idle.set()
+
+    async def load(self, transport: Transport, adapter: Adapter) -> None:
+        """Write the adapter where the server can read it, and have it loaded."""
+        folder = self._written.name
+        await asyncio.to_thread(write_adapter, adapter, Path(folder))
+        body = {"lora_name": self.name, "lora_path": folder}
+        try:
+            await transport.tell(f"{transport.api}/load_lora_adapter", body)
+        except ServerRefused as error:
+            # Nobody else has this name: an order came through whose answer was lost.
+            if error.status == 400 and "already been loaded" in str(error):
+                return
+            self._written.cleanup()
+            rank = max(8, *(len(down) for down, _ in adapter.pairs.values()))
+            raise EngineError(
+                f"{error} To load adapters while it runs, vLLM must see {folder!r} and be started "
+                "with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment and the options "
+                f"--enable-lora --max-lora-rank {1 << (rank - 1).bit_length()}."
+            ) from error
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._users.add(done)
+        self._users += 1
+        self._idle.clear()
         try:
             yield
         finally:
-            self._users.discard(done)
-            if not done.done():
-                done.set_result(None)
+            self._users -= 1
+            if not self._users:
+                self._idle.set()
 
     async def unload(self, transport: Transport) -> None:
         """Take it off the server once nobody uses it; one that is gone already is no error."""
         try:
-            if self._users:
-                await asyncio.wait(self._users)
+            await self._idle.wait()
             await transport.tell(f"{transport.api}/unload_lora_adapter", {"lora_name": self.name})
         except ServerRefused as error:
             if error.status != 404:
                 raise
         finally:
-            if self._part is not None:
-                self._part.cleanup()
-
-
-async def serve_adapter(
-    transport: Transport, adapter: Path | Adapter, name: str, base: Path | None
-) -> ServedAdapter:
-    """Load an adapter into the server; `base` is the folder of its model, where we can read it."""
-    part = None
-    if isinstance(adapter, Adapter):
-        part = tempfile.TemporaryDirectory(prefix="coa-adapter-")
-        folder = Path(part.name)
-        await asyncio.to_thread(write_adapter, adapter, folder)
-    else:
-        folder = adapter.resolve()
-        if base is not None:
-            check_base(folder, await asyncio.to_thread(base_hash, base))
-    rank = _rank(folder)
-    served = ServedAdapter(f"{name}-{secrets.token_hex(4)}", part)
-    body = {"lora_name": served.name, "lora_path": str(folder)}
-    try:
-        await transport.tell(f"{transport.api}/load_lora_adapter", body)
-    except ServerRefused as error:
-        # Nobody else has this name: an order came through whose answer was lost, and was repeated.
-        if error.status == 400 and "already been loaded" in str(error):
-            return served
-        if part is not None:
-            part.cleanup()
-        raise EngineError(
-            f"{error} To load adapters while it runs, vLLM must see {str(folder)!r} and be started "
-            "with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment and the options "
-            f"--enable-lora --max-lora-rank {1 << (max(rank, 8) - 1).bit_length()}."
-        ) from error
-    return served
-
-
-def _rank(folder: Path) -> int:
-    path = folder / "adapter_config.json"
-    try:
-        return int(json.loads(path.read_text(encoding="utf-8"))["r"])
-    except (OSError, ValueError, KeyError) as exc:
-        raise ModelError(f"{folder}: not an adapter folder (no rank in {path.name}).") from exc
-
-
-# ------------------------------------------------------------------------------------------------
-# Which tokenizer a server's model has: ours to read, or the server's own to ask.
-#
-# Token ids mean something only with the right tokenizer, so it is never guessed: it is named by
-# the user (`tokenizer=` or COA_TOKENIZER), read from the folder the server says it loaded (when
-# that folder is on this machine), or asked of the server. A named tokenizer is compared with the
-# server's where that is possible.
-# ------------------------------------------------------------------------------------------------
+            self._written.cleanup()
 
 
 TOKENIZER_NAME = "COA_TOKENIZER"
@@ -137,56 +102,44 @@ class ServerCodec:
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
-        self._pieces: tuple[list[int], list[int], list[int]] | None = None
         self._is_special = lru_cache(maxsize=None)(self._look_up_special)
 
-    @classmethod
-    def probe(cls, transport: Transport) -> ServerCodec | None:
-        """The codec, if the server has these paths and text survives the way there and back."""
-        codec = cls(transport)
+    def probe(self) -> bool:
+        """Whether the server has these paths and text survives the way there and back."""
+        root = self._transport.root
         body = {"content": _SAMPLE, "parse_special": False}
-        answer = offered(transport, f"{transport.root}/tokenize", body)
-        ids = answer.get("tokens") if isinstance(answer, dict) else None
-        if not isinstance(ids, list) or not all(isinstance(i, int) for i in ids):
-            return None
-        answer = offered(transport, f"{transport.root}/detokenize", {"tokens": ids})
-        same = isinstance(answer, dict) and answer.get("content") == _SAMPLE
-        return codec if same else None
+        match self._transport.probe(f"{root}/tokenize", body):
+            case {"tokens": [int(), *_] as ids}:
+                answer = self._transport.probe(f"{root}/detokenize", {"tokens": ids})
+                return isinstance(answer, dict) and answer.get("content") == _SAMPLE
+        return False
 
     def encode(self, text: str) -> list[int]:
         return self._tokenize(text, markup=False)
-
-    def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        raise ModelError("A server's tokenizer gives no offsets; pass tokenizer=.")
 
     def decode(self, ids: Sequence[int]) -> str:
         plain = [i for i in ids if not self._is_special(i)]
         return self._detokenize(plain) if plain else ""
 
     def encode_prompt(self, system: str, user: str) -> list[int]:
-        if self._pieces is None:
-            self._pieces = self._split_template()
-        before, between, after = self._pieces
+        before, between, after = self._template
         return [*before, *self.encode(system), *between, *self.encode(user), *after]
 
-    def _split_template(self) -> tuple[list[int], list[int], list[int]]:
-        messages = [
-            {"role": "system", "content": _SYSTEM},
-            {"role": "user", "content": _USER},
-        ]
+    @cached_property
+    def _template(self) -> list[list[int]]:
+        """What the chat template writes before, between and after the two messages."""
+        contents = {"system": _SYSTEM, "user": _USER}
+        messages = [{"role": role, "content": text} for role, text in contents.items()]
         address = f"{self._transport.root}/apply-template"
         rendered = str(self._transport.ask(address, {"messages": messages}).get("prompt", ""))
-        head, found_user, tail = rendered.partition(_USER)
+        head, found_user, after = rendered.partition(_USER)
         before, found_system, between = head.partition(_SYSTEM)
         if not found_user or not found_system:
             raise ModelError(
                 "The server's chat template does not show the system's and the user's message. "
                 "Pass tokenizer= (a model folder)."
             )
-        first, second, third = (
-            self._tokenize(part, markup=True) for part in (before, between, tail)
-        )
-        return first, second, third
+        return [self._tokenize(part, markup=True) for part in (before, between, after)]
 
     def _tokenize(self, text: str, *, markup: bool) -> list[int]:
         if not text:
@@ -223,19 +176,26 @@ def named_codec(name: str) -> Codec:
 def choose_codec(
     transport: Transport, entry: dict[str, Any], tokenizer: str | None
 ) -> tuple[TextCodec, bool]:
-    """The codec, and whether it is the model's own; a stand-in only counts tokens."""
+    """The codec, and whether it is the model's own; a stand-in only counts tokens.
+
+    Token ids mean something only with the right tokenizer, so it is never guessed: it is named by
+    the user (`tokenizer=` or COA_TOKENIZER), read from the folder the server says it loaded (when
+    that folder is on this machine), or asked of the server. A named tokenizer is compared with the
+    server's where that is possible.
+    """
     name = tokenizer or os.environ.get(TOKENIZER_NAME)
-    served = ServerCodec.probe(transport)
+    asked = ServerCodec(transport)
+    answers = asked.probe()
     if name:
         codec = named_codec(name)
-        if served is not None and served.encode(_SAMPLE) != codec.encode(_SAMPLE):
+        if answers and asked.encode(_SAMPLE) != codec.encode(_SAMPLE):
             raise ModelError(f"tokenizer {name!r} is not the one of the model that is served.")
         return codec, True
     root = entry.get("root")
     if isinstance(root, str) and (Path(root) / "tokenizer.json").is_file():
         return Codec.from_folder(Path(root)), True
-    if served is not None:
-        return served, True
+    if answers:
+        return asked, True
     if is_pulled():
         return named_codec(BASE), False
     raise ModelError(
@@ -245,8 +205,14 @@ def choose_codec(
 
 
 DEFAULT_CONTEXT = 4096
-_REMEMBERED = 4096
-"""Prompts kept for a server that wants text or messages instead of ids."""
+_LOCAL_ONLY = {
+    "dtype": "auto",
+    "deterministic": False,
+    "threads": None,
+    "memory_gb": None,
+    "guess": True,
+}
+"""Options of a local model that a server decides by itself, and their defaults."""
 
 
 class OpenAIEngine(CodecEngine):
@@ -274,99 +240,76 @@ class OpenAIEngine(CodecEngine):
         source = resolve(ref)
         if source.kind != "openai" or source.model is None or source.url is None:
             raise ModelError(f"{ref!r} is not a model on a server (openai:MODEL@URL).")
-        self._name, self._model, self._weights = ref, source.model, source.model
+        self.name, self._model = ref, source.model
+        self.weights = source.model
+        """The model's name on the server, or the version that `load` was given: a server does not
+        tell the version of its weights."""
         self._note = note or say
-        self._prompts: OrderedDict[tuple[int, ...], tuple[str, str]] = OrderedDict()
         self._transport = Transport(
             source.url, at_once=slots, timeout_s=timeout_s, retries=retries, backoff_s=backoff_s
         )
         entry = self._find_model()
-        self._root = _folder(entry)
         self._served: ServedAdapter | None = None
         self.codec, own = choose_codec(self._transport, entry, tokenizer)
-        self._context = self._find_context(entry, context)
-        self._dialect = self._find_dialect(own)
-        self._said_raw = False
-        self._say_what_is_ignored(ignored)
-
-    @property
-    def name(self) -> str:
-        return self._name
-
-    @property
-    def weights(self) -> str:
-        """The model's name on the server, or the version that `load` was given.
-
-        A server does not tell the version of its weights.
-        """
-        return self._weights
-
-    @property
-    def context(self) -> int:
-        return self._context
+        self.context = self._find_context(entry, context)
+        self._api = self._find_api(own)
+        for name, value in ignored.items():
+            if name not in _LOCAL_ONLY:
+                raise EngineError(f"Unknown option {name!r} of a server's model.")
+            if value != _LOCAL_ONLY[name]:
+                self._note(f"{ref}: {name} is the server's to decide and is ignored")
 
     @property
     def exact(self) -> bool:
         """Whether ids and logprobs are those the server sampled; if not, do not train on them."""
-        return self._dialect.exact
+        return self._api.exact
 
     @property
     def tempered(self) -> bool:
         """Whether logprobs are of the distribution sampled from at every temperature."""
-        return self._dialect.tempered
+        return self._api.tempered
 
     @property
     def takes_adapters(self) -> bool:
         """Whether the server can be given new weights while it runs, as vLLM can."""
-        return isinstance(self._dialect, TokenCompletions)
-
-    @property
-    def usage(self) -> ServerUsage:
-        """What the server counted since the engine was loaded."""
-        return self._transport.usage
+        return isinstance(self._api, TokenCompletions)
 
     def encode_prompt(self, system: str, user: str) -> list[int]:
         ids = super().encode_prompt(system, user)
-        if not self.exact:
-            self._prompts[tuple(ids)] = (system, user)
-            self._prompts.move_to_end(tuple(ids))
-            if len(self._prompts) > _REMEMBERED:
-                self._prompts.popitem(last=False)
+        self._api.remember(ids, system, user)
         return ids
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, on_text: OnText | None = None
     ) -> Completion:
-        limit = most_tokens(prompt_ids, sampling, self._context, "start the server")
-        if sampling.constraint and not await asyncio.to_thread(self._dialect.constrains):
+        limit = most_tokens(prompt_ids, sampling, self.context, "start the server")
+        if sampling.constraint and not await asyncio.to_thread(self._api.constrains):
             raise EngineError(
                 f"{self._transport.api}: the server does not sample under a grammar. Start vLLM "
                 """with --structured-outputs-config '{"backend": "guidance"}', turn constrained """
                 "decoding off, or use a model in this process."
             )
-        self._say_when_raw(sampling)
         turn = Turn(list(prompt_ids), sampling, limit, on_text)
         with self._served.in_use() if self._served else nullcontext():
-            return await self._dialect.complete(turn)
+            return await self._api.complete(turn)
 
-    async def load(self, adapter: Path | Adapter | None, version: str) -> None:
+    async def load(self, adapter: Adapter | None, version: str) -> None:
         """Use another adapter (None: the base) from now on; what runs already keeps the old one.
 
-        The server reads the adapter's folder itself. The old adapter is taken off the server when
-        its last request has ended, which this waits for.
+        The server reads the adapter from a folder that it must see. The old adapter is taken off
+        the server when its last request has ended, which this waits for.
         """
-        dialect = self._dialect
-        if not isinstance(dialect, TokenCompletions):
+        if not self.takes_adapters:
             raise EngineError(
                 f"{self._transport.api}: the server takes no adapters while it runs; expected vLLM "
                 "(docs/engines.md)."
             )
         served = None
         if adapter is not None:
-            name = f"{self._model}-{version}"
-            served = await serve_adapter(self._transport, adapter, name, self._root)
-        old, self._served, self._weights = self._served, served, version
-        dialect.model = served.name if served else self._model
+            served = ServedAdapter(f"{self._model}-{version}")
+            await served.load(self._transport, adapter)
+        old, self._served, self.weights = self._served, served, version
+        self._api.model = served.name if served else self._model
         await self._unload(old)
 
     async def close(self) -> None:
@@ -382,7 +325,7 @@ class OpenAIEngine(CodecEngine):
         try:
             await served.unload(self._transport)
         except CoaError as error:
-            self._note(f"{self._name}: adapter {served.name!r} is still on the server. {error}")
+            self._note(f"{self.name}: adapter {served.name!r} is still on the server. {error}")
 
     def _find_model(self) -> dict[str, Any]:
         """The server's own record of the model; a model it does not list is refused."""
@@ -398,81 +341,37 @@ class OpenAIEngine(CodecEngine):
             raise EngineError(f"{address}: found no list of models, expected an OpenAI server.")
         models = {str(entry.get("id")): entry for entry in listed if isinstance(entry, dict)}
         if self._model not in models:
-            raise ModelError(
-                f"{self._transport.api} has no model {self._model!r}."
-                f"{did_you_mean(self._model, models)}"
-            )
+            hint = did_you_mean(self._model, models)
+            raise ModelError(f"{self._transport.api} has no model {self._model!r}.{hint}")
         found: dict[str, Any] = models[self._model]
         return models.get(str(found.get("parent")), found)  # an adapter is described by its base
 
     def _find_context(self, entry: dict[str, Any], wanted: int | None) -> int:
         served = entry.get("max_model_len")
         if served is None:
-            try:
-                props = self._transport.ask(f"{self._transport.root}/props", probe=True)
-                served = props["default_generation_settings"]["n_ctx"]
-            except (EngineError, KeyError, TypeError):
-                served = None
+            match self._transport.probe(f"{self._transport.root}/props"):
+                case {"default_generation_settings": {"n_ctx": served}}:
+                    pass
         limits = [int(limit) for limit in (served, wanted) if limit]
         return min(limits, default=DEFAULT_CONTEXT)
 
-    def _find_dialect(self, own: bool) -> Dialect:
+    def _find_api(self, own: bool) -> ServerApi:
         """The most exact way that the server offers."""
-        http, model, codec = self._transport, self._model, self.codec
-        found: Dialect | None = None
+        asked = self._transport, self._model, self.codec
+        ways: list[ServerApi] = [TextApi(*asked, chat=True)]
         if own:
-            found = TokenCompletions.probe(http, model, codec)
-            found = found or NativeCompletions.probe(http, model, codec)
-        if found is not None:
-            return found
-        if own and isinstance(codec, Codec):
-            found = TextCompletions.probe(http, model, codec, self._recall)
-        found = found or ChatContinuation.probe(http, model, codec, self._recall)
+            text = [TextApi(*asked, chat=False)] if isinstance(self.codec, Codec) else []
+            ways = [TokenCompletions(*asked), LlamaCppCompletions(*asked), *text, *ways]
+        found = next((way for way in ways if way.probe()), None)
         if found is None:
             raise ModelError(
-                f"{http.api}: the server completes neither token ids nor text nor a message that "
-                f"has begun (continue_final_message) for {model!r}."
+                f"{self._transport.api}: the server completes neither token ids nor text nor a "
+                f"message that has begun (continue_final_message) for {self._model!r}."
             )
-        why = "" if own else f"; no tokenizer of the model is known (set {TOKENIZER_NAME})"
-        self._note(
-            f"{self._name}: the server exchanges text, not token ids{why}. Token exactness is "
-            "lost: good for evaluation, not for RL"
-        )
+        if not found.exact:
+            why = "" if own else f"; no tokenizer of the model is known (set {TOKENIZER_NAME})"
+            self._note(
+                f"{self.name}: the server exchanges text, not token ids{why}. Token exactness is "
+                "lost: good for evaluation, not for RL"
+            )
         return found
-
-    def _recall(self, ids: Sequence[int]) -> tuple[str, str, str]:
-        """The messages behind a prompt's ids: the longest remembered prompt it begins with."""
-        prompt = tuple(ids)
-        begun = [known for known in self._prompts if prompt[: len(known)] == known]
-        if not begun:
-            raise EngineError("A server that wants messages needs a prompt made by encode_prompt.")
-        known = max(begun, key=len)
-        return *self._prompts[known], self.codec.decode(prompt[len(known) :])
-
-    def _say_when_raw(self, sampling: Sampling) -> None:
-        """Once: logprobs before temperature are not those of the distribution sampled from."""
-        cut = sampling.top_p < 1 or sampling.top_k or sampling.min_p
-        plain = sampling.temperature in (0.0, 1.0) and not cut
-        if self._said_raw or plain or self.tempered or not self.exact:
-            return
-        self._said_raw = True
-        self._note(
-            f"{self._name}: the server's logprobs are those before temperature, top-p and top-k. "
-            "For RL sample at temperature 1, or start vLLM with --logprobs-mode processed_logprobs"
-        )
-
-    def _say_what_is_ignored(self, options: dict[str, Any]) -> None:
-        known = {"dtype": "auto", "deterministic": False, "threads": None}
-        known |= {"memory_gb": None, "guess": True}
-        for name, value in options.items():
-            if name not in known:
-                raise EngineError(f"Unknown option {name!r} of a server's model.")
-            if value != known[name]:
-                self._note(f"{self._name}: {name} is the server's to decide and is ignored")
-
-
-def _folder(entry: dict[str, Any]) -> Path | None:
-    """The folder that the server says it loaded, when it is on this machine."""
-    root = entry.get("root")
-    found = Path(root) if isinstance(root, str) else None
-    return found if found is not None and found.is_dir() else None

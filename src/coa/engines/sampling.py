@@ -9,8 +9,8 @@ top-p and min-p.
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Sequence
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -65,9 +65,8 @@ def draw(
         [positions[row] for row in rest],
         None if allowed is None else _rows(allowed, rest),
     )
-    found = dict(
-        zip([*plain, *rest], zip(*map(operator.add, quick, slow), strict=True), strict=True)
-    )
+    drawn = [*zip(*quick, strict=True), *zip(*slow, strict=True)]
+    found = dict(zip([*plain, *rest], drawn, strict=True))
     tokens, logprobs, shares = zip(*(found[row] for row in range(len(samplings))), strict=True)
     return list(tokens), list(logprobs), list(shares)
 
@@ -195,68 +194,60 @@ def _keep_top(row: Tensor, sampling: Sampling) -> Tensor:
     return kept
 
 
-# ------------------------------------------------------------------------------------------------
-# Masks: which tokens a constraint allows next.
-#
-# The grammar of a turn (`grammar/constrain.py`) is compiled by llguidance for a model's
-# tokenizer. Compiling is cached by text, and every request gets a copy that shares what the
-# others have learnt. The slices tell llguidance which tokens are plain text: inside a body it
-# then need not try each of them against the grammar, which makes a mask about ten times cheaper.
-# ------------------------------------------------------------------------------------------------
-
-
 _TEXT = r"[^<`\"\\\x00-\x1F\x7F]"
 _SLICES = [f"{_TEXT}{{1,10}}", f"{_TEXT}{{1,30}}", r"[^<`\x00-\x08\x0B-\x1F\x7F]+"]
-_MOST_GRAMMARS = 512
+"""They tell llguidance which tokens are plain text: inside a body it then need not try each of them
+against the grammar, which makes a mask about ten times cheaper."""
 
 
-class Matcher:
-    """One turn's place in its grammar."""
-
-    def __init__(self, inner: Any) -> None:
-        self._inner = inner
-
-    def fill(self, row: np.ndarray[Any, Any]) -> None:
-        """Write the bits of the allowed tokens into `row`."""
-        self._inner.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
-
-    def take(self, token: int) -> str:
-        """Move past a token; returns what went wrong, or nothing."""
-        if self._inner.consume_token(token):
-            return ""
-        reason = str(self._inner.get_error()).strip().partition("\n")[0]
-        return f"The constraint could not be followed: {reason or 'no token is allowed'}."
+Matcher = Any
+"""One turn's place in its grammar: an `LLMatcher`."""
 
 
 class Matchers:
-    """Compiled grammars for one tokenizer."""
+    """The grammars of turns (`grammar/constrain.py`), compiled by llguidance for one tokenizer.
+
+    Compiling is cached by text, and every request gets a copy that shares what others have learnt.
+    """
 
     def __init__(self, codec: Codec, vocabulary: int, eos: frozenset[int]) -> None:
         """`vocabulary` is the width of the logits, which can be more than the tokenizer has."""
         self._codec, self._vocabulary, self._eos = codec, vocabulary, sorted(eos)
-        self._tokenizer: Any = None
-        self._compiled: dict[str, Any] = {}
+        self._compiled = lru_cache(maxsize=512)(self._compile)
 
     def start(self, constraint: str) -> Matcher:
         """A matcher at the beginning of a grammar in Lark syntax."""
+        return self._compiled(constraint).deep_copy()
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        from llguidance import LLTokenizer
+
+        text = self._codec.tokenizer.to_str()
+        return LLTokenizer(text, n_vocab=self._vocabulary, eos_token=self._eos, slices=_SLICES)
+
+    def _compile(self, constraint: str) -> Matcher:
         try:
-            from llguidance import LLMatcher, LLTokenizer
+            from llguidance import LLMatcher
         except ImportError as exc:
             raise MissingExtra("Constrained decoding", "train") from exc
-        if self._tokenizer is None:
-            text = self._codec.tokenizer.to_str()
-            self._tokenizer = LLTokenizer(
-                text, n_vocab=self._vocabulary, eos_token=self._eos, slices=_SLICES
-            )
-        if constraint not in self._compiled:
-            inner = LLMatcher(self._tokenizer, LLMatcher.grammar_from_lark(constraint), log_level=0)
-            if inner.is_error():
-                reason = str(inner.get_error()).strip().partition("\n")[0]
-                raise EngineError(f"The constraint is not a grammar: {reason}.")
-            if len(self._compiled) >= _MOST_GRAMMARS:
-                self._compiled.pop(next(iter(self._compiled)))
-            self._compiled[constraint] = inner
-        return Matcher(self._compiled[constraint].deep_copy())
+        grammar = LLMatcher.grammar_from_lark(constraint)
+        matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
+        if matcher.is_error():
+            raise EngineError(f"The constraint is not a grammar: {_first_line(matcher)}.")
+        return matcher
+
+
+def follow(matcher: Matcher, token: int) -> str:
+    """Move a matcher past a token; returns what went wrong, or nothing."""
+    if matcher.consume_token(token):
+        return ""
+    reason = _first_line(matcher) or "no token is allowed"
+    return f"The constraint could not be followed: {reason}."
+
+
+def _first_line(matcher: Matcher) -> str:
+    return str(matcher.get_error()).strip().partition("\n")[0]
 
 
 def allowed_tokens(matchers: Sequence[Matcher | None], vocabulary: int) -> Tensor | None:
@@ -266,6 +257,6 @@ def allowed_tokens(matchers: Sequence[Matcher | None], vocabulary: int) -> Tenso
     bits = np.full((len(matchers), (vocabulary + 31) // 32), -1, dtype=np.int32)
     for row, matcher in zip(bits, matchers, strict=True):
         if matcher is not None:
-            matcher.fill(row)
+            matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
     flags = np.unpackbits(bits.view(np.uint8), axis=1, count=vocabulary, bitorder="little")
     return torch.from_numpy(flags)

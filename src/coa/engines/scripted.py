@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 from coa.engines.base import (
     CodecEngine,
@@ -22,19 +21,12 @@ from coa.engines.base import (
     Sampling,
     TextCodec,
     completes_stop,
+    most_tokens,
 )
 from coa.errors import EngineError
 from coa.io.runs import Json, read_records
 
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
-
-Turn = Callable[[str, int], str]
-Script = Sequence[str] | Mapping[str, Sequence[str]] | Turn
-CHATML = (
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
-    "{% endfor %}<|im_start|>assistant\n"
-)
+Script = Sequence[str] | Mapping[str, Sequence[str]] | Callable[[str, int], str]
 
 
 class ByteCodec:
@@ -57,15 +49,12 @@ class ByteCodec:
         return bytes(i for i in ids if i < self.START).decode(errors="replace")
 
 
-@dataclass(frozen=True, slots=True)
-class ScriptedCall:
+class ScriptedCall(NamedTuple):
     """One recorded `generate` call."""
 
     prompt: str
     turn: int
     sampling: Sampling
-    text: str
-    finish: Finish
 
 
 class ScriptedEngine(CodecEngine):
@@ -81,14 +70,14 @@ class ScriptedEngine(CodecEngine):
     def __init__(
         self,
         script: Script,
-        tokenizer: Tokenizer | TextCodec | None = None,
+        codec: TextCodec | None = None,
         *,
         name: str = "scripted",
         context: int = 1 << 20,
     ) -> None:
         self.name, self.context = name, context
         self.calls: list[ScriptedCall] = []
-        self.codec = _codec(tokenizer)
+        self.codec = codec or ByteCodec()
         self._script = script
         self._turns: dict[tuple[int, ...], int] = {}
         self._lengths: set[int] = set()
@@ -103,19 +92,12 @@ class ScriptedEngine(CodecEngine):
         self, prompt_ids: Sequence[int], sampling: Sampling, on_text: OnText | None = None
     ) -> Completion:
         await asyncio.sleep(0)
-        prompt = tuple(prompt_ids)
-        room = self.context - len(prompt)
-        if room <= 0:
-            raise EngineError(
-                f"The prompt has {len(prompt)} tokens and the context holds {self.context}."
-            )
-        turn = self._turn_index(prompt)
-        text = self._turn_text(self.decode(prompt), turn)
-        ids, finish = self._cut(self.encode(text), sampling, min(room, sampling.max_tokens))
-        emitted = self.decode(ids)
-        self.calls.append(ScriptedCall(self.decode(prompt), turn, sampling, emitted, finish))
-        if on_text is not None and emitted:
-            on_text(emitted)
+        limit = most_tokens(prompt_ids, sampling, self.context, "load the engine")
+        turn, prompt = self._turn_index(tuple(prompt_ids)), self.decode(prompt_ids)
+        self.calls.append(ScriptedCall(prompt, turn, sampling))
+        ids, finish = self._cut(self.encode(self._turn_text(prompt, turn)), sampling, limit)
+        if on_text is not None and (text := self.decode(ids)):
+            on_text(text)
         return Completion(ids, [0.0] * len(ids), finish)
 
     async def close(self) -> None:
@@ -154,13 +136,3 @@ def _entry(record: Json) -> tuple[str, list[str]]:
     if not isinstance(turns, list) or not all(isinstance(turn, str) for turn in turns):
         raise TypeError(f"found turns {turns!r}, expected a list of strings.")
     return question, turns
-
-
-def _codec(tokenizer: Tokenizer | TextCodec | None) -> TextCodec:
-    if tokenizer is None:
-        return ByteCodec()
-    if isinstance(tokenizer, TextCodec):
-        return tokenizer
-    from coa.models.codec import Codec
-
-    return Codec(tokenizer, CHATML, {})

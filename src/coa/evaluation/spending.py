@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple, get_args
 from coa.engines.base import TextCodec
 from coa.errors import ConfigError, RecordError
 from coa.grammar import Block, GrammarState, system_prompt
-from coa.grammar.load import load_bound
+from coa.grammar.load import bound_to, load_grammar
 from coa.grammar.prompt import PromptKind
 from coa.io.runs import TIMINGS, Json, read_jsonl
 from coa.io.settings import find_recipe, load_recipe
@@ -124,7 +124,7 @@ def opening_prompts(trajectory: Trajectory, grammar: str = "") -> dict[PromptKin
 
 @cache
 def _prompts(grammar: str, tools: tuple[str, ...]) -> dict[PromptKind, str]:
-    bound = load_bound(grammar, tools)
+    bound = bound_to(load_grammar(grammar), tools)
     return {kind: system_prompt(bound, kind) for kind in PROMPTS}
 
 

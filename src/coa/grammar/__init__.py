@@ -15,7 +15,6 @@ from coa.grammar.grammar import (
 )
 from coa.grammar.load import PRESETS, grammar_from_toml, load_grammar
 from coa.grammar.parse import (
-    Code,
     Event,
     Parsed,
     Splitter,
@@ -29,7 +28,6 @@ from coa.grammar.prompt import PromptKind, system_prompt
 __all__ = [
     "PRESETS",
     "Block",
-    "Code",
     "Event",
     "Fault",
     "FaultKind",

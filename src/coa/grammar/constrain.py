@@ -32,7 +32,6 @@ _WORD = rf"[^\s<{_CONTROL}]"
 _JSON_CHAR = r"[^\"\\<\x00-\x1F\x7F]|\\[\"\\\/bfnrt]"
 _JSON_MEMBERS = 8
 _JSON_STRING = 120
-_RATINGS = ("good", "average", "poor")
 _TOP_SCORE = 4
 
 Schemas = tuple[tuple[str, str], ...]
@@ -122,25 +121,18 @@ class _TurnGrammar:
 
     def _measure(self, start: GrammarState) -> None:
         """How many blocks each state is from the end of the turn; states that are stuck are out."""
-        before: dict[GrammarState, set[GrammarState]] = {}
-        ends: set[GrammarState] = set()
-        seen, frontier = {start}, [start]
+        after: dict[GrammarState, set[GrammarState]] = {}
+        frontier = [start]
         while frontier:
             state = frontier.pop()
-            for _, after in self._moves(state):
-                before.setdefault(after, set()).add(state)
-                if _ended(after):
-                    ends.add(after)
-                elif after not in seen:
-                    seen.add(after)
-                    frontier.append(after)
-        self._distance = dict.fromkeys(ends, 0)
-        layer = list(ends)
+            if state not in after:
+                after[state] = set() if _ended(state) else {s for _, s in self._moves(state)}
+                frontier += after[state]
+        known, layer, steps = self._distance, [state for state in after if _ended(state)], 0
         while layer:
-            reached = [s for after in layer for s in before[after] if s not in self._distance]
-            for state in reached:
-                self._distance[state] = self._distance[layer[0]] + 1
-            layer = list(dict.fromkeys(s for s in reached if s in before))
+            known |= dict.fromkeys(layer, steps)
+            layer = [s for s in after if s not in known and not after[s].isdisjoint(known)]
+            steps += 1
 
     def _rule(self, state: GrammarState, left: int) -> str:
         """The name of the rule for what may be written from `state` in `left` blocks."""
@@ -230,19 +222,12 @@ def _forms(grammar: Grammar, role: Role, limits: TextLimits, schema: str) -> Ite
 def _rated(names: list[str], poor: bool) -> str:
     """Ratings at the end of a body: with at least one poor, or with none."""
     fine, every = "(good|average)", "(good|average|poor)"
-
-    def lines(words: list[str]) -> str:
-        parts = [
-            f"{json.dumps(lead + name + ': ')} /{word}/"
-            for lead, name, word in zip(["", *["\n"] * len(names)], names, words, strict=False)
-        ]
-        return " ".join(parts)
-
-    if not poor:
-        choices = [lines([fine] * len(names))]
-    else:  # by the place of the first poor one
-        rest = len(names) - 1
-        choices = [lines([fine] * i + ["poor"] + [every] * (rest - i)) for i in range(len(names))]
+    labels = [json.dumps(("\n" if at else "") + f"{name}: ") for at, name in enumerate(names)]
+    choices = []
+    for first_poor in range(len(names)) if poor else [len(names)]:
+        words = ([fine] * first_poor + ["poor"] + [every] * len(names))[: len(names)]
+        rated = zip(labels, words, strict=True)
+        choices.append(" ".join(f"{label} /{word}/" for label, word in rated))
     return f'(TEXT "\\n" | GAP) ({" | ".join(choices)}) /\\n?/'
 
 

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
-from typing import Literal
+from typing import Literal, get_args
 
 from coa.errors import GrammarError, did_you_mean
 
@@ -113,16 +113,8 @@ def parse_ratings(text: str, criteria: Sequence[str]) -> dict[str, str] | None:
 
 Kind = Literal["think", "plan", "tool", "reflection", "suggestion", "check", "answer"]
 Body = Literal["text", "code", "json"]
-KINDS: tuple[Kind, ...] = (
-    "think",
-    "plan",
-    "tool",
-    "reflection",
-    "suggestion",
-    "check",
-    "answer",
-)
-BODIES: tuple[Body, ...] = ("text", "code", "json")
+KINDS: tuple[Kind, ...] = get_args(Kind)
+BODIES: tuple[Body, ...] = get_args(Body)
 ANY_TOOL = "tool"
 """In a successor list: every tool role, also one that is added at run time."""
 
@@ -215,7 +207,12 @@ class Grammar:
     """Fingerprint of the grammar that this one binds to tools; empty: it is not bound."""
 
     def __post_init__(self) -> None:
-        _validate(self)
+        self._refuse(_problems(self))
+
+    def _refuse(self, problems: Iterator[str]) -> None:
+        """Raise the first problem, if there is any."""
+        for problem in problems:
+            raise GrammarError(f"grammar {self.name!r}: {problem}")
 
     # -- look-ups ---------------------------------------------------------------------------
 
@@ -229,14 +226,16 @@ class Grammar:
         return (*self.by_name, self.observation)
 
     @cached_property
+    def _any_tag(self) -> str:
+        return "|".join(sorted(map(re.escape, self.tags), key=len, reverse=True))
+
+    @cached_property
     def tag_pattern(self) -> re.Pattern[str]:
-        names = "|".join(sorted(map(re.escape, self.tags), key=len, reverse=True))
-        return re.compile(f"<(/?)({names})>")
+        return re.compile(f"<(/?)({self._any_tag})>")
 
     @cached_property
     def _tag_like(self) -> re.Pattern[str]:
-        names = "|".join(sorted(map(re.escape, self.tags), key=len, reverse=True))
-        return re.compile(rf"<(?=\s*/?\s*(?:{names})\b)", re.IGNORECASE)
+        return re.compile(rf"<(?=\s*/?\s*(?:{self._any_tag})\b)", re.IGNORECASE)
 
     def of_kind(self, kind: Kind) -> tuple[str, ...]:
         return tuple(role.name for role in self.roles if role.kind == kind)
@@ -325,12 +324,10 @@ class Grammar:
         role = self.by_name[block.role]
         options = self.allowed(state)
         if block.role not in options:
-            if not options:
-                return Fault(FaultKind.ILLEGAL, block.start, "Nothing may follow the answer.")
             want = " or ".join(f"<{name}>" for name in options)
-            return Fault(
-                FaultKind.ILLEGAL, block.start, f"<{block.role}> may not come here; write {want}."
-            )
+            problem = f"<{block.role}> may not come here; write {want}."
+            problem = problem if options else "Nothing may follow the answer."
+            return Fault(FaultKind.ILLEGAL, block.start, problem)
         if role.kind in ("tool", "answer", "suggestion") and not block.body.strip():
             return Fault(FaultKind.EMPTY, block.start, f"<{block.role}> is empty.")
         return None
@@ -340,12 +337,8 @@ class Grammar:
         if role.ratings:
             ratings = parse_ratings(body, role.ratings)
             if ratings is None:
-                wanted = ", ".join(role.ratings)
-                return Fault(
-                    FaultKind.UNSCORED,
-                    0,
-                    f"<{role.name}> must rate {wanted} as good, average or poor.",
-                )
+                wanted = f"must rate {', '.join(role.ratings)} as good, average or poor."
+                return Fault(FaultKind.UNSCORED, 0, f"<{role.name}> {wanted}")
             return self.of_kind("plan") if "poor" in ratings.values() else ()
         if role.pass_score:
             score = parse_score(body)
@@ -363,15 +356,12 @@ class Grammar:
         """
         successors = next((r.next for r in self.roles if r.kind == "tool"), (ANY_TOOL, "answer"))
         known = {role.name: role for role in self.roles if role.kind == "tool"}
-        bound = []
-        for tool in tools:
-            role = known.get(tool.name, tool)
-            bound.append(replace(role, kind="tool", next=role.next or successors))
+        wanted = [known.get(tool.name, tool) for tool in tools]
+        bound = [replace(role, kind="tool", next=role.next or successors) for role in wanted]
         first = next((i for i, r in enumerate(self.roles) if r.kind == "tool"), len(self.roles))
-        others = [(i, r) for i, r in enumerate(self.roles) if r.kind != "tool"]
-        _validate_names(self, [role.name for role in (*(r for _, r in others), *bound)])
-        before = tuple(r for i, r in others if i < first)
-        after = tuple(r for i, r in others if i >= first)
+        after = [role for role in self.roles[first:] if role.kind != "tool"]
+        together = [*self.roles[:first], *bound, *after]
+        self._refuse(_name_problems([role.name for role in together], self.observation))
         gone = known.keys() - {role.name for role in bound}
 
         def left(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -382,7 +372,7 @@ class Grammar:
             lost = gone & {*names} or (ANY_TOOL in names and not bound)
             return (told or self.of_kind("answer")) if lost else names
 
-        roles = tuple(replace(role, next=left(role.next)) for role in (*before, *bound, *after))
+        roles = [replace(role, next=left(role.next)) for role in together]
         start = left(self.start)
         reached = _reachable(roles, (*start, ANY_TOOL))
         reached |= {self.interleave, *self.of_kind("answer")}
@@ -412,38 +402,41 @@ class Grammar:
         return f": {self.observation}" if role.kind == "tool" else ""
 
 
-def _validate(grammar: Grammar) -> None:
-    """Refuse a grammar that contradicts itself, naming the first problem."""
-
-    def fail(problem: str) -> None:
-        raise GrammarError(f"grammar {grammar.name!r}: {problem}")
-
+def _problems(grammar: Grammar) -> Iterator[str]:
+    """What a grammar contradicts itself in."""
     names = [role.name for role in grammar.roles]
-    _validate_names(grammar, names)
+    yield from _name_problems(names, grammar.observation)
     for role in grammar.roles:
+        where = f"roles.{role.name}"
         if role.kind not in KINDS:
-            fail(f"roles.{role.name}.kind is {role.kind!r}; expected one of {', '.join(KINDS)}.")
+            yield f"{where}.kind is {role.kind!r}; expected one of {', '.join(KINDS)}."
         if role.body not in BODIES:
-            fail(f"roles.{role.name}.body is {role.body!r}; expected one of {', '.join(BODIES)}.")
+            yield f"{where}.body is {role.body!r}; expected one of {', '.join(BODIES)}."
     lists = {f"roles.{r.name}.next": r.next for r in grammar.roles} | {"start": grammar.start}
     for where, targets in lists.items():
         for target in targets:
             if target != ANY_TOOL and target not in names:
                 hint = did_you_mean(target, [*names, ANY_TOOL])
-                fail(f"{where} names {target!r}, which is not a role.{hint}")
+                yield f"{where} names {target!r}, which is not a role.{hint}"
     if not _NAME.match(grammar.observation):
-        fail(
-            f"observation is {grammar.observation!r}; "
-            "expected lower-case letters, digits and underscores."
-        )
+        found = f"observation is {grammar.observation!r}"
+        yield f"{found}; expected lower-case letters, digits and underscores."
     if grammar.interleave and grammar.interleave not in names:
-        fail(f"interleave names {grammar.interleave!r}, which is not a role.")
-    if not any(role.kind == "answer" for role in grammar.roles):
-        fail("it has no role of kind 'answer', so no trajectory could end.")
+        yield f"interleave names {grammar.interleave!r}, which is not a role."
+    if not grammar.of_kind("answer"):
+        yield "it has no role of kind 'answer', so no trajectory could end."
     scored = any(role.ratings or role.pass_score for role in grammar.roles)
-    if scored and not any(role.kind == "plan" for role in grammar.roles):
-        fail("a score can force a plan, but there is no role of kind 'plan'.")
-    _validate_reach(grammar, fail)
+    if scored and not grammar.of_kind("plan"):
+        yield "a score can force a plan, but there is no role of kind 'plan'."
+    if not grammar.start:
+        yield "start is empty; name the roles that may come first."
+    reached = _reachable(grammar.roles, grammar.start) | {grammar.interleave}
+    for role in grammar.roles:
+        if role.name not in reached and role.kind != "tool":
+            yield f"role {role.name!r} can never be reached from start."
+        ends = role.kind == "answer" or role.name == grammar.interleave
+        if not ends and not grammar.expand(role.next):
+            yield f"role {role.name!r} has no successor, so a trajectory would be stuck there."
 
 
 def is_block_name(name: str) -> bool:
@@ -451,31 +444,12 @@ def is_block_name(name: str) -> bool:
     return name != ANY_TOOL and bool(_NAME.match(name))
 
 
-def _validate_names(grammar: Grammar, names: Sequence[str]) -> None:
+def _name_problems(names: Sequence[str], observation: str) -> Iterator[str]:
     for name in names:
         if not _NAME.match(name):
-            problem = "must be lower-case letters, digits and underscores."
-        elif not is_block_name(name) or name == grammar.observation or names.count(name) > 1:
-            problem = "is defined twice or reserved."
-        else:
-            continue
-        raise GrammarError(f"grammar {grammar.name!r}: role {name!r} {problem}")
-
-
-def _validate_reach(grammar: Grammar, fail: object) -> None:
-    assert callable(fail)
-    if not grammar.start:
-        fail("start is empty; name the roles that may come first.")
-    reached = _reachable(grammar.roles, grammar.start) | {grammar.interleave}
-    for role in grammar.roles:
-        if role.name not in reached and role.kind != "tool":
-            fail(f"role {role.name!r} can never be reached from start.")
-        if (
-            role.kind != "answer"
-            and role.name != grammar.interleave
-            and not grammar.expand(role.next)
-        ):
-            fail(f"role {role.name!r} has no successor, so a trajectory would be stuck there.")
+            yield f"role {name!r} must be lower-case letters, digits and underscores."
+        elif not is_block_name(name) or name == observation or names.count(name) > 1:
+            yield f"role {name!r} is defined twice or reserved."
 
 
 def _reachable(roles: Sequence[Role], start: Iterable[str]) -> set[str]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from dataclasses import asdict, fields
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -17,8 +17,8 @@ from coa.grammar.grammar import Grammar, Role, is_block_name
 from coa.io.runs import Json, write_atomic
 
 PRESETS = ("mhqa", "web", "code", "afm", "react", "search_r1")
-_TOP = {"name", "roles", "start", "interleave", "observation", "preamble", "brief"}
-_ROLE = {"kind", "next", "about", "hint", "body", "tool", "ratings", "pass_score"}
+_TOP = {each.name for each in fields(Grammar)} - {"origin"}
+_ROLE = {each.name for each in fields(Role)} - {"name"}
 
 
 def _is_names(value: Any) -> bool:
@@ -67,34 +67,34 @@ def grammar_from_toml(text: str, where: str = "grammar") -> Grammar:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as exc:
         raise GrammarError(f"{where}: not valid TOML: {exc}.") from None
-    _known(where, "", table, _TOP)
+    _check_settings(where, "", table, _TOP)
     roles = table.get("roles")
     if not isinstance(roles, dict) or not roles:
         raise GrammarError(f"{where}: no roles; add a table [roles.NAME] for each block.")
     built = []
-    for name, fields in roles.items():
-        if not isinstance(fields, dict):
-            raise GrammarError(f"{where}: roles.{name} must be a table, found {fields!r}.")
-        _known(where, f"roles.{name}.", fields, _ROLE)
-        if "kind" not in fields:
+    for name, role in roles.items():
+        if not isinstance(role, dict):
+            raise GrammarError(f"{where}: roles.{name} must be a table, found {role!r}.")
+        _check_settings(where, f"roles.{name}.", role, _ROLE)
+        if "kind" not in role:
             raise GrammarError(
                 f"{where}: roles.{name} has no kind (think, plan, tool, answer ...)."
             )
-        built.append(Role(name=name, **{key: _frozen(value) for key, value in fields.items()}))
-    rest = {key: _frozen(value) for key, value in table.items() if key != "roles"}
-    rest.setdefault("name", Path(where).stem)
-    rest.setdefault("start", ())
-    try:
-        return Grammar(roles=tuple(built), **rest)
-    except TypeError as exc:
-        raise GrammarError(f"{where}: {exc}.") from None
+        built.append(role | {"name": name})
+    return _grammar({"name": Path(where).stem, "start": [], **table, "roles": built})
 
 
-def _frozen(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+def _grammar(table: dict[str, Any]) -> Grammar:
+    """The grammar of a table whose roles are a list, as `grammars.json` holds it."""
+
+    def frozen(table: dict[str, Any]) -> dict[str, Any]:
+        return {key: tuple(v) if isinstance(v, list) else v for key, v in table.items()}
+
+    roles = tuple(Role(**frozen(role)) for role in table["roles"])
+    return Grammar(**frozen(table) | {"roles": roles})
 
 
-def _known(where: str, prefix: str, table: dict[str, Any], known: set[str]) -> None:
+def _check_settings(where: str, prefix: str, table: dict[str, Any], known: set[str]) -> None:
     for key, value in table.items():
         if key not in known:
             raise GrammarError(
@@ -107,13 +107,6 @@ def _known(where: str, prefix: str, table: dict[str, Any], known: set[str]) -> N
             raise GrammarError(f"{where}: {prefix}{key} is {value!r}; expected {wanted}.")
 
 
-# ------------------------------------------------------------------------------------------------
-# A grammar with the tools that a trajectory names: what it was written under.
-#
-# And what the blocks of tools are called whose own names are none of a block.
-# ------------------------------------------------------------------------------------------------
-
-
 def bound_to(grammar: Grammar, tools: Sequence[str]) -> Grammar:
     """The grammar with these tools; where none is named, as it is.
 
@@ -123,14 +116,11 @@ def bound_to(grammar: Grammar, tools: Sequence[str]) -> Grammar:
     return grammar.with_tools([Role(name, "tool") for name in tools]) if tools else grammar
 
 
-@cache
-def load_bound(grammar: str, tools: tuple[str, ...]) -> Grammar:
-    """`bound_to`, from a preset's name or a file; read once."""
-    return bound_to(load_grammar(grammar), tools)
-
-
 def block_names(names: Iterable[str], taken: Container[str]) -> dict[str, str]:
-    """Tool -> block: `Math.Hypot` becomes `math_hypot`; no two are the same, and none is taken."""
+    """The block of each tool whose own name cannot be one: `Math.Hypot` becomes `math_hypot`.
+
+    No two are the same, and none is taken.
+    """
     found: dict[str, str] = {}
     for name in names:
         block = re.sub(r"[^a-z0-9_]+", "_", name.lower()).strip("_")
@@ -142,21 +132,17 @@ def block_names(names: Iterable[str], taken: Container[str]) -> dict[str, str]:
     return found
 
 
-# ------------------------------------------------------------------------------------------------
-# GrammarBook: the grammars that trajectories were written in, by fingerprint.
-#
-# A trajectory carries the fingerprint of its grammar and the names of its tools. The grammar
-# itself is stored once beside the dataset, the adapter or the run (`grammars.json`), so that
-# nobody has to guess it from a name. Files from before there were fingerprints name a preset,
-# which is looked up.
-# ------------------------------------------------------------------------------------------------
-
-
 GRAMMARS = "grammars.json"
 
 
 class GrammarBook:
-    """Grammars by fingerprint, not bound to any tools."""
+    """Grammars by fingerprint, not bound to any tools.
+
+    A trajectory carries the fingerprint of its grammar and the names of its tools. The grammar
+    itself is stored once beside the dataset, the adapter or the run (`grammars.json`), so that
+    nobody has to guess it from a name. Files from before there were fingerprints name a preset,
+    which is looked up.
+    """
 
     def __init__(self, grammars: Iterable[Grammar] = ()) -> None:
         self._known = {grammar.unbound_id: grammar for grammar in grammars}
@@ -165,18 +151,11 @@ class GrammarBook:
     @classmethod
     def beside(cls, path: Path) -> GrammarBook:
         """The grammars that are stored in a folder, or in the folder of a file."""
-        book = cls()
-        book.read(path)
-        return book
-
-    def read(self, path: Path) -> None:
-        """Add what is stored in a folder, or in the folder of a file."""
         stored = (path if path.is_dir() else path.parent) / GRAMMARS
         if not stored.is_file():
-            return
+            return cls()
         try:
-            held = json.loads(stored.read_text(encoding="utf-8"))
-            self._known |= GrammarBook.from_json(held)._known
+            return cls.from_json(json.loads(stored.read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as exc:
             raise RecordError(
                 f"{stored}: not a file of grammars ({exc}). Expected what coa writes there."
@@ -184,24 +163,24 @@ class GrammarBook:
 
     def save(self, folder: Path) -> None:
         """Store the grammars in a folder, with those that are there already."""
-        held = GrammarBook.beside(folder)._known | self._known
-        text = json.dumps(_plain(held), indent=1)
-        write_atomic(folder / GRAMMARS, text + "\n")
+        held = GrammarBook.beside(folder)
+        held._known |= self._known
+        write_atomic(folder / GRAMMARS, json.dumps(held.to_json(), indent=1) + "\n")
 
     def to_json(self) -> Json:
-        """The grammars by fingerprint."""
-        return _plain(self._known)
+        """The grammars by fingerprint, as JSON has them: lists, no tuples."""
+        known = {name: asdict(grammar) for name, grammar in sorted(self._known.items())}
+        plain: Json = json.loads(json.dumps(known))
+        return plain
 
     @classmethod
     def from_json(cls, record: Json) -> GrammarBook:
         book = cls()
-        book._known = {name: grammar_from_json(value) for name, value in record.items()}
+        book._known = {name: _grammar(value) for name, value in record.items()}
         return book
 
-    def add(self, grammar: Grammar) -> str:
-        """Keep a grammar; its fingerprint."""
+    def add(self, grammar: Grammar) -> None:
         self._known.setdefault(grammar.unbound_id, grammar)
-        return grammar.unbound_id
 
     def __iter__(self) -> Iterator[Grammar]:
         return iter(self._known.values())
@@ -250,18 +229,3 @@ class GrammarBook:
             f"beside the file ({GRAMMARS}), and is no preset of this version. Keep the file in the "
             "folder that it was written in; one from before 0.2 has to be made again."
         )
-
-
-def _plain(known: Mapping[str, Grammar]) -> Json:
-    return {name: json.loads(json.dumps(asdict(value))) for name, value in sorted(known.items())}
-
-
-def grammar_from_json(value: Json) -> Grammar:
-    """A grammar as `grammars.json` holds it."""
-    fields: list[dict[str, Any]] = [
-        {k: tuple(v) if isinstance(v, list) else v for k, v in role.items()}
-        for role in value["roles"]
-    ]
-    roles = tuple(Role(**each) for each in fields)
-    rest = {k: v for k, v in value.items() if k not in ("roles", "start")}
-    return Grammar(roles=roles, start=tuple(value["start"]), **rest)

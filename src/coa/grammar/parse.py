@@ -12,11 +12,10 @@ mistake (nested or crossing): the block it breaks is dropped. Unknown tags insid
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from coa.grammar.grammar import Block, Fault, FaultKind, Grammar, Role
+from coa.grammar.grammar import Block, Fault, FaultKind, Grammar, GrammarState, Role
 
 _TAG_SHAPED = re.compile(r"</?[A-Za-z][^<>]*>")
 
@@ -208,8 +207,6 @@ def parse(grammar: Grammar, text: str, *, env: bool = False) -> Parsed:
 
 def check(grammar: Grammar, parsed: Parsed) -> Fault | None:
     """The first thing wrong with a whole trajectory text: shape first, then succession."""
-    from coa.grammar.grammar import GrammarState
-
     if parsed.faults:
         return parsed.faults[0]
     state = GrammarState()
@@ -243,13 +240,10 @@ def parse_code(body: str) -> Code:
     Line breaks of Windows become plain ones, as for Python itself.
     """
     body = body.replace("\r\n", "\n")
-    fences: Iterator[tuple[str, str]] = (
-        (m.group(1).lower(), m.group(2)) for m in _FENCE.finditer(body)
-    )
     sources: list[str] = []
     inputs: list[str] = []
-    for language, text in fences:
-        (inputs if language in _SHELL and sources else sources).append(text)
+    for language, text in _FENCE.findall(body):
+        (inputs if language.lower() in _SHELL and sources else sources).append(text)
     if not sources:
         return Code(body.strip("\n"), "")
     return Code("\n".join(sources), "\n".join(inputs))

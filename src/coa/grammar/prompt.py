@@ -7,76 +7,63 @@ that was trained on them: every prompt token is paid for in each row of training
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal
 
 from coa.grammar.grammar import Grammar, Role
 
 PromptKind = Literal["full", "compact"]
-_RATING_RULE = (
-    "rate each of {names} as good, average or poor; if any is poor, the next block is {plan}"
-)
-_SCORE_RULE = (
-    "score the suggestion from 1 (wrong) to 4 (right); {at_least} or more: write {answer} "
-    "with it; less: go back to {plan}"
-)
 
 
 def system_prompt(grammar: Grammar, kind: PromptKind = "compact") -> str:
     """The system prompt for a grammar."""
-    return _full(grammar) if kind == "full" else _compact(grammar)
-
-
-def _tag(name: str) -> str:
-    return f"<{name}>"
-
-
-def _compact(grammar: Grammar) -> str:
-    listed = " ".join(f"<{r.name}>" for r in grammar.roles)
-    brief = grammar.brief or "Answer the question in blocks."
-    return f"{brief} Blocks: {listed}"
+    if kind == "full":
+        return _full(grammar)
+    listed = " ".join(f"<{role.name}>" for role in grammar.roles)
+    return f"{grammar.brief or 'Answer the question in blocks.'} Blocks: {listed}"
 
 
 def _full(grammar: Grammar) -> str:
-    parts = [grammar.preamble.strip()] if grammar.preamble.strip() else []
-    parts.append(
-        "Write a sequence of blocks, each as <name>content</name>. Nothing stands outside a block, "
-        "blocks never nest, and block names never appear inside a block's text."
-    )
-    blocks = [f"- {_tag(role.name)}: {_describe(grammar, role)}" for role in grammar.roles]
+    blocks = [f"- <{role.name}>: {_describe(grammar, role)}" for role in grammar.roles]
     blocks.append(
-        f"- {_tag(grammar.observation)}: what a tool returned. The environment writes it after "
+        f"- <{grammar.observation}>: what a tool returned. The environment writes it after "
         "your call; never write it yourself."
     )
-    parts.append("Blocks:\n" + "\n".join(blocks))
-    parts.append("Order:\n" + "\n".join(f"- {line}" for line in _order(grammar)))
-    return "\n\n".join(parts)
+    parts = [
+        grammar.preamble.strip(),
+        "Write a sequence of blocks, each as <name>content</name>. Nothing stands outside a block, "
+        "blocks never nest, and block names never appear inside a block's text.",
+        "Blocks:\n" + "\n".join(blocks),
+        "Order:\n" + "\n".join(f"- {line}" for line in _order(grammar)),
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _either(names: Iterable[str]) -> str:
+    return " or ".join(f"<{name}>" for name in names)
 
 
 def _describe(grammar: Grammar, role: Role) -> str:
     text = role.about.strip().rstrip(".") or role.hint or role.kind
+    plan, answer = (_either(grammar.of_kind(kind)) for kind in ("plan", "answer"))
     if role.ratings:
-        plan = " or ".join(map(_tag, grammar.of_kind("plan")))
-        text += "; " + _RATING_RULE.format(names=", ".join(role.ratings), plan=plan)
+        text += (
+            f"; rate each of {', '.join(role.ratings)} as good, average or poor; "
+            f"if any is poor, the next block is {plan}"
+        )
     if role.pass_score:
-        text += "; " + _SCORE_RULE.format(
-            at_least=role.pass_score,
-            answer=" or ".join(map(_tag, grammar.of_kind("answer"))),
-            plan=" or ".join(map(_tag, grammar.of_kind("plan"))),
+        text += (
+            "; score the suggestion from 1 (wrong) to 4 (right); "
+            f"{role.pass_score} or more: write {answer} with it; less: go back to {plan}"
         )
     return text + "."
 
 
 def _order(grammar: Grammar) -> list[str]:
-    def either(names: tuple[str, ...]) -> str:
-        return " or ".join(_tag(name) for name in grammar.expand(names))
-
-    lines = []
+    lines = [f"begin with {_either(grammar.expand(grammar.start))}"]
     if grammar.interleave:
-        lines.append(f"{_tag(grammar.interleave)} comes before every other block")
-    lines.append(f"begin with {either(grammar.start)}")
+        lines.insert(0, f"<{grammar.interleave}> comes before every other block")
     for role in grammar.roles:
         if role.next:
-            lines.append(f"after {_tag(role.name)}: {either(role.next)}")
-    answers = " or ".join(_tag(name) for name in grammar.of_kind("answer"))
-    lines.append(f"{answers} ends the work")
-    return lines
+            lines.append(f"after <{role.name}>: {_either(grammar.expand(role.next))}")
+    return [*lines, f"{_either(grammar.of_kind('answer'))} ends the work"]

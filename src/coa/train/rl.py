@@ -145,7 +145,7 @@ ADAPTER, BEST, ROLLOUTS, CHECKS = "adapter", "best", "rollouts", "checks"
 class Loadable(Engine, Protocol):
     """An engine that takes new weights."""
 
-    async def load(self, adapter: Path | Adapter | None, version: str) -> None: ...
+    async def load(self, adapter: Adapter | None, version: str) -> None: ...
 
 
 Check = Callable[[Path], Awaitable[Json]]

@@ -493,7 +493,7 @@ def _stop_kind(stop: str) -> str:
         return "outside"
     if reason.truncated:
         return "cut"
-    if reason.environment:
+    if reason.outside:
         return "outside"
     return "malformed" if reason is StopReason.MALFORMED else "answered"
 
