@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Literal
 
 from coa.grammar import Grammar, Splitter
 from coa.grammar.parse import Event
@@ -145,38 +145,62 @@ def closing_line(trajectory: Trajectory) -> str:
     return harmless(f"{'=':>{LABEL}}  {' | '.join(parts)}")
 
 
-def print_mask(out: Console, trajectory: Trajectory) -> None:
-    """The text with its loss mask: green is trained, red is a mistake at weight 0, dim is not.
-
-    Without colour what is not trained stands in brackets, a mistake in braces.
-    """
-    plain = out.no_color or not out.color_system
-    out.print(f"{trajectory.task_id}  {trajectory.grammar}", style="bold")
-    out.print(harmless(trajectory.question), style="bold")
-    counts = {"trained": 0, "mistake": 0, "not trained": 0}
-    looks = {"trained": ("green", "", ""), "mistake": ("red", "{{", "}}")}
-    for kind, text in _mask_spans(trajectory):
-        counts[kind] += len(text)
-        style, opening, closing = looks.get(kind, ("dim", "[[", "]]"))
-        shown = f"{opening}{harmless(text)}{closing}" if plain else harmless(text)
-        out.print(shown, style=style, end="")
-    out.print()
-    figures = ", ".join(f"{kind} {count}" for kind, count in counts.items())
-    legend = "; [[not trained]] {{mistake}}" if plain else ""
-    out.print(f"characters: {figures}{legend}", style="dim")
+MaskKind = Literal["trained", "mistake", "not trained"]
+_MASK_LOOKS: dict[MaskKind, tuple[str, str, str]] = {
+    "trained": ("green", "", ""),
+    "mistake": ("red", "{{", "}}"),
+    "not trained": ("dim", "[[", "]]"),
+}
+"""Colour, and the marks that stand for it where there is none."""
 
 
-def _mask_spans(trajectory: Trajectory) -> Iterator[tuple[str, str]]:
+def mistakes(segment: Segment) -> list[tuple[int, int]]:
+    """Return the spans of mistakes in order, inside the text and without overlaps."""
+    spans: list[tuple[int, int]] = []
+    for start, end in sorted(segment.errs):
+        start, end = max(start, spans[-1][1] if spans else 0), min(end, len(segment.text))
+        if start < end:
+            spans.append((start, end))
+    return spans
+
+
+def mask_spans(trajectory: Trajectory) -> Iterator[tuple[MaskKind, str]]:
+    """Yield the text of a trajectory in parts, with what the loss mask says of each."""
     for segment in trajectory.segments:
         if segment.author is not Author.MODEL:
             yield "not trained", segment.text
             continue
         position = 0
-        for start, end in sorted(segment.errs):
+        for start, end in mistakes(segment):
             yield "trained", segment.text[position:start]
             yield "mistake", segment.text[start:end]
             position = end
         yield "trained", segment.text[position:]
+
+
+def print_masked(out: Console, spans: Iterable[tuple[MaskKind, str]]) -> str:
+    """Print parts of a text: green is trained, red is a mistake at weight 0, dim is not trained.
+
+    Without colour what is not trained stands in brackets, a mistake in braces; returns a legend,
+    which then is needed.
+    """
+    plain = out.no_color or not out.color_system
+    for kind, text in spans:
+        style, opening, closing = _MASK_LOOKS[kind]
+        shown = f"{opening}{harmless(text)}{closing}" if plain else harmless(text)
+        out.print(shown, style=style, end="")
+    return "[[not trained]] {{mistake}}" if plain else ""
+
+
+def print_mask(out: Console, trajectory: Trajectory) -> None:
+    """Print the text of a trajectory with its loss mask."""
+    out.print(f"{trajectory.task_id}  {trajectory.grammar}", style="bold")
+    out.print(harmless(trajectory.question), style="bold")
+    spans = list(mask_spans(trajectory))
+    legend = print_masked(out, spans)
+    out.print()
+    counts = (f"{kind} {sum(len(t) for k, t in spans if k == kind)}" for kind in _MASK_LOOKS)
+    out.print("; ".join(filter(None, [f"characters: {', '.join(counts)}", legend])), style="dim")
 
 
 def print_grammar(out: Console, grammar: Grammar) -> None:
