@@ -28,6 +28,11 @@ class Estimate(NamedTuple):
     high: float
     n: int
 
+    def rounded(self, name: str = "value", digits: int = 4) -> dict[str, float | list[float]]:
+        """Return the mean by this name and the interval, for JSON, to so many digits."""
+        value, low, high = (round(each, digits) for each in self[:3])
+        return {name: value, "ci95": [low, high]}
+
     def figures(self, digits: int = 6) -> dict[str, float | list[float | None]]:
         """For JSON, to so many significant digits; it has no infinity, so None is no bound."""
         value, *sides = (float(f"{each:.{digits}g}") for each in self[:3])

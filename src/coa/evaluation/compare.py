@@ -96,8 +96,7 @@ def against(first: Measured, other: Measured) -> Json:
     pair = paired([first.mean(i) for i in order], [other.mean(i) for i in order])
     gains = {i: other.mean(i) - first.mean(i) for i in order}
     row: Json = {
-        "difference": round(pair.difference.value, 4),
-        "difference_ci95": _bounds(pair.difference, 4),
+        **_with_interval("difference", pair.difference, 4),
         **{"wins": pair.wins, "losses": pair.losses, "ties": pair.ties},
         "p_value": round(pair.p_value, 5),
         "won": [task_id for task_id, gain in gains.items() if gain > SAME],
@@ -127,11 +126,7 @@ def _by_family(first: Measured, gains: Mapping[str, float]) -> Json:
 def _token_figures(first: Measured, other: Measured, order: Sequence[str]) -> Json:
     """Tokens of a task, subtracted; tokens of a solved task, divided. Nothing solved: no ratio."""
     spent = bootstrap([other.tokens[i] - first.tokens[i] for i in order])
-    row: Json = {
-        "tokens_difference": round(spent.value, 1),
-        "tokens_difference_ci95": _bounds(spent, 1),
-        "tokens_per_solved_ratio": None,
-    }
+    row = _with_interval("tokens_difference", spent, 1) | {"tokens_per_solved_ratio": None}
     columns = {
         "tokens": [first.tokens[i] for i in order],
         "solved": [first.mean(i) for i in order],
@@ -145,8 +140,9 @@ def _token_figures(first: Measured, other: Measured, order: Sequence[str]) -> Js
     return row
 
 
-def _bounds(found: Estimate, digits: int) -> list[float]:
-    return [round(found.low, digits), round(found.high, digits)]
+def _with_interval(name: str, found: Estimate, digits: int) -> Json:
+    figures = found.rounded(name, digits)
+    return {name: figures[name], f"{name}_ci95": figures["ci95"]}
 
 
 def spread(task_ids: Iterable[str], first: Measured, n: int) -> list[str]:

@@ -72,15 +72,12 @@ def summarise(
         records.append(_record(task, sample, found, groups_of(task)))
     means = {name: sum(s.score for s in own) / max(1, len(own)) for name, own in samples.items()}
     overall = estimate(list(means.values()))
-    solved = sum(sample.score for own in samples.values() for sample in own)
+    solved = sum(record["score"] for record in records)
     summary: Json = {
         "n": len(tasks),
         "k": max(map(len, samples.values())),
-        "accuracy": round(overall.value, 4),
-        "ci95": [round(overall.low, 4), round(overall.high, 4)],
-        "outcomes": count_outcomes(
-            (sample.score, sample.trajectory.answer) for own in samples.values() for sample in own
-        ),
+        **overall.rounded("accuracy"),
+        "outcomes": count_outcomes((record["score"], record["answer"]) for record in records),
         **sample_figures(tasks, samples, chosen_by),
         **_overlap(by_id, trajectories),
         **_spent(trajectories, solved),
@@ -161,12 +158,8 @@ def _grouped(tasks: Iterable[Task], means: dict[str, float], groups_of: GroupsOf
     }
 
 
-def _brief(value: Estimate) -> Json:
-    return {
-        "n": value.n,
-        "accuracy": round(value.value, 4),
-        "ci95": [round(value.low, 4), round(value.high, 4)],
-    }
+def _brief(found: Estimate) -> Json:
+    return {"n": found.n, **found.rounded("accuracy")}
 
 
 def save_summary(directory: Path, summary: Json, records: Sequence[Json]) -> None:

@@ -210,7 +210,6 @@ def write_report(
 
 def render_report(parts: Parts, chosen: Selection, title: str) -> str:
     """The whole page."""
-    made = [found for each in SECTIONS if (found := each(parts)) is not None]
     page = {
         "runs": [run.name for run in parts.evaluations],
         "accuracy": [run.accuracy.value for run in parts.evaluations],
@@ -221,15 +220,16 @@ def render_report(parts: Parts, chosen: Selection, title: str) -> str:
         "entries": chosen.entries,
     }
     notes = [*(_MISSING[name] for name in _MISSING if not getattr(parts, name)), *parts.notes]
+    bodies = {name: inner(build(parts)) for name, build in SECTIONS.items()}
+    bodies["chains"] = _chosen(chosen) if chosen.entries else inner()
     places = {
         "head": _head(parts, title),
-        "sections": inner(made),
-        "chains": "" if chosen.entries else " hidden",
-        "chosen": _chosen(chosen),
         "notes": el("ul", (el("li", strange(note)) for note in notes)) if notes else "",
+        **bodies,
+        **{f"{name}_hidden": "" if body else " hidden" for name, body in bodies.items()},
     }
-    places = {name: ascii_only(markup) for name, markup in places.items()}
-    return render("report", title, page, chosen.records, **places)
+    ascii_places = {name: ascii_only(markup) for name, markup in places.items()}
+    return render("report", title, page, chosen.records, **ascii_places)
 
 
 def _title(directories: Sequence[Path]) -> str:

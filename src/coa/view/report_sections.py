@@ -1,7 +1,4 @@
-"""The sections of a report that need no script: tables with plots in their cells, and figures.
-
-Each takes what was found and gives its markup, or None where there is nothing to show.
-"""
+"""The sections of a report that need no script: tables with plots in their cells, and figures."""
 
 from __future__ import annotations
 
@@ -15,7 +12,6 @@ from coa.statistics import Estimate, Paired, bootstrap, paired
 from coa.trajectory import StopReason
 from coa.view.plots import (
     PANELS,
-    WINDOW,
     Child,
     Column,
     Markup,
@@ -47,11 +43,6 @@ SFT_PANELS = (
     Panel("grad_norm", "gradient norm", ".2g"),
     Panel("lr", "learning rate", ".2g"),
 )
-
-
-def _section(name: str, title: str, note: Child, *body: Child) -> Markup:
-    """Return a part of the page with a heading that can be linked to."""
-    return el("section", el("h2", title), el("p", note, class_="note"), body, id=name)
 
 
 def percent(value: float) -> str:
@@ -100,11 +91,9 @@ TASKS = Column("n", lambda run: f"{run.accuracy.n:,}")
 # -- the table of runs ----------------------------------------------------------------------
 
 
-def results(parts: Parts) -> Markup | None:
+def results(parts: Parts) -> Child:
     """Return all runs, one a row."""
     runs = parts.evaluations
-    if not runs:
-        return None
     what = score_name(runs)
 
     def drawn(run: EvaluationRun) -> Markup:
@@ -121,12 +110,7 @@ def results(parts: Parts) -> Markup | None:
         Column("n", tasks),
     ]
     columns += [each for each in _costs(runs) if any(each.cell(run) != DASH for run in runs)]
-    note = (
-        f"Every task counts, answered or not; {what} is over n tasks, with its 95% interval on a "
-        "scale from 0 to 100%. Tokens count each prompt, sampled and observed token once, as with "
-        "a perfect cache; uncached: what an interface without a cache would bill."
-    )
-    return _section("results", "Results", note, table(runs, columns, class_="runs"))
+    return table(runs, columns, class_="runs") if runs else None
 
 
 def _costs(runs: Sequence[EvaluationRun]) -> list[Column]:
@@ -189,7 +173,7 @@ Difference = tuple[EvaluationRun, EvaluationRun, Paired]
 """The run that another is compared with, the other, and what is found."""
 
 
-def differences(parts: Parts) -> Markup | None:
+def differences(parts: Parts) -> Child:
     """Return runs against others on the same tasks."""
     runs = [run for run in parts.evaluations if run.scores]
     found, apart = list[Difference](), list[str]()
@@ -228,30 +212,23 @@ def differences(parts: Parts) -> Markup | None:
         Column("ties", lambda row: f"{row[2].ties:,}"),
         Column("p", lambda row: significance(row[2].p_value).lstrip("p=")),
     ]
-    note: list[Child] = [
-        "Paired by task: percentage points above another run on the same tasks, with 95% bootstrap "
-        "intervals over the n tasks that both have: above the first, and above the one before; a "
-        "control against the same model with its tools. p is a two-sided exact sign test over the "
-        "tasks that differ."
+    listed = [
+        "Alone with its tasks or its reward, so not compared: ",
+        strange(", ".join(apart)),
+        ".",
     ]
-    if apart:
-        listed = strange(", ".join(apart))
-        note += [" Alone with its tasks or its reward, so not compared: ", listed, "."]
-    return _section("differences", "Differences", note, table(found, columns, class_="runs"))
+    left = el("p", listed, class_="note") if apart else None
+    return [table(found, columns, class_="runs"), left]
 
 
 # -- breakdowns -----------------------------------------------------------------------------
 
 
-def breakdowns(parts: Parts) -> Markup | None:
+def breakdowns(parts: Parts) -> Child:
     """Return one table for each thing that tasks are grouped by: groups down, runs across."""
     keys = dict.fromkeys([*GROUPS, *(key for run in parts.evaluations for key in run.groups)])
     together = by_tasks(parts.evaluations)
-    tables = [made for key in keys for on, runs in together if (made := _breakdown(key, runs, on))]
-    if not tables:
-        return None
-    note = "Mean score of each group of tasks, with 95% intervals from 0 to 100% and n."
-    return _section("breakdown", "Where it is right", note, tables)
+    return [made for key in keys for on, runs in together if (made := _breakdown(key, runs, on))]
 
 
 def _breakdown(key: str, evaluations: Sequence[EvaluationRun], on: str) -> Markup | None:
@@ -300,11 +277,9 @@ def _group_name(key: str, name: str) -> str:
 # -- several samples ------------------------------------------------------------------------
 
 
-def samples(parts: Parts) -> Markup | None:
+def samples(parts: Parts) -> Child:
     """Return pass@k, and what the samples of a task are worth together."""
     runs = [run for run in parts.evaluations if len(run.pass_at) > 1]
-    if not runs:
-        return None
 
     def column(key: int | str) -> Column:
         def cell(run: EvaluationRun) -> Child:
@@ -315,20 +290,15 @@ def samples(parts: Parts) -> Markup | None:
 
     ks = sorted({k for run in runs for k, _ in run.pass_at})
     names = dict.fromkeys(name for run in runs for name in run.together)
-    note = (
-        "pass@k: the chance that k samples of a task hold a right one, without bias, over n tasks; "
-        "dots over k from 0 to the number of samples, lines are 95% intervals. Mean, vote and best "
-        "are of one sample or of all of them: whoever votes or chooses sees no right answer."
-    )
     drawn = el("div", (ladder(run.name, run.pass_at) for run in runs), class_="panels")
     columns = [RUN, TASKS, *map(column, ks), *map(column, names)]
-    return _section("samples", "With several samples", note, drawn, table(runs, columns))
+    return [drawn, table(runs, columns)] if runs else None
 
 
 # -- cost -----------------------------------------------------------------------------------
 
 
-def cost(parts: Parts) -> Markup | None:
+def cost(parts: Parts) -> Child:
     """Return tokens of a task against accuracy, the teacher among the runs, for each task set."""
     known = [run for run in parts.evaluations if not run.is_control]
     runs = [run for run in known if run.figures.get("tokens_per_task", 0) > 0]
@@ -336,14 +306,8 @@ def cost(parts: Parts) -> Markup | None:
         return None
     alone = {run.on for run in runs if sum(each.on == run.on for each in runs) == 1}
     several = by_tasks(run for run in runs if run.on not in alone) or [("", runs)]
-    note = (
-        "Better is up and to the left. Crosses are 95% intervals over the n tasks of a run; of a "
-        "run without trajectories here (a teacher) that of its tokens is not known. Controls are "
-        "left out, and so are runs that are alone with their tasks while others are not."
-    )
     plots = (_cost_plot(own, on) for on, own in several)
-    beside = el("div", plots, class_="beside" if len(several) > 1 else None)
-    return _section("cost", "Cost against accuracy", note, beside)
+    return el("div", plots, class_="beside" if len(several) > 1 else None)
 
 
 def _cost_plot(runs: Sequence[EvaluationRun], on: str) -> Markup:
@@ -377,17 +341,10 @@ def _cost_plot(runs: Sequence[EvaluationRun], on: str) -> Markup:
 # -- agents and stops -----------------------------------------------------------------------
 
 
-def agents(parts: Parts) -> Markup | None:
+def agents(parts: Parts) -> Child:
     """Return calls and blocks of each agent for a rollout; those that have a tool first."""
     together = by_tasks(run for run in parts.evaluations if run.chains or run.calls)
-    tables = [made for on, runs in together if (made := _agents(runs, on))]
-    if not tables:
-        return None
-    note = (
-        "What each agent did in a rollout, the mean over the n rollouts of a run: calls of those "
-        "that have a tool, blocks that the others wrote."
-    )
-    return _section("agents", "Agents at work", note, tables)
+    return [made for on, runs in together if (made := _agents(runs, on))]
 
 
 def _agents(every: Sequence[EvaluationRun], on: str) -> Markup | None:
@@ -431,11 +388,9 @@ STOPS = {
 """Kinds of endings; each is a class of the style."""
 
 
-def stops(parts: Parts) -> Markup | None:
+def stops(parts: Parts) -> Child:
     """Return how rollouts ended."""
     runs = [run for run in parts.evaluations if run.stops]
-    if not runs:
-        return None
 
     def drawn(run: EvaluationRun) -> Markup:
         total = sum(run.stops.values()) or 1
@@ -452,9 +407,8 @@ def stops(parts: Parts) -> Markup | None:
         Column("", drawn, "plot"),
         Column("why it ended", lambda run: _listed(run.stops), "said"),
     ]
-    note = "Why each rollout ended; a budget that cuts and a model that errs are different things."
-    legend, rows = el("p", keys, class_="keys"), table(runs, columns, class_="runs")
-    return _section("stops", "How rollouts ended", note, legend, rows)
+    legend = el("p", keys, class_="keys")
+    return [legend, table(runs, columns, class_="runs")] if runs else None
 
 
 def _listed(counts: Mapping[str, int]) -> list[Child]:
@@ -475,17 +429,6 @@ def _stop_kind(stop: str) -> str:
 
 
 # -- training and distillation --------------------------------------------------------------
-
-
-def trainings(parts: Parts) -> Markup | None:
-    """Return the curves of every training."""
-    if not parts.trainings:
-        return None
-    note = (
-        f"Over updates. Faint: each update; bold: the mean of the last {WINDOW}; dots: evaluations "
-        "with their 95% intervals."
-    )
-    return _section("training", "Training", note, map(_training, parts.trainings))
 
 
 def _training(found: Training) -> Markup:
@@ -523,19 +466,6 @@ def _numbers(
     return el("details", el("summary", note), table(some, columns))
 
 
-def funnels(parts: Parts) -> Markup | None:
-    """Return the way from episodes of the teacher to chains for training."""
-    if not parts.distillations:
-        return None
-    note = (
-        "How many chains each filter let through. Bars: left after the stage; pale: dropped there; "
-        "violet: repeated there. All on one scale, which ends at the most there were."
-    )
-    return _section(
-        "funnel", "Distillation", note, (_funnel(*each) for each in parts.distillations)
-    )
-
-
 def _funnel(name: str, found: Funnel) -> Markup:
     most = max([found.episodes, *(each.left + each.dropped for each in found.stages)]) or 1
 
@@ -559,6 +489,16 @@ def _funnel(name: str, found: Funnel) -> Markup:
     return table([begun, *found.stages], columns, caption=caption, class_="runs")
 
 
-SECTIONS: tuple[Callable[[Parts], Markup | None], ...] = (
-    *(results, differences, cost, breakdowns, samples, agents, stops, trainings, funnels),
-)
+SECTIONS: dict[str, Callable[[Parts], Child]] = {
+    "results": results,
+    "differences": differences,
+    "cost": cost,
+    "breakdown": breakdowns,
+    "samples": samples,
+    "agents": agents,
+    "stops": stops,
+    "training": lambda parts: [_training(each) for each in parts.trainings],
+    "funnel": lambda parts: [_funnel(*each) for each in parts.distillations],
+}
+"""Section of the page, where its title and note are -> its body; nothing where it is to be left
+out."""
