@@ -21,8 +21,8 @@ from coa.distillation.dataset import DistillSettings, run_distillation
 from coa.engines.base import Engine
 from coa.environments import make_tasks
 from coa.errors import ConfigError, RecordError, UsageError
-from coa.evaluation.compare import PAIRED_RESAMPLES
-from coa.evaluation.run import SCORES, SUMMARY, EvalPart, run_eval
+from coa.evaluation.compare import PAIRED_RESAMPLES, SCORES, SUMMARY
+from coa.evaluation.run import EvalPart, run_eval
 from coa.io.progress import duration
 from coa.io.runs import Json, read_jsonl
 from coa.lab.speedrun_recipe import PACE

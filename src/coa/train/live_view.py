@@ -292,7 +292,7 @@ class Figure(float):
     def __format__(self, spec: str) -> str:
         if math.isnan(self):
             return "-"
-        if not spec and self == int(self) and abs(self) < 1e6:
+        if not spec and self.is_integer() and abs(self) < 1e6:
             return str(int(self))
         return super().__format__(spec or ".3g")
 

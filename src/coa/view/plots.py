@@ -235,6 +235,12 @@ class Axes(NamedTuple):
         return parts
 
 
+def _drawing(look: str, width: int, height: int, said: str, parts: Child) -> Markup:
+    """Return a drawing for a page; `said` is what it shows in words."""
+    box = f"0 0 {width} {height}"
+    return el("svg", el("title", said), parts, viewBox=box, class_=look, role="img")
+
+
 def label(text: str, x: float, y: float, look: str = "faint", anchor: str = "start") -> Markup:
     """Write a text into a drawing."""
     return el("text", text, x=x, y=y, text_anchor=anchor, class_=look or None)
@@ -275,15 +281,12 @@ class DrawnPanel(NamedTuple):
 
     def framed(self) -> Markup:
         """Return the panel as a drawing of its own, for a page."""
-        box = f"0 0 {CELL_WIDTH} {CELL_HEIGHT}"
-        title = el("title", self.said)
-        return el("svg", title, self.parts, viewBox=box, class_="panel", role="img")
+        return _drawing("panel", CELL_WIDTH, CELL_HEIGHT, self.said, self.parts)
 
 
-def _axes(corner: tuple[int, int], last: float, ticks: Sequence[float]) -> Axes:
-    x, y = corner
-    box = (x + 48, y + 24, x + CELL_WIDTH - 10, y + CELL_HEIGHT - 28)
-    return Axes(*box, (0.0, last), ticks)
+def _axes(last: float, ticks: Sequence[float]) -> Axes:
+    """Return the axes of a panel, from 0 to the last update."""
+    return Axes(48, 24, CELL_WIDTH - 10, CELL_HEIGHT - 28, (0.0, last), ticks)
 
 
 def _panel(axes: Axes, name: str, summary: str, parts: Sequence[Markup]) -> DrawnPanel:
@@ -298,26 +301,23 @@ def _panel(axes: Axes, name: str, summary: str, parts: Sequence[Markup]) -> Draw
     return DrawnPanel(f"{name}: {summary}", [*frame, *parts])
 
 
-def panels(
-    records: Sequence[Record],
-    shown: Sequence[Panel] = PANELS,
-    place: Callable[[int], tuple[int, int]] = lambda at: (0, 0),
-) -> list[DrawnPanel]:
-    """Draw curves of a metrics.jsonl, each with its corner at the `place` of its number.
+def panels(records: Sequence[Record], shown: Sequence[Panel] = PANELS) -> list[DrawnPanel]:
+    """Draw curves of a metrics.jsonl.
 
     A faint line is each update, a bold one the mean of the last `WINDOW`; evaluations are points
     with their 95% intervals. Scales begin at 0, unless there is something below.
     """
     found = {panel.key: points(records, panel.key) for panel in shown}
-    ends = _intervals(records) if EVALUATION in found else {}
+    low, high = (dict(points(records, key)) for key in ("eval_low", "eval_high"))
+    ends = {x: (low[x], high[x]) for x in low if x in high and EVALUATION in found}
     last = max((x for curve in found.values() for x, _ in curve), default=0.0) or 1.0
     together = [y for panel in shown if panel.shared for _, y in found[panel.key]]
     together += [y for each in ends.values() for y in each]
     made = []
-    for at, panel in enumerate(shown):
+    for panel in shown:
         curve = found[panel.key]
         values = together if panel.shared else [y for _, y in curve]
-        axes = _axes(place(at), last, scale(values))
+        axes = _axes(last, scale(values))
         mean = [] if panel.key == EVALUATION else trailing_mean(curve)
         if panel.key == EVALUATION:
             parts = axes.estimates(curve, ends)
@@ -330,7 +330,7 @@ def panels(
 
 def ladder(name: str, found: Sequence[tuple[int, Estimate]]) -> Markup:
     """Draw points with intervals over k, on the scale from 0 to 1."""
-    axes = _axes((0, 0), float(found[-1][0]), [0.0, 0.25, 0.5, 0.75, 1.0])
+    axes = _axes(float(found[-1][0]), [0.0, 0.25, 0.5, 0.75, 1.0])
     curve: list[Point] = [(float(k), each.value) for k, each in found]
     ends = {float(k): (each.low, each.high) for k, each in found}
     return _panel(axes, name, _course(curve, ".1%"), axes.estimates(curve, ends)).framed()
@@ -348,18 +348,6 @@ def trailing_mean(curve: Sequence[Point], window: int = WINDOW) -> list[Point]:
         (curve[end - 1][0], sum(y for _, y in curve[end - window : end]) / window)
         for end in range(window, len(curve) + 1)
     ]
-
-
-def _intervals(records: Iterable[Record]) -> dict[float, Point]:
-    """Return update -> the interval of its evaluation."""
-    found = {}
-    for record in records:
-        update, low, high = (
-            as_number(record.get(key)) for key in ("update", "eval_low", "eval_high")
-        )
-        if math.isfinite(update + low + high):
-            found[update] = (low, high)
-    return found
 
 
 def _course(curve: Sequence[Point], spec: str) -> str:
@@ -425,20 +413,14 @@ def cost_plot(spots: Sequence[Spot], unit: str, said: str) -> Markup:
     kind = ", logarithmic" if logarithmic else ""
     parts.append(label(f"{unit}{kind}", axes.right, _HEIGHT - 5, "", "end"))
     parts += [_cross(spot, axes) for spot in spots]
-    title, box = el("title", said), f"0 0 {_WIDTH} {_HEIGHT}"
-    return el("svg", title, parts, _labels(spots, axes), viewBox=box, class_="cost", role="img")
+    return _drawing("cost", _WIDTH, _HEIGHT, said, [*parts, *_labels(spots, axes)])
 
 
 def _cross(spot: Spot, axes: Axes) -> Markup:
-    (cost, left, right, _), (right_share, low, high, _) = spot.cost, spot.accuracy
-    across = axes.line((left, right_share), (right, right_share), "range")
-    return el(
-        "g",
-        across if left < right else None,
-        axes.line((cost, low), (cost, high), "range"),
-        axes.dot(cost, right_share, 4.5),
-        class_=spot.look or None,
-    )
+    (x, left, right, _), (y, low, high, _) = spot.cost, spot.accuracy
+    across = axes.line((left, y), (right, y), "range") if left < right else None
+    upwards = axes.line((x, low), (x, high), "range")
+    return el("g", across, upwards, axes.dot(x, y, 4.5), class_=spot.look or None)
 
 
 def _labels(spots: Sequence[Spot], axes: Axes) -> Iterable[Markup]:
@@ -512,19 +494,18 @@ def curve(path: Path, title: str = "") -> str:
 
 def learning_curves(records: Sequence[Record], title: str) -> str:
     """Return the six panels of an RL run in one figure."""
-
-    def place(at: int) -> tuple[int, int]:
+    drawn, placed = panels(records), []
+    for at, each in enumerate(drawn):
         row, column = divmod(at, _COLUMNS)
-        return CELL_WIDTH * column + 8, _HEAD + CELL_HEIGHT * row
-
-    drawn = panels(records, PANELS, place)
+        x, y = CELL_WIDTH * column + 8, _HEAD + CELL_HEIGHT * row
+        placed.append(el("g", each.parts, transform=f"translate({x} {y})"))
     note = (
         f"over updates; faint: each update; bold: mean of the last {WINDOW}; points: evaluations "
         "with 95% intervals"
     )
     height = _HEAD + CELL_HEIGHT * math.ceil(len(PANELS) / _COLUMNS) + 6
     said = "; ".join(each.said for each in drawn)
-    return _document(title, note, said, height, (part for each in drawn for part in each.parts))
+    return _document(title, note, said, height, placed)
 
 
 class Bar(NamedTuple):

@@ -136,10 +136,10 @@ class Parts:
     task_names: dict[str, str] = field(default_factory=dict)
     """Fingerprint of a task set -> what it is called."""
 
-    def learn(self, name: str, value: object) -> None:
+    def learn(self, name: str, value: str) -> None:
         known = self.facts.setdefault(name, [])
-        if value not in ("", None) and str(value) not in known:
-            known.append(str(value))
+        if value and value not in known:
+            known.append(value)
 
     def name_tasks(self, fingerprint: str, name: str) -> str:
         """The name of a task set; of two that are called the same, one is told apart."""
@@ -209,13 +209,10 @@ def _kind(folder: Path) -> str:
     stage = str(object_of(folder / MANIFEST).get("stage", ""))
     if stage in ("eval", "sft", "rl", "speedrun", "distill"):
         return stage
-    known = ((SUMMARY, "eval"), (TEAM, "team"), (FUNNEL, "distill"), (RESULT, "speedrun"))
     if (folder / TEXTS).is_file():  # of a study, which sums up more than rollouts by that name
         return ""
-    for name, kind in known:
-        if (folder / name).is_file():
-            return kind
-    return ""
+    known = {SUMMARY: "eval", TEAM: "team", FUNNEL: "distill", RESULT: "speedrun"}
+    return next((kind for name, kind in known.items() if (folder / name).is_file()), "")
 
 
 def _names(runs: Sequence[Path]) -> dict[Path, str]:
@@ -270,20 +267,21 @@ def _learn(run: Path, kind: str, manifest: Json, parts: Parts) -> None:
     inner = _mapping(recipe.get("rl")) | _mapping(recipe.get("sft"))
     model = str(recipe.get("model", inner.get("model", "")))
     parts.learn("base model", model_name(base_of(model)))
-    if "seed" in manifest:
-        parts.learn("seeds", f"{kind} {manifest['seed']}")
-    if "coa" in packages:
-        parts.learn("made with", f"coa {packages['coa']}")
-    if manifest.get("commit"):
-        parts.learn("commit", str(manifest["commit"])[:12])
-    if (run / TIMINGS).is_file():
-        for _, record in read_jsonl(run / TIMINGS, growing=True):
-            if isinstance(record.get("at"), str):
-                parts.learn("when", record["at"][:16])
+    parts.learn("seeds", f"{kind} {manifest['seed']}" if "seed" in manifest else "")
+    parts.learn("made with", f"coa {packages['coa']}" if "coa" in packages else "")
+    parts.learn("commit", str(manifest.get("commit") or "")[:12])
+    for record in _lines(run / TIMINGS):
+        if isinstance(record.get("at"), str):
+            parts.learn("when", record["at"][:16])
 
 
 def _mapping(value: Any) -> Json:
     return value if isinstance(value, dict) else {}
+
+
+def _lines(path: Path) -> list[Json]:
+    """Read the records of a file that may be growing, or not there yet."""
+    return [record for _, record in read_jsonl(path, growing=True)] if path.is_file() else []
 
 
 # -- evaluations ----------------------------------------------------------------------------
@@ -402,11 +400,7 @@ def _chains(path: Path) -> list[Chain]:
 
 
 def _add_training(run: Path, kind: str, name: str, manifest: Json, parts: Parts) -> None:
-    records, times = (
-        [record for _, record in read_jsonl(path, growing=True)] if path.is_file() else []
-        for path in (run / METRICS, run / TIMINGS)
-    )
-    if not records:
+    if not (records := _lines(run / METRICS)):
         parts.notes.append(f"{name}: {METRICS} has no update yet, so its training is left out.")
         return
     recipe = _mapping(manifest.get("recipe"))
@@ -415,5 +409,5 @@ def _add_training(run: Path, kind: str, name: str, manifest: Json, parts: Parts)
         used["model"] = model_name(str(used["model"]))
     known = (key for key in (*_RECIPE, "group_size") if key in used)
     said = ", ".join(f"{key.replace('_', ' ')} {used[key]}" for key in known)
-    finished = any(record.get("event") == "finished" for record in times)
+    finished = any(record.get("event") == "finished" for record in _lines(run / TIMINGS))
     parts.trainings.append(Training(name, kind, records, said, finished))
