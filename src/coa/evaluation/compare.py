@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from coa.errors import CoaError, UsageError
 from coa.grammar import parse
 from coa.io.runs import MANIFEST, Json, read_object, read_records
-from coa.statistics import RESAMPLES, SAME, Estimate, bootstrap, estimate, paired, tally
+from coa.statistics import RESAMPLES, RIGHT, SAME, Estimate, bootstrap, estimate, paired, tally
 from coa.trajectory import Trajectory, Usage, load_trajectories
 from coa.view.terminal import FOLD, closing_line, colour_of, fold, harmless, observed
 
@@ -43,7 +43,7 @@ def count_outcomes(judged: Iterable[tuple[float, str | None]]) -> Json:
     """How many rollouts, by score and answer, were right, wrong, and without an answer."""
     found = {"right": 0, "wrong": 0, "no answer": 0}
     for score, answer in judged:
-        found["right" if score >= 1.0 else "wrong" if answer is not None else "no answer"] += 1
+        found["right" if score >= RIGHT else "wrong" if answer is not None else "no answer"] += 1
     return found
 
 

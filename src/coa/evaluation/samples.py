@@ -25,15 +25,13 @@ from coa.io.settings import load_object
 from coa.rewards import JudgeSettings, Part, normalise, reward_for
 from coa.rewards.judge import Judge
 from coa.rewards.scored import Checker
-from coa.statistics import estimate
+from coa.statistics import RIGHT, estimate
 from coa.tasks import Task
 from coa.tools.base import shorten
 from coa.trajectory import Chain, Trajectory
 
 OWN_CHECK = "double_check"
 """What `best_of` goes by unless something else is asked for."""
-RIGHT = 1.0 - 1e-9
-"""The score from which a sample counts as solved: all of it, whatever sums of weights round to."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from coa.grammar import Grammar
 from coa.grammar.load import GrammarBook
 from coa.grammar.parse import parse
 from coa.io.runs import Json, read_records
+from coa.statistics import RIGHT
 from coa.trajectory import Author, Segment, StopReason, Trajectory
 from coa.view.browse import View, bars, each_of, facts_of, histogram, require_text, share_of, shown
 from coa.view.terminal import colour_of, mask_spans, mistakes
@@ -132,7 +133,7 @@ def _add(
         "re-planned": kinds["plan"] > 1,
         "malformed": any(segment.get("faults") for segment in record["segments"]),
         "unanswered": trajectory.stop is not StopReason.ANSWERED,
-        "wrong": score is not None and score < 1,
+        "wrong": score is not None and score < RIGHT,
     }
     scored = {} if score is None else {"score": score}
     return view.add(trajectory, record, numbers | scored, flags)

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from coa.errors import UsageError
-from coa.evaluation.samples import RIGHT
 from coa.io.runs import Json, write_atomic
+from coa.statistics import RIGHT
 from coa.trajectory import Author, Chain, StopReason
 from coa.view.browse import check_out, render, shown
 from coa.view.chains import chain_record, looks_of
@@ -221,7 +221,11 @@ def render_report(parts: Parts, chosen: Selection, title: str) -> str:
     }
     notes = [*(_MISSING[name] for name in _MISSING if not getattr(parts, name)), *parts.notes]
     bodies = {name: inner(build(parts)) for name, build in SECTIONS.items()}
-    bodies["chains"] = _chosen(chosen) if chosen.entries else inner()
+    here, total = len(chosen.entries), chosen.total
+    more = f"{here:,} of {total:,} chains are here, {total - here:,} are left out: some of every "
+    some = f"{more}outcome, and of the same tasks in all runs."
+    said = f"All {total:,} chains are here." if here == total else some
+    bodies["chains"] = inner(said if here else None)
     places = {
         "head": _head(parts, title),
         "notes": el("ul", (el("li", strange(note)) for note in notes)) if notes else "",
@@ -257,15 +261,3 @@ def _head(parts: Parts, title: str) -> Markup:
     )
     said = el("p", ", ".join(what), class_="what")
     return inner(el("h1", strange(title)), said, el("dl", listed, class_="facts"))
-
-
-def _chosen(chosen: Selection) -> Markup:
-    shown, total = len(chosen.entries), chosen.total
-    if shown == total:
-        return inner(f"All {total:,} chains are here.")
-    return inner(
-        f"{shown:,} of {total:,} chains are here, {total - shown:,} are left out: some of every "
-        "outcome, and of the same tasks in all runs. ",
-        el("code", "coa view"),
-        " shows all chains of a run.",
-    )

@@ -16,6 +16,8 @@ from typing import Any
 
 from coa.distillation.funnel import Funnel, read_funnel
 from coa.errors import CoaError, RecordError, UsageError
+from coa.evaluation.compare import CHAINS, SCORES, SUMMARY
+from coa.evaluation.spending import LATENCY
 from coa.grammar.load import GrammarBook
 from coa.io.runs import MANIFEST, METRICS, TIMINGS, Json, read_jsonl, read_records
 from coa.models.references import base_of
@@ -25,8 +27,7 @@ from coa.trajectory import Chain, Trajectory
 from coa.view.browse import object_of
 from coa.view.chains import check_texts, finite, read_scores
 
-SUMMARY, FUNNEL, RESULT, LATENCY = "summary.json", "funnel.json", "result.json", "latency.json"
-SCORES, TEXTS, CHAINS = "scores.jsonl", "texts.jsonl", "trajectories.jsonl"
+FUNNEL, RESULT, TEXTS = "funnel.json", "result.json", "texts.jsonl"
 TEAM = "team.json"
 """What the teacher came to in a speedrun; it is no run of a model and has no summary."""
 _SKIPPED = {"adapter", "checkpoints", "rollouts"}

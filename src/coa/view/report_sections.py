@@ -379,13 +379,8 @@ def _agents(every: Sequence[EvaluationRun], on: str) -> Markup | None:
     return table(roles, columns, caption=caption, class_="groups")
 
 
-STOPS = {
-    "answered": "answered",
-    "cut": "cut by a budget",
-    "malformed": "malformed",
-    "outside": "failed outside",
-}
-"""Kinds of endings; each is a class of the style."""
+STOPS = ("answered", "cut", "malformed", "outside")
+"""Kinds of endings; each is a class of the style, which the legend of the page explains."""
 
 
 def stops(parts: Parts) -> Child:
@@ -400,15 +395,13 @@ def stops(parts: Parts) -> Child:
         said = ", ".join(f"{stop} {count:,}" for stop, count in run.stops.items())
         return bar([(counts[kind] / total, kind) for kind in STOPS], said)
 
-    keys = (el("span", el("i", class_=kind), name) for kind, name in STOPS.items())
     columns = [
         RUN,
         Column("rollouts", lambda run: f"{sum(run.stops.values()):,}"),
         Column("", drawn, "plot"),
         Column("why it ended", lambda run: _listed(run.stops), "said"),
     ]
-    legend = el("p", keys, class_="keys")
-    return [legend, table(runs, columns, class_="runs")] if runs else None
+    return table(runs, columns, class_="runs") if runs else None
 
 
 def _listed(counts: Mapping[str, int]) -> list[Child]:
