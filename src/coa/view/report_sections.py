@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
+from functools import partial
 from itertools import takewhile
+from typing import Any
 
 from coa.distillation.funnel import Funnel, FunnelStage
 from coa.statistics import Estimate, Paired, bootstrap, paired
@@ -45,19 +47,41 @@ SFT_PANELS = (
 )
 
 
-def percent(value: float) -> str:
-    return f"{100 * value:.1f}%"
+def percent(value: float, sign: str = "") -> str:
+    """Return a share in percent; with a sign a difference, in points."""
+    return f"{100 * value:{sign}.1f}".replace("-", MINUS) + ("" if sign else "%")
 
 
 def ends(found: Estimate, sign: str = "") -> str:
-    """Return an interval in percent."""
-    low, high = (f"{100 * each:{sign}.1f}".replace("-", MINUS) for each in found[1:3])
+    """Return an interval in percent, or in points."""
+    low, high = (percent(each, sign).removesuffix("%") for each in found[1:3])
     return f"{low} to {high}" if sign else f"{low}{DASH}{high}"
 
 
 def spoken(found: Estimate, what: str) -> str:
     """Return an estimate in words, for those who do not see the plot."""
     return f"{what} {percent(found.value)}, 95% interval {ends(found)}, n = {found.n:,}"
+
+
+def _estimate_columns(
+    what: str, of: Callable[[Any], Estimate], reach: float | None = None
+) -> list[Column]:
+    """Return columns of a value, its interval and their plot; with a `reach` of differences."""
+    sign, high = ("+", reach) if reach else ("", 1.0)
+    scale = (f"{MINUS}{100 * high:.0f}", "0", f"+{100 * high:.0f}") if reach else ("0", "100%")
+
+    def drawn(row: Any) -> Markup:
+        found = of(row)
+        gained = f"{percent(found.value, sign)} points, 95% interval {ends(found, sign)}"
+        return interval(
+            found, gained if reach else spoken(found, what), -high if reach else 0, high
+        )
+
+    return [
+        Column(f"{what}, 95% interval", lambda row: el("b", percent(of(row).value, sign))),
+        Column(None, lambda row: ends(of(row), sign), "ends"),
+        Column(el("span", (el("span", each) for each in scale)), drawn, "plot"),
+    ]
 
 
 def score_name(runs: Iterable[EvaluationRun]) -> str:
@@ -74,16 +98,6 @@ def by_tasks(runs: Iterable[EvaluationRun]) -> list[tuple[str, list[EvaluationRu
     return [(on if len(found) > 1 else "", own) for on, own in found.items()]
 
 
-def _axis(*labels: str) -> Markup:
-    """Return the head of a column of intervals: where its scale begins and ends."""
-    return el("span", (el("span", label) for label in labels))
-
-
-def _left_out(**more: int) -> Markup | None:
-    said = ", ".join(f"{count:,} more {what}" for what, count in more.items() if count > 0)
-    return el("small", f"left out: {said}") if said else None
-
-
 RUN = Column("run", lambda run: strange(run.name), "row")
 TASKS = Column("n", lambda run: f"{run.accuracy.n:,}")
 
@@ -94,19 +108,13 @@ TASKS = Column("n", lambda run: f"{run.accuracy.n:,}")
 def results(parts: Parts) -> Child:
     """Return all runs, one a row."""
     runs = parts.evaluations
-    what = score_name(runs)
-
-    def drawn(run: EvaluationRun) -> Markup:
-        return interval(run.accuracy, spoken(run.accuracy, what))
 
     def tasks(run: EvaluationRun) -> str:
         return f"{run.accuracy.n:,}" + (f" {chr(215)} {run.k}" if run.k > 1 else "")
 
     columns = [
         Column("run", lambda run: [strange(run.name), el("small", _about(run))], "row"),
-        Column(f"{what}, 95% interval", lambda run: el("b", percent(run.accuracy.value))),
-        Column(None, lambda run: ends(run.accuracy), "ends"),
-        Column(_axis("0", "100%"), drawn, "plot"),
+        *_estimate_columns(score_name(runs), lambda run: run.accuracy),
         Column("n", tasks),
     ]
     columns += [each for each in _costs(runs) if any(each.cell(run) != DASH for run in runs)]
@@ -190,22 +198,12 @@ def differences(parts: Parts) -> Child:
     apart = [name for name in apart if all(name != first.name for first, *_ in found)]
     reach = max(abs(side) for *_, pair in found for side in pair.difference[1:3]) or 0.01
 
-    def points_of(row: Difference) -> str:
-        return f"{100 * row[2].difference.value:+.1f}".replace("-", MINUS)
-
-    def drawn(row: Difference) -> Markup:
-        gain = row[2].difference
-        said = f"{points_of(row)} points, 95% interval {ends(gain, '+')}"
-        return interval(gain, said, -reach, reach)
-
     def names(row: Difference) -> Child:
         return [strange(row[1].name), el("small", "against ", strange(row[0].name))]
 
     columns = [
         Column("run", names, "row"),
-        Column("points, 95% interval", lambda row: el("b", points_of(row))),
-        Column(None, lambda row: ends(row[2].difference, "+"), "ends"),
-        Column(_axis(f"{MINUS}{100 * reach:.0f}", "0", f"+{100 * reach:.0f}"), drawn, "plot"),
+        *_estimate_columns("points", lambda row: row[2].difference, reach),
         Column("n", lambda row: f"{row[2].difference.n:,}"),
         Column("wins", lambda row: f"{row[2].wins:,}"),
         Column("losses", lambda row: f"{row[2].losses:,}"),
@@ -237,26 +235,36 @@ def _breakdown(key: str, evaluations: Sequence[EvaluationRun], on: str) -> Marku
     if len(groups) < 2:
         return None
 
-    def cell(run: EvaluationRun) -> Callable[[str], Child]:
-        def drawn(name: str) -> Child:
-            if (found := run.groups[key].get(name)) is None:
-                return DASH
-            label = el("span", el("b", percent(found.value)), el("small", f"n {found.n:,}"))
-            return [label, interval(found, spoken(found, run.name))]
+    def cell(run: EvaluationRun, name: str) -> Child:
+        if (found := run.groups[key].get(name)) is None:
+            return DASH
+        label = el("span", el("b", percent(found.value)), el("small", f"n {found.n:,}"))
+        return [label, interval(found, spoken(found, run.name))]
 
-        return drawn
-
-    shown, listed = runs[:MOST_COLUMNS], sorted(groups, key=_natural)[:MOST_ROWS]
-    columns = [
-        Column("", lambda name: strange(_group_name(key, name)), "row"),
-        *(Column(strange(run.name), cell(run), "group") for run in shown),
-    ]
     title = key.removesuffix(HELD_OUT).replace("_", " ").capitalize()
-    caption = inner(
+    return _across(
+        sorted(groups, key=_natural),
+        Column("", lambda name: strange(_group_name(key, name)), "row"),
+        [(run, strange(run.name)) for run in runs],
+        cell,
         title if key in GROUPS else strange(title),
         el("small", strange(on)) if on else None,
-        _left_out(groups=len(groups) - len(listed), runs=len(runs) - len(shown)),
     )
+
+
+def _across(
+    rows: Sequence[str],
+    first: Column,
+    runs: Sequence[tuple[EvaluationRun, Child]],
+    cell: Callable[[EvaluationRun, str], Child],
+    *title: Child,
+) -> Markup:
+    """Return a table with runs across, each with its head; what is left out is said."""
+    shown, listed = runs[:MOST_COLUMNS], rows[:MOST_ROWS]
+    columns = [first, *(Column(head, partial(cell, run), "group") for run, head in shown)]
+    left_out = {"groups": len(rows) - len(listed), "runs": len(runs) - len(shown)}
+    said = ", ".join(f"{count:,} more {what}" for what, count in left_out.items() if count)
+    caption = inner(*title, el("small", f"left out: {said}") if said else None)
     return table(listed, columns, caption=caption, class_="groups")
 
 
@@ -347,36 +355,34 @@ def agents(parts: Parts) -> Child:
     return [made for on, runs in together if (made := _agents(runs, on))]
 
 
-def _agents(every: Sequence[EvaluationRun], on: str) -> Markup | None:
+def _agents(runs: Sequence[EvaluationRun], on: str) -> Markup | None:
     """Return agents down, runs on the same tasks across."""
-    runs = every[:MOST_COLUMNS]
-    means: list[dict[str, float]] = []
-    tools = set[str]()
+    tools, means = set[str](), dict[int, dict[str, float]]()
     for run in runs:
         tools |= {block.role for chain in run.chains for block in chain.of_kind("tool")}
         tools |= run.calls.keys()
         blocks = Counter(block.role for chain in run.chains for block in chain.blocks)
-        means.append({role: n / len(run.chains) for role, n in blocks.items()} | run.calls)
-    roles = [*sorted(tools), *sorted({role for each in means for role in each} - tools)]
-    if not roles:
+        own = {role: count / len(run.chains) for role, count in blocks.items()}
+        means[id(run)] = own | run.calls
+    others = {role for each in means.values() for role in each} - tools
+    if not tools and not others:
         return None
-    most = max(value for each in means for value in each.values()) or 1.0
+    most = max(value for each in means.values() for value in each.values()) or 1.0
 
-    def column(run: EvaluationRun, mean: Mapping[str, float]) -> Column:
-        def cell(role: str) -> Child:
-            value = mean.get(role, 0.0)
-            label = el("span", el("b", f"{value:.2f}"))
-            return [label, bar([(value / most, "amount")], f"{role}: {value:.2f} a rollout")]
+    def cell(run: EvaluationRun, role: str) -> Child:
+        value = means[id(run)].get(role, 0.0)
+        label = el("span", el("b", f"{value:.2f}"))
+        return [label, bar([(value / most, "amount")], f"{role}: {value:.2f} a rollout")]
 
-        rollouts = el("small", f"n {len(run.chains) or run.accuracy.n:,}")
-        return Column([strange(run.name), rollouts], cell, "group")
+    def head(run: EvaluationRun) -> Child:
+        return [strange(run.name), el("small", f"n {len(run.chains) or run.accuracy.n:,}")]
 
     def name(role: str) -> Child:
         return [strange(role), el("small", "tool" if role in tools else "")]
 
-    columns = [Column("agent", name, "row"), *map(column, runs, means)]
-    caption = inner(strange(on) if on else None, _left_out(runs=len(every) - len(runs)))
-    return table(roles, columns, caption=caption, class_="groups")
+    roles, heads = [*sorted(tools), *sorted(others)], [(run, head(run)) for run in runs]
+    title = strange(on) if on else None
+    return _across(roles, Column("agent", name, "row"), heads, cell, title)
 
 
 STOPS = ("answered", "cut", "malformed", "outside")
