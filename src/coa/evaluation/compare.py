@@ -287,8 +287,13 @@ def spread(task_ids: Iterable[str], first: Measured, n: int) -> list[str]:
     groups: dict[str, list[str]] = defaultdict(list)
     for task_id in task_ids:
         groups[first.family(task_id)].append(task_id)
-    turns = zip_longest(*groups.values())
-    return [task_id for turn in turns for task_id in turn if task_id is not None][:n]
+    return in_turn(groups.values())[:n]
+
+
+def in_turn(groups: Iterable[Sequence[str]]) -> list[str]:
+    """Return the first of each group, then the second of each, and so on; each name once."""
+    turns = zip_longest(*groups)
+    return list(dict.fromkeys(name for turn in turns for name in turn if name is not None))
 
 
 Styled = tuple[str, str]

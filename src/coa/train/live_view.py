@@ -70,9 +70,9 @@ FIGURES = {
 """The newest update in words: of its record, and in the last line of its timing."""
 _LINE = (
     "reward {reward}  pass {pass_rate:.0%}  flat {groups_flat} of {groups}  "
-    "length {length_mean:.0f}  malformed {malformed_rate:.0%}"
+    "length {length_mean:.0f}  malformed {malformed_rate:.0%}  entropy {entropy}  "
+    "gap {sampler_gap}  gradient {grad_norm}"
 )
-_LINE_MORE = {"entropy": "entropy", "sampler_gap": "gap", "grad_norm": "gradient"}
 _LEVELS = "".join(chr(0x2581 + level) for level in range(8))
 _LEVELS_ASCII = "_.-=+*%#"
 _WIDE, _TALL = 112, 23
@@ -167,12 +167,10 @@ class LiveView:
 
     def line(self) -> str:
         """Return the newest update in one line of plain text."""
-        more = "".join(
-            f"  {name} {{{key}}}" for key, name in _LINE_MORE.items() if key in self._record
-        )
-        left = [f"{left} left"] if (left := self._times()[1]) else []
-        parts = [f"rl {self._done}/{self._updates}", *left, fill(_LINE + more, self._record)]
-        return "  ".join([*parts, _seconds(self._timing)]).rstrip()
+        left = self._times()[1]
+        parts = [f"rl {self._done}/{self._updates}", f"{left} left" if left else ""]
+        parts += [fill(_LINE, self._record), _seconds(self._timing)]
+        return "  ".join(filter(None, parts))
 
     def _times(self) -> tuple[str, str]:
         """Return how long an update took lately, and how long the rest will take."""

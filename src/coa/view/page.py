@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from coa.distillation.funnel import read_funnel
 from coa.errors import RecordError, UsageError
+from coa.evaluation.compare import count_outcomes
 from coa.io.runs import Json, read_jsonl, read_records, write_atomic
 from coa.view.browse import Dropped, View, bars, check_out, object_of, shown
 from coa.view.chains import chains_view, read_scores
@@ -133,4 +134,7 @@ def _add_accuracy(view: View, path: Path) -> None:
         accuracy = percent(summary["accuracy"], summary["ci95"]).strip()
     except (IndexError, KeyError, TypeError, ValueError) as exc:
         raise RecordError(f"{path}: not a summary of coa eval ({exc!r}).") from None
-    view.figures.insert(1, ("accuracy, 95% interval", accuracy))
+    scored = [each for each in view.entries if "score" in each["numbers"]]
+    outcomes = count_outcomes((each["numbers"]["score"], each["answer"]) for each in scored)
+    counts = [(name, f"{count:,}") for name, count in outcomes.items() if scored]
+    view.figures[1:1] = [("accuracy, 95% interval", accuracy), *counts]

@@ -13,13 +13,13 @@ can be read side by side. The page says how many there are.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
 from coa.errors import UsageError
+from coa.evaluation.compare import in_turn
 from coa.io.runs import Json, write_atomic
 from coa.statistics import RIGHT
 from coa.trajectory import Author, Chain, StopReason
@@ -91,7 +91,12 @@ def select(runs: Sequence[EvaluationRun], most: int) -> Selection:
         count = Counter(ended[_key(chain)] for chain in run.chains)
         made.counts.append({name: count[name] for name in OUTCOMES if count[name]})
     written = 0
-    for task_id in _tasks_in_turn(runs, outcomes):
+    queues: dict[tuple[int, int], list[str]] = defaultdict(list)
+    order = list(OUTCOMES)
+    for at, run in enumerate(runs):
+        for task_id, chain in run.by_task.items():
+            queues[order.index(outcomes[at][_key(chain)]), -at].append(task_id)
+    for task_id in in_turn(queues[key] for key in sorted(queues)):
         chosen = [(at, run) for at, run in enumerate(runs) if task_id in run.by_task]
         written += sum(_length(run.by_task[task_id]) for _, run in chosen)
         if len(made.entries) + len(chosen) > most or (made.entries and written > MOST_TEXT):
@@ -104,20 +109,6 @@ def select(runs: Sequence[EvaluationRun], most: int) -> Selection:
 
 def _key(chain: Chain) -> tuple[str, int]:
     return chain.trajectory.task_id, chain.trajectory.sample
-
-
-def _tasks_in_turn(
-    runs: Sequence[EvaluationRun], outcomes: Sequence[dict[tuple[str, int], str]]
-) -> Iterator[str]:
-    """Yield each task once: one of every run and outcome, then the next of each."""
-    queues: dict[tuple[int, int], list[str]] = defaultdict(list)
-    order = list(OUTCOMES)
-    for at, run in enumerate(runs):
-        for task_id, chain in run.by_task.items():
-            queues[order.index(outcomes[at][_key(chain)]), -at].append(task_id)
-    turns = zip_longest(*(queues[key] for key in sorted(queues)))
-    in_turn = (task_id for turn in turns for task_id in turn if task_id is not None)
-    yield from dict.fromkeys(in_turn)
 
 
 def _shortened(text: str) -> str:
