@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from coa.errors import RecordError
 from coa.io.runs import Json
-from coa.view.plots import Bar, bars_plot
+from coa.view.plots import Bar, bars_plot, finite
 
 Stages = Iterable[Mapping[str, Any]]
 
@@ -39,9 +39,7 @@ class FunnelStage(NamedTuple):
 
 
 def _count(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e15:
-        raise ValueError(f"found {value!r}, expected a number")
-    return int(value)
+    return int(finite(value))
 
 
 class Funnel(NamedTuple):

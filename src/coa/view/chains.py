@@ -6,11 +6,9 @@ count UTF-16 units, as browsers do, not characters: the two differ after the fir
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from coa.grammar import Grammar
 from coa.grammar.load import GrammarBook
@@ -19,6 +17,7 @@ from coa.io.runs import Json, read_records
 from coa.statistics import RIGHT
 from coa.trajectory import Author, Segment, StopReason, Trajectory
 from coa.view.browse import View, bars, each_of, facts_of, histogram, require_text, share_of, shown
+from coa.view.plots import finite
 from coa.view.terminal import colour_of, mask_spans, mistakes
 
 FLAGS = {
@@ -39,13 +38,6 @@ NUMBERS = {
     "score": "score",
 }
 Scores = Mapping[tuple[str, int], float]
-
-
-def finite(value: Any) -> float:
-    """Return a number as a file must have it."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"found {value!r}, expected a number")
-    return float(value)
 
 
 def read_scores(path: Path) -> dict[tuple[str, int], float]:

@@ -165,6 +165,13 @@ def as_number(value: object) -> float:
     return float(value) if abs(value) <= 1e300 else math.nan
 
 
+def finite(value: object) -> float:
+    """Return a number as a file must have it, or raise."""
+    if math.isnan(number := as_number(value)):
+        raise ValueError(f"found {value!r}, expected a number")
+    return number
+
+
 def scale(values: Sequence[float]) -> list[float]:
     """Return the ticks of an axis: two to six round numbers around all values and 0."""
     low, high = min([0.0, *values]), max([0.0, *values])

@@ -25,7 +25,8 @@ from coa.statistics import Estimate
 from coa.tasks import Task, TaskSet
 from coa.trajectory import Chain, Trajectory
 from coa.view.browse import object_of
-from coa.view.chains import check_texts, finite, read_scores
+from coa.view.chains import check_texts, read_scores
+from coa.view.plots import finite
 
 FUNNEL, RESULT, TEXTS = "funnel.json", "result.json", "texts.jsonl"
 TEAM = "team.json"
