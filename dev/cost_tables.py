@@ -8,9 +8,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from coa.evaluation.spending import CACHINGS, PROMPTS
 from coa.io.runs import Json
 from coa.lab.study_cost import PEER, STRETCHED
+from coa.lab.token_counts import CACHINGS, PROMPTS
 
 PARTS = ("planner", "searcher", "reader", "coder", "reflector", "critic", "verifier")
 LENGTHS = {

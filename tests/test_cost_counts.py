@@ -16,17 +16,17 @@ from coa.environment import shipped_home
 from coa.environments import make_tasks
 from coa.environments.experts import Experts
 from coa.errors import ConfigError, RecordError
-from coa.evaluation.spending import (
+from coa.evaluation.spending import parse_price
+from coa.grammar import load_grammar
+from coa.grammar.prompt import PromptKind
+from coa.io.runs import Json
+from coa.lab.token_counts import (
     CACHINGS,
     PROMPTS,
     TokenCounter,
     opening_prompts,
-    parse_price,
     with_caching,
 )
-from coa.grammar import load_grammar
-from coa.grammar.prompt import PromptKind
-from coa.io.runs import Json
 from coa.loop import Budget, Decoding, run
 from coa.models.codec import Codec
 from coa.models.references import is_pulled, model_folder, resolve

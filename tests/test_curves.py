@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from chromium_tab import CHROMIUM, Browser
 from coa.errors import RecordError
-from coa.view.curves import PANELS, curve, plot, points, scale, trailing_mean
+from coa.view.plots import PANELS, curve, learning_curves, points, scale, trailing_mean
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -55,28 +55,30 @@ def test_the_figure_names_its_panels_and_where_they_went(tmp_path: Path) -> None
 
 
 def test_the_figure_asks_for_nothing_and_runs_nothing(tmp_path: Path) -> None:
-    svg = plot(run(), "</title><script>alert(1)</script>")
+    svg = learning_curves(run(), "</title><script>alert(1)</script>")
     assert "<script" not in svg and "href" not in svg and "url(" not in svg and "@import" not in svg
     assert {node.tag.removeprefix(SVG) for node in ET.fromstring(svg).iter()} <= {
-        *("svg", "title", "desc", "style", "rect", "text", "path", "polyline", "circle")
+        *("svg", "title", "desc", "style", "rect", "text", "g", "line", "polyline", "circle")
     }
-    assert svg == plot(run(), "</title><script>alert(1)</script>"), "the same bytes again"
+    assert svg == learning_curves(run(), "</title><script>alert(1)</script>"), (
+        "the same bytes again"
+    )
 
 
 def test_evaluations_have_their_intervals() -> None:
-    svg = ET.fromstring(plot(run(), "A run"))
+    svg = ET.fromstring(learning_curves(run(), "A run"))
     assert len([node for node in svg.iter(f"{SVG}circle") if node.get("r") == "3.5"]) == 5
-    assert len([node for node in svg.iter(f"{SVG}path") if "V" in (node.get("d") or "")]) == 5
+    assert len([node for node in svg.iter(f"{SVG}line") if node.get("class") == "range"]) == 5
     without = [{k: v for k, v in r.items() if k != "eval_low"} for r in run()]
-    assert "V" not in "".join(n.get("d") or "" for n in ET.fromstring(plot(without, "")).iter())
+    assert 'class="range"' not in learning_curves(without, "")
 
 
 def test_a_missing_update_breaks_the_line() -> None:
     records = [r for r in run() if "reward" in r]
-    whole = plot(records, "").count("<polyline")
+    whole = learning_curves(records, "").count("<polyline")
     records[20] |= {"reward": None}
     records[30] |= {"reward": math.nan}
-    assert plot(records, "").count("<polyline") == whole + 2
+    assert learning_curves(records, "").count("<polyline") == whole + 2
 
 
 def test_a_run_that_is_going_on_can_be_drawn(tmp_path: Path) -> None:
@@ -115,7 +117,7 @@ def test_whatever_the_records_hold_the_figure_is_sound(
     records: list[dict[str, Any]], title: str
 ) -> None:
     printable = "".join(letter for letter in title if letter.isprintable())
-    svg = plot(records, printable)
+    svg = learning_curves(records, printable)
     ET.fromstring(svg)
     assert "nan" not in svg.split("</desc>")[1].replace(printable, "").lower()
     assert all(math.isfinite(y) for _, y in points(records, "reward"))
@@ -123,7 +125,7 @@ def test_whatever_the_records_hold_the_figure_is_sound(
 
 OUTSIDE = """(() => {
   const frame = document.querySelector('svg').getBoundingClientRect();
-  return [...document.querySelectorAll('text, polyline, circle, path')].filter((node) => {
+  return [...document.querySelectorAll('text, polyline, circle, line')].filter((node) => {
     const box = node.getBoundingClientRect();
     return box.left < frame.left - 1 || box.right > frame.right + 1
       || box.bottom > frame.bottom + 1;
@@ -141,7 +143,7 @@ OVERLAPS = """(() => {
 @pytest.mark.skipif(not CHROMIUM, reason="no chromium: apt-get install chromium")
 def test_in_a_browser_it_stays_within_its_frame_and_no_text_covers_another(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
-    page.write_text(f"<!doctype html><main>{plot(run(), 'A run')}</main>")
+    page.write_text(f"<!doctype html><main>{learning_curves(run(), 'A run')}</main>")
     browser = Browser(tmp_path / "profile")
     try:
         browser.open(page)

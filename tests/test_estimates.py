@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coa.evaluation.compare import Measured, against
+from coa.lab.study_arms import student
 from coa.statistics import (
     Z95,
     Estimate,
@@ -18,7 +19,6 @@ from coa.statistics import (
     interval,
     paired,
     sign_test,
-    student,
     wilson,
 )
 

@@ -14,9 +14,8 @@ from rich.console import Console
 
 from coa.cli import main
 from coa.errors import RecordError, UsageError
-from coa.evaluation.compare import Measured, against, spread
-from coa.evaluation.run import compare, load_measured, save_summary, summarise
-from coa.evaluation.side_by_side import print_sides
+from coa.evaluation.compare import Measured, against, compare, load_measured, print_sides, spread
+from coa.evaluation.run import save_summary, summarise
 from coa.evaluation.spending import Tariff
 from coa.io.runs import Json
 from coa.recording.budget import Price

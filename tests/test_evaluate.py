@@ -19,7 +19,8 @@ from coa.environment import Environment, ToolSettings, load_environment, open_en
 from coa.environments import make_tasks
 from coa.environments.atlas.reading import read
 from coa.errors import ConfigError, RecordError, UsageError
-from coa.evaluation.run import EvalSettings, compare, run_eval, save_summary, summarise
+from coa.evaluation.compare import compare
+from coa.evaluation.run import EvalSettings, run_eval, save_summary, summarise
 from coa.loop import Budget, Decoding
 from coa.rewards import Scored, exact
 from coa.rollouts import choose_environments, choose_prompt, default_environments, roll_out_all

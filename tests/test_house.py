@@ -18,7 +18,7 @@ PACKAGE = ROOT / "src" / "coa"
 LAYERS = (
     *("errors", "io", "statistics", "grammar", "trajectory", "models", "engines", "tasks"),
     *("corpus", "sandbox", "tools", "rewards", "loop", "environment", "rollouts"),
-    *("view.terminal", "view.curves", "recording", "distillation", "train"),
+    *("view.terminal", "view.plots", "recording", "distillation", "train"),
     *("models.export", "evaluation", "view"),
     *("asking", "serving", "checking", "doctor", "api", "environments", "lab", "cli"),
 )

@@ -213,7 +213,10 @@ def test_an_evaluation_shows_its_scores_and_its_interval(tmp_path: Path) -> None
     page = read(tmp_path / "page.html")
     assert [entry["numbers"]["score"] for entry in page.content["entries"]] == [1, 0]
     assert [entry["flags"] for entry in page.content["entries"]] == [[], ["wrong"]]
-    assert ["accuracy, 95% interval", "50.0% [10.0, 90.0]"] in page.content["figures"]
+    assert page.content["figures"][1:5] == [
+        ["accuracy, 95% interval", "50.0% [10.0, 90.0]"],
+        *(["right", "1"], ["wrong", "1"], ["no answer", "0"]),
+    ]
 
 
 def test_what_is_no_episode_is_on_the_page_as_left_out(

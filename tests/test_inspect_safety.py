@@ -143,7 +143,7 @@ def test_files_beside_the_chains_are_checked_too(tmp_path: Path) -> None:
         (
             "scores.jsonl",
             '{"task_id":"t","sample":0,"score":NaN}\n',
-            "DIR/scores.jsonl:1: the score is nan, expected a number.",
+            "DIR/scores.jsonl:1: found nan, expected a number",
         ),
     ):
         (tmp_path / name).write_text(text)

@@ -17,7 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from coa.train.live_view import CURVES, LiveView, Seen, picture, plain_line, sparkline
+from coa.train import live_view
+from coa.train.live_view import CURVES, LiveView, Sparkline
 
 RECORD: dict[str, Any] = {
     "reward": 0.5,
@@ -55,25 +56,29 @@ TIMING |= {"tokens_per_s": 1121.4, "sampled_per_s": 973.0}
 
 
 class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
+    now = 0.0
 
 
-def drawn(view: LiveView, width: int = 80, height: int = 30, **options: Any) -> list[str]:
-    console = Console(file=io.StringIO(), width=width, height=height, record=True, **options)
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> type[Clock]:
+    """A clock that stands still until a test moves it."""
+    Clock.now = 0.0
+    monkeypatch.setattr(live_view, "monotonic", lambda: Clock.now)
+    return Clock
+
+
+def drawn(view: LiveView, width: int = 80, height: int = 30, ascii_only: bool = False) -> list[str]:
+    file = io.TextIOWrapper(io.BytesIO(), "ascii" if ascii_only else "utf-8")
+    console = Console(file=file, width=width, height=height, record=True)
     console.print(view)
     return console.export_text().removesuffix("\n").split("\n")
 
 
-def shown_run(updates: int = 3, **options: Any) -> LiveView:
-    clock = Clock()
-    view = LiveView(100, mode="silent", clock=clock, **options)
+def shown_run(updates: int = 3) -> LiveView:
+    view = LiveView(100, mode="silent")
     with view:
         for update in range(1, updates + 1):
-            clock.now += 90
+            Clock.now += 90
             view.update({"update": update, **RECORD, "reward": update / 10}, TIMING)
     view.phase("rollout", 37, 64)
     return view
@@ -92,7 +97,7 @@ def test_the_picture_has_curves_figures_agents_and_a_rollout() -> None:
     text = "\n".join(drawn(view))
     for line in (
         "0.1 to 0.3",
-        "evaluation  50.0%",
+        "evaluation 50.0%",
         "[41.0%, 59.0%] at 3",
         "24 drawn, 13 flat, 9 solved, 2 refills",
         "192: 96% answered, 2% malformed, 5% cut",
@@ -127,13 +132,12 @@ def test_what_matters_most_is_left_on_a_low_terminal() -> None:
 
 
 def test_a_resumed_run_shows_its_earlier_curve_and_takes_only_its_own_speed() -> None:
-    clock = Clock()
-    view = LiveView(100, mode="silent", clock=clock)
+    view = LiveView(100, mode="silent")
     for update in range(1, 51):
         view.recall({"update": update, **RECORD, "reward": update / 100})
     with view:
         assert "left" not in drawn(view)[0]
-        clock.now += 60
+        Clock.now += 60
         view.update({"update": 51, **RECORD}, TIMING)
     assert "51/100" in drawn(view)[0] and "1m00s each, 49m00s left" in drawn(view)[0]
     assert "0.01 to 0.5" in "\n".join(drawn(view))
@@ -145,9 +149,9 @@ def test_an_update_without_some_figure_leaves_a_gap_in_its_curve() -> None:
         view.recall({"update": 1, "reward": 0.5, "sampler_gap": 3e-7, "entropy": entropy})
     view.recall({"update": 1, "eval_accuracy": 0.5})
     entropy_line, _, gap_line = (
-        line.plain
-        for line in picture(view._seen, 80, 30, True)
-        if line.plain[:11].strip() in ("entropy", "length", "sampler gap")
+        line
+        for line in drawn(view, ascii_only=True)
+        if line[:11].strip() in ("entropy", "length", "sampler gap")
     )
     assert "_ #" in entropy_line and "<1e-4" in gap_line
 
@@ -163,17 +167,16 @@ def test_texts_of_the_model_cannot_drive_the_terminal() -> None:
 
 
 def test_a_terminal_without_unicode_gets_ascii() -> None:
-    lines = picture(Seen(100, 3, curves=shown_run()._seen.curves, record=RECORD), 80, 30, True)
-    assert all(line.plain.isascii() for line in lines if "\u2026" not in line.plain)
+    assert all(line.isascii() for line in drawn(shown_run(), ascii_only=True))
 
 
 def test_in_a_pipe_there_is_one_line_per_update() -> None:
-    stream, clock = io.StringIO(), Clock()
-    with LiveView(100, stream=stream, clock=clock) as view:
+    stream = io.StringIO()
+    with LiveView(100, stream=stream) as view:
         view.recall({"update": 0, "eval_accuracy": 0.25, "eval_low": 0.2, "eval_high": 0.3})
         for update in (1, 2):
             view.phase("rollout", 1, 64)
-            clock.now += 90
+            Clock.now += 90
             view.update({"update": update, **RECORD}, TIMING)
         view.evaluated({"update": 2, "eval_accuracy": 0.5, "eval_low": 0.41, "eval_high": 0.59})
     assert stream.getvalue().splitlines() == [
@@ -214,7 +217,7 @@ def test_silent_writes_nothing() -> None:
     ],
 )
 def test_sparklines(values: list[float], width: int, line: str) -> None:
-    assert sparkline(values, width, ascii_only=True) == line
+    assert Sparkline(values).line(width, ascii_only=True) == line
 
 
 strange = st.recursive(
@@ -243,7 +246,7 @@ def test_no_record_and_no_terminal_breaks_it(
         view.update(record, timing)
     lines = drawn(view, width, height)
     assert len(lines) <= max(2, height)
-    assert "\n" not in plain_line(view._seen)
+    assert "\n" not in view.line()
 
 
 PROGRAM = """

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 from coa.cli import app
 from coa.errors import CoaError
 from coa.tasks import Task, TaskSet
-from coa.view.evaluations import model_name
 from coa.view.report import OUTCOMES, write_report
+from coa.view.report_parts import model_name
 from made_pages import Page
 from made_runs import (
     AT_ONCE,

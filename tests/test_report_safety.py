@@ -16,16 +16,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coa.distillation.funnel import Funnel, FunnelStage
 from coa.errors import CoaError
 from coa.grammar import load_grammar
 from coa.grammar.load import GrammarBook
 from coa.statistics import Estimate
 from coa.tasks import Task, TaskSet
 from coa.trajectory import Chain, Trajectory
-from coa.view.evaluations import EvaluationRun
-from coa.view.plots import Costs, Spot, ascii_only, cost_plot, el, inner, interval
+from coa.view.plots import Spot, ascii_only, cost_plot, cost_ticks, el, inner, interval
 from coa.view.report import render_report, select, write_report
-from coa.view.report_parts import Distillation, Parts, Training
+from coa.view.report_parts import EvaluationRun, Parts, Training
 from made_pages import HOSTILE, Page, read
 from made_runs import AT_ONCE, MISTAKEN, attempt, distilled, evaluated, report, run_of, trained
 
@@ -98,10 +98,12 @@ def strange_parts(text: str) -> Parts:
     """What was read, with this text in every place that holds one."""
     right = Estimate(0.5, 0.4, 0.6, 2)
     task = Task("Who?", (text,), "t0", {"family": text})
-    run = EvaluationRun(text, right, text, text, 2, text, {"tokens_per_task": 5.0}, {text: 2})
+    run = EvaluationRun(text, right, text, text, 2, text)
+    run.figures = {"tokens_per_task": 5.0, "money_per_task": 1.0, "money_per_solved": 2.0}
+    run.stops = {text: 2}
     run.groups = {"family": {text: right, f"{text}2": right}}
-    run.pass_at, run.together = [(1, right), (2, right)], [(text, right)]
-    run.calls, run.money, run.tasks = {text: 1.0}, (1.0, 2.0, text), {"t0": task}
+    run.pass_at, run.together = [(1, right), (2, right)], {text: right}
+    run.calls, run.currency, run.tasks = {text: 1.0}, text, {"t0": task}
     made = attempt(task, MISTAKEN)
     made.question = made.answer = made.error = text
     made.segments[1].text = f"<think>{text}</think>"
@@ -112,7 +114,7 @@ def strange_parts(text: str) -> Parts:
     return Parts(
         [run, other, replace(other), third, replace(third)],
         [Training(text, "rl", [{"update": 1, "reward": 0.5}], text, False)],
-        [Distillation(text, 3, 2, [(text, 2, 1, 0, {text: 1})])],
+        [(text, Funnel(3, 2, [FunnelStage(text, 3, 2, 1, 0, {text: 1})]))],
         [text],
         {text: [text], "when": ["2026-01-01T00:00"]},
     )
@@ -175,7 +177,7 @@ def test_costs_of_any_size_have_a_place_in_the_plot(
         )
     made = cost_plot(spots, "tokens", "words")
     assert "nan" not in re.sub(r"(?s)<t.*?</t\w+>", "", made) and "inf" not in made
-    ticks = Costs.of(spots).ticks
+    ticks, _ = cost_ticks(spots)
     assert (
         list(ticks) == sorted(set(ticks)) and ticks[-1] >= max(s.cost.value for s in spots) * 0.99
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from coa.models.codec import Codec
-from coa.train.row_report import OUTSIDE, UNKNOWN, agent_tokens, print_preview, row_report
+from coa.train.row_report import OUTSIDE, UNKNOWN, agents_of, print_preview, row_report
 from coa.train.rows import Row, row_maker
 from coa.train.settings import SftSettings
 from coa.trajectory import Author, Segment, Trajectory
@@ -37,6 +38,12 @@ def model(text: str, **more: object) -> Segment:
 
 def made(codec: Codec, *trajectories: Trajectory, **limits: int) -> list[Row]:
     return [row_maker(codec, **limits)(each) for each in trajectories]  # type: ignore[arg-type]
+
+
+def agent_tokens(chain: Trajectory, codec: Codec) -> Counter[str]:
+    """Tokens that the model wrote, by the role of their block."""
+    own = [segment for segment in chain.segments if segment.author is Author.MODEL]
+    return Counter(agent for segment in own for agent in agents_of(chain, segment, codec))
 
 
 def test_tokens_are_counted_by_author_and_by_agent(codec: Codec) -> None:

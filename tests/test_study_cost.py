@@ -16,7 +16,6 @@ from coa.environment import shipped_home
 from coa.environments import make_tasks
 from coa.errors import RecordError, UsageError
 from coa.evaluation.compare import Resamples
-from coa.evaluation.spending import PROMPTS, TokenCounter
 from coa.grammar.prompt import PromptKind
 from coa.io.runs import dumps
 from coa.lab.study_cost import (
@@ -31,6 +30,7 @@ from coa.lab.study_cost import (
     study_cost,
     study_files,
 )
+from coa.lab.token_counts import PROMPTS, TokenCounter
 from coa.recording.agents import agents_of
 from coa.recording.budget import Price
 from coa.recording.episode import AgentSpec, Episode, Message, Tokens

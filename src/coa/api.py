@@ -157,7 +157,7 @@ def evaluate(env: References, *, model: str = "auto", out: Place, **settings: An
 
 def compare(*runs: Place | Evaluation) -> Json:
     """Compare finished evaluations of the same tasks with the first one, paired by task."""
-    from coa.evaluation.run import compare as compare_runs
+    from coa.evaluation.compare import compare as compare_runs
 
     folders = [run.directory if isinstance(run, Evaluation) else Path(run) for run in runs]
     if len(folders) < 2:

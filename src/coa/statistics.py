@@ -16,6 +16,8 @@ Z95 = 1.959964
 RESAMPLES = 2000
 SAME = 1e-9
 """Scores that differ by no more are equal: a mean of several is rounded."""
+RIGHT = 1.0 - SAME
+"""The score from which a rollout is right: all of it, whatever sums of weights round to."""
 FEW = 5
 """Successes, or failures, below which a bootstrap of a share is not trusted."""
 
@@ -27,6 +29,11 @@ class Estimate(NamedTuple):
     low: float
     high: float
     n: int
+
+    def rounded(self, name: str = "value", digits: int = 4) -> dict[str, float | list[float]]:
+        """Return the mean by this name and the interval, for JSON, to so many digits."""
+        value, low, high = (round(each, digits) for each in self[:3])
+        return {name: value, "ci95": [low, high]}
 
     def figures(self, digits: int = 6) -> dict[str, float | list[float | None]]:
         """For JSON, to so many significant digits; it has no infinity, so None is no bound."""
@@ -80,31 +87,6 @@ def as_share(found: Estimate) -> Estimate:
         return found
     around = wilson(total, found.n)
     return found._replace(low=min(found.low, around.low), high=max(found.high, around.high))
-
-
-def student(values: Sequence[float]) -> Estimate:
-    """The mean with Student's t interval: for a handful of repetitions, which is too few to draw
-    from."""
-    n = len(values)
-    if n < 2:
-        return Estimate(sum(values) / n if n else math.nan, -math.inf, math.inf, n)
-    mean = sum(values) / n
-    half = _t95(n - 1) * math.sqrt(sum((value - mean) ** 2 for value in values) / (n - 1) / n)
-    return Estimate(mean, mean - half, mean + half, n)
-
-
-def _t95(freedom: int) -> float:
-    """The 97.5% quantile of Student's distribution."""
-    few = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622)
-    if freedom <= len(few):
-        return few[freedom - 1]
-    z, d = Z95, freedom  # Cornish and Fisher's expansion, right to four digits from here on
-    return (
-        z
-        + (z**3 + z) / (4 * d)
-        + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * d**2)
-        + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * d**3)
-    )
 
 
 class Paired(NamedTuple):

@@ -136,7 +136,7 @@ def view(
         page = write_page(run, html, n=n)
         note(f"{page.shown} of {page.total} {page.kind} in {html}, {page.size / 1e6:.1f} MB")
         return
-    from coa.evaluation.run import outcome_line
+    from coa.evaluation.compare import outcome_line
     from coa.trajectory import load_trajectories
     from coa.view.terminal import console, print_chain, print_mask
 

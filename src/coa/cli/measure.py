@@ -46,7 +46,7 @@ def compare(
     as_json: JsonFlag = False,
 ) -> None:
     """Compare runs on the same tasks: paired differences with intervals."""
-    from coa.evaluation.run import compare as compare_runs
+    from coa.evaluation.compare import compare as compare_runs
 
     if len(runs) < 2:
         raise UsageError("compare needs at least two run directories.")
@@ -61,7 +61,7 @@ def compare(
     out = console()
     print_comparison(out, result)
     if chains:
-        from coa.evaluation.side_by_side import print_sides
+        from coa.evaluation.compare import print_sides
 
         print_sides(out, runs, result, chains)
 

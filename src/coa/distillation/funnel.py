@@ -1,31 +1,72 @@
 """The funnel: what entered each stage, what left it and why, as a table and as a plot.
 
-A stage is a plain record, as in funnel.json: `stage`, `entered`, `left`, `reasons` (reason -> how
-many were dropped or added for it), and, where chains were also repeated, `dropped` and `repeated`.
+A stage is a plain record in funnel.json: `stage`, `entered`, `left`, `reasons` (reason -> how many
+were dropped or added for it), and, where chains were also repeated, `dropped` and `repeated`.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from html import escape
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
+from coa.errors import RecordError
 from coa.io.runs import Json
+from coa.view.plots import Bar, bars_plot, finite
 
-Stages = Sequence[Mapping[str, Any]]
-_WIDTH, _LABELS, _NUMBERS = 860, 150, 90
-"""Of the plot, of the column with the stages' names, and of the one behind the bars; in pixels."""
-_BAR, _LINE, _GAP, _HEAD = 24, 17, 14, 58
-_KEPT, _ADDED, _LOST, _INK, _FAINT = "#1f6f8b", "#7a4fa3", "#d8dee4", "#16202a", "#4a5763"
-_STYLE = (
-    f"text{{font:13px system-ui,sans-serif;fill:{_INK}}}"
-    f".faint{{fill:{_FAINT};font-size:12px}}.title{{font-size:16px;font-weight:600}}"
-)
+Stages = Iterable[Mapping[str, Any]]
+
+
+class FunnelStage(NamedTuple):
+    """A record of a stage, with what it need not say."""
+
+    name: str
+    entered: int
+    left: int
+    dropped: int
+    repeated: int
+    reasons: dict[str, int]
+
+    @classmethod
+    def read(cls, record: Mapping[str, Any], before: int = 0) -> FunnelStage:
+        """Read a record; `before` left the stage before it."""
+        left, repeated = _count(record.get("left", 0)), _count(record.get("repeated", 0))
+        entered = _count(record.get("entered", before))
+        dropped = _count(record.get("dropped", entered + repeated - left))
+        reasons = {str(why): _count(count) for why, count in record["reasons"].items()}
+        return cls(str(record["stage"]), entered, left, dropped, repeated, reasons)
+
+
+def _count(value: object) -> int:
+    return int(finite(value))
+
+
+class Funnel(NamedTuple):
+    """What a funnel.json says."""
+
+    episodes: int
+    kept: int
+    stages: list[FunnelStage]
+
+
+def read_funnel(path: Path, record: Json) -> Funnel:
+    """Check a funnel.json; one of an older version has no stages, only reasons."""
+    try:
+        episodes, kept = _count(record["episodes"]), _count(record["kept"])
+        stages: list[FunnelStage] = []
+        for each in record.get("stages", ()):
+            stages.append(FunnelStage.read(each, stages[-1].left if stages else episodes))
+        if not stages:
+            whole = {"stage": "kept", "left": kept, "reasons": record.get("rejected", {})}
+            stages.append(FunnelStage.read(whole, episodes))
+    except (AttributeError, KeyError, TypeError, ValueError) as exc:
+        raise RecordError(f"{path}: not a funnel of coa distill ({exc!r}).") from None
+    return Funnel(episodes, kept, stages)
 
 
 def stage_record(stage: str, entered: int, notes: Sequence[Json]) -> Json:
-    """The record of a stage, from its notes: those with `copies` repeat, the others drop."""
+    """Return the record of a stage, from its notes: those with `copies` repeat, others drop."""
     repeated = sum(note.get("copies", 0) for note in notes)
     dropped = sum(not note.get("copies") for note in notes)
     reasons: Counter[str] = Counter()
@@ -42,7 +83,7 @@ def stage_record(stage: str, entered: int, notes: Sequence[Json]) -> Json:
 
 
 def table(stages: Stages) -> list[str]:
-    """The funnel as lines of plain text, reasons beneath their stage."""
+    """Return the funnel as lines of plain text, reasons beneath their stage."""
     rows = list(_rows(stages))
     first = max(len(label) for label, _, _ in rows) + 2  # reasons are indented
     return [
@@ -53,7 +94,7 @@ def table(stages: Stages) -> list[str]:
 
 
 def markdown(stages: Stages) -> list[str]:
-    """The funnel as a table of a document."""
+    """Return the funnel as a table of a document."""
     head, *rows = _rows(stages)
     lines = [f"| {head[0]} | {' | '.join(head[1])} |", "|---|---:|---:|---:|---:|"]
     for label, cells, is_stage in rows:
@@ -63,72 +104,28 @@ def markdown(stages: Stages) -> list[str]:
 
 
 def _rows(stages: Stages) -> Iterator[tuple[str, list[str], bool]]:
-    """Label, four cells, and whether it is a stage and not one of its reasons."""
+    """Yield a label, four cells, and whether it is a stage and not one of its reasons."""
     yield "stage", ["entered", "dropped", "repeated", "left"], True
-    for each in stages:
-        dropped, repeated = _changes(each)
-        figures = (each["entered"], dropped, repeated, each["left"])
-        yield str(each["stage"]), [f"{figure:,}" for figure in figures], True
-        for reason, count in each["reasons"].items():
-            cells = ["", "", f"{count:,}", ""] if repeated else ["", f"{count:,}", "", ""]
-            yield str(reason), cells, False
+    for each in map(FunnelStage.read, stages):
+        figures = (each.entered, each.dropped, each.repeated, each.left)
+        yield each.name, [f"{figure:,}" for figure in figures], True
+        for reason, count in each.reasons.items():
+            cells = ["", "", f"{count:,}", ""] if each.repeated else ["", f"{count:,}", "", ""]
+            yield reason, cells, False
 
 
 def plot(stages: Stages, title: str = "From episodes to training chains") -> str:
-    """The funnel as an SVG without scripts, fonts or links; every number is also a text in it."""
-    most = max((each["left"] + _changes(each)[0] for each in stages), default=0) or 1
-    scale = (_WIDTH - _LABELS - _NUMBERS) / most
-    parts: list[str] = []
-    top = _HEAD
-    for each in stages:
-        parts += _bar(each, top, scale)
-        top += _BAR + _LINE * len(each["reasons"]) + _GAP
-    spoken = "; ".join(
-        f"{each['stage']}: {each['entered']:,} entered, {each['left']:,} left" for each in stages
-    )
-    head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {top}" width="{_WIDTH}" '
-        f'height="{top}" role="img" aria-labelledby="funnel-title funnel-text">'
-    )
-    legend = "bar: left after the stage; grey: dropped there; violet: repeated there"
-    return "\n".join(
-        [
-            head,
-            f'<title id="funnel-title">{escape(title)}</title>',
-            f'<desc id="funnel-text">{escape(spoken)}</desc>',
-            f"<style>{_STYLE}</style>",
-            f'<rect width="{_WIDTH}" height="{top}" fill="#ffffff"/>',
-            f'<text x="16" y="26" class="title">{escape(title)}</text>',
-            f'<text x="16" y="45" class="faint">{legend}</text>',
-            *parts,
-            "</svg>\n",
-        ]
-    )
-
-
-def _changes(stage: Mapping[str, Any]) -> tuple[int, int]:
-    """Dropped and repeated; a stage that only drops need not say so."""
-    repeated = int(stage.get("repeated", 0))
-    return int(stage.get("dropped", stage["entered"] + repeated - stage["left"])), repeated
-
-
-def _bar(stage: Mapping[str, Any], top: int, scale: float) -> list[str]:
-    dropped, repeated = _changes(stage)
-    x, parts = float(_LABELS), []
-    shown = ((_KEPT, stage["left"] - repeated), (_ADDED, repeated), (_LOST, dropped))
-    for colour, count in shown:
-        width = round(count * scale, 1)
-        if count:
-            parts.append(
-                f'<rect x="{x:.1f}" y="{top}" width="{width}" height="{_BAR}" fill="{colour}"/>'
-            )
-        x += width
-    middle = top + _BAR - 7
-    parts.append(
-        f'<text x="{_LABELS - 12}" y="{middle}" text-anchor="end">{escape(str(stage["stage"]))}'
-        f'</text><text x="{x + 8:.1f}" y="{middle}">{stage["left"]:,}</text>'
-    )
-    for number, (reason, count) in enumerate(stage["reasons"].items(), start=1):
-        y = top + _BAR + _LINE * number - 3
-        parts.append(f'<text x="{_LABELS}" y="{y}" class="faint">{count:,} {escape(reason)}</text>')
-    return parts
+    """Return the funnel as an SVG; every number is also a text in it."""
+    read = [FunnelStage.read(each) for each in stages]
+    bars = [
+        Bar(
+            each.name,
+            {"left": each.left - each.repeated, "repeated": each.repeated, "dropped": each.dropped},
+            f"{each.left:,}",
+            [f"{count:,} {reason}" for reason, count in each.reasons.items()],
+        )
+        for each in read
+    ]
+    said = "; ".join(f"{each.name}: {each.entered:,} entered, {each.left:,} left" for each in read)
+    note = "bar: left after the stage; grey: dropped there; violet: repeated there"
+    return bars_plot(bars, title, note, said)

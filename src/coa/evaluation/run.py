@@ -15,8 +15,8 @@ from typing import Annotated, Any
 from coa.engines import load_engine, rollouts_at_once, slots_for
 from coa.engines.base import Engine
 from coa.environment import OpenEnvironment, open_environments, remarks
-from coa.errors import ConfigError, ModelError, RecordError, UsageError
-from coa.evaluation.compare import Measured, against
+from coa.errors import ConfigError, ModelError, RecordError
+from coa.evaluation.compare import SCORES, SUMMARY, brief, count_outcomes
 from coa.evaluation.samples import (
     OWN_CHECK,
     Sample,
@@ -27,17 +27,17 @@ from coa.evaluation.samples import (
 )
 from coa.evaluation.spending import LATENCY, Tariff, calls_by_agent, find_tariff, latency, money
 from coa.io.progress import Mode, counted
-from coa.io.runs import MANIFEST, Json, Run, read_records, write_atomic, write_jsonl
+from coa.io.runs import Json, Run, write_atomic, write_jsonl
 from coa.io.settings import Option
 from coa.loop import Budget, Decoding
 from coa.models.references import identity, resolve_default
 from coa.rewards import JudgeSettings, ProgramSettings, RewardSettings, Scored, f1, mean_parts
 from coa.rollouts import AgentSettings, Note, choose_environments, roll_out_all
-from coa.statistics import Estimate, estimate
+from coa.statistics import estimate
 from coa.tasks import Task, TaskSet
-from coa.trajectory import Chain, StopReason, Trajectory, Usage
+from coa.trajectory import Chain, StopReason, Trajectory
 
-SCORES, SUMMARY, TASKS = "scores.jsonl", "summary.json", "tasks.jsonl"
+TASKS = "tasks.jsonl"
 GroupsOf = Callable[[Task], Mapping[str, str]]
 """What the results of a task are grouped by, as its environment declares it."""
 
@@ -71,15 +71,12 @@ def summarise(
         records.append(_record(task, sample, found, groups_of(task)))
     means = {name: sum(s.score for s in own) / max(1, len(own)) for name, own in samples.items()}
     overall = estimate(list(means.values()))
-    solved = sum(sample.score for own in samples.values() for sample in own)
+    solved = sum(record["score"] for record in records)
     summary: Json = {
         "n": len(tasks),
         "k": max(map(len, samples.values())),
-        "accuracy": round(overall.value, 4),
-        "ci95": [round(overall.low, 4), round(overall.high, 4)],
-        "outcomes": count_outcomes(
-            (sample.score, sample.trajectory.answer) for own in samples.values() for sample in own
-        ),
+        **overall.rounded("accuracy"),
+        "outcomes": count_outcomes((record["score"], record["answer"]) for record in records),
         **sample_figures(tasks, samples, chosen_by),
         **_overlap(by_id, trajectories),
         **_spent(trajectories, solved),
@@ -155,16 +152,8 @@ def _grouped(tasks: Iterable[Task], means: dict[str, float], groups_of: GroupsOf
         for column, name in groups_of(task).items():
             values.setdefault(column, defaultdict(list))[name].append(means[task.id])
     return {
-        column: {name: _brief(estimate(scores)) for name, scores in sorted(groups.items())}
+        column: {name: brief(estimate(scores)) for name, scores in sorted(groups.items())}
         for column, groups in values.items()
-    }
-
-
-def _brief(value: Estimate) -> Json:
-    return {
-        "n": value.n,
-        "accuracy": round(value.value, 4),
-        "ci95": [round(value.low, 4), round(value.high, 4)],
     }
 
 
@@ -172,122 +161,6 @@ def save_summary(directory: Path, summary: Json, records: Sequence[Json]) -> Non
     """The summary comes last: where it is, the evaluation is finished."""
     write_jsonl(directory / SCORES, records)
     write_atomic(directory / SUMMARY, json.dumps(summary, indent=2) + "\n")
-
-
-def count_outcomes(judged: Iterable[tuple[float, str | None]]) -> Json:
-    """How many rollouts, by score and answer, were right, wrong, and without an answer."""
-    found = {"right": 0, "wrong": 0, "no answer": 0}
-    for score, answer in judged:
-        found["right" if score >= 1.0 else "wrong" if answer is not None else "no answer"] += 1
-    return found
-
-
-def outcome_line(directory: Path) -> str:
-    """How many rollouts of an evaluation were right, wrong and without an answer; empty where a
-    folder holds no evaluation."""
-    scores = directory / SCORES
-    if not scores.is_file():
-        return ""
-    pairs = read_records(scores, lambda r: (float(r["score"]), r.get("answer")))
-    listed = ", ".join(f"{count} {name}" for name, count in count_outcomes(pairs).items())
-    return f"{len(pairs)} rollouts: {listed}"
-
-
-# -- finished evaluations ---------------------------------------------------------------------
-
-
-def load_measured(directory: Path) -> Measured:
-    """What a finished evaluation found, by task; tokens only where its trajectories are kept."""
-    summary = _finished(directory)
-    scores: dict[str, list[float]] = defaultdict(list)
-    families: dict[str, str] = {}
-    for name, score, family in read_records(directory / SCORES, _scored_line):
-        scores[name].append(score)
-        if family is not None:
-            families[name] = family
-    tokens: dict[str, list[int]] = defaultdict(list)
-    if (chains := directory / "trajectories.jsonl").is_file():
-        for name, usage in read_records(chains, lambda r: (r["task_id"], Usage(**r["usage"]))):
-            tokens[name].append(usage.total_tokens)
-    path = directory / MANIFEST
-    manifest = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    judged_by = (manifest.get("recipe") or {}).get("rewards")
-    return Measured(
-        str(directory),
-        str(summary.get("reward", "exact")),
-        scores,
-        {name: sum(found) / len(found) for name, found in tokens.items()},
-        families,
-        str((manifest.get("inputs") or {}).get("tasks", "")),
-        json.dumps(judged_by, sort_keys=True) if judged_by else "",
-    )
-
-
-def _scored_line(record: Json) -> tuple[str, float, str | None]:
-    return record["task_id"], float(record["score"]), record.get("groups", {}).get("family")
-
-
-def _finished(directory: Path) -> Json:
-    """The summary of an evaluation, or why there is none."""
-    manifest, summary = directory / MANIFEST, directory / SUMMARY
-    if manifest.is_file() and not summary.is_file():
-        stage = json.loads(manifest.read_text(encoding="utf-8")).get("stage")
-        if stage != "eval":
-            raise UsageError(f"{directory}: is a run of {stage!r}, expected one of `coa eval`.")
-        chains = directory / "trajectories.jsonl"
-        done = chains.read_bytes().count(b"\n") if chains.is_file() else 0
-        raise UsageError(
-            f"{directory}: the evaluation is not finished, it has {done} rollouts so far. "
-            "Give the same `coa eval` again, it continues."
-        )
-    if not (directory / SCORES).is_file():
-        raise UsageError(f"{directory}: no {SCORES}; is it the --out of a finished `coa eval`?")
-    found: Json = json.loads(summary.read_text(encoding="utf-8")) if summary.is_file() else {}
-    return found
-
-
-def load_alike(directories: Sequence[Path]) -> list[Measured]:
-    """Finished evaluations of the same tasks by the same reward."""
-    runs = [load_measured(directory) for directory in directories]
-    rewards = {run.reward: run.name for run in runs}
-    if len(rewards) > 1:
-        listed = ", ".join(f"{reward} ({name})" for reward, name in rewards.items())
-        raise UsageError(f"the runs have different rewards: {listed}; compare like with like.")
-    first = runs[0]
-    for run in runs[1:]:
-        if only := len(run.scores.keys() ^ first.scores.keys()):
-            raise UsageError(
-                f"{run.name} and {first.name} differ in {only} tasks; "
-                "compare runs of the same task file."
-            )
-        if run.judged_by != first.judged_by:
-            raise UsageError(
-                f"{run.name} and {first.name} have the reward {run.reward!r} with other settings "
-                "(its judge, for one); compare like with like."
-            )
-        known = run.fingerprint and first.fingerprint  # of tasks in their order
-        same_order = list(run.scores) == list(first.scores)
-        if known and same_order and run.fingerprint != first.fingerprint:
-            raise UsageError(
-                f"{run.name} and {first.name} have tasks of the same ids with other contents, "
-                "other gold answers for one; evaluate both on the same task file."
-            )
-    return runs
-
-
-def compare(directories: Sequence[Path]) -> Json:
-    """Each later run against the first, paired by task; tasks must be the same."""
-    runs = load_alike(directories)
-    first = runs[0]
-    rows: list[Json] = []
-    for run in runs:
-        row: Json = {"run": run.name, **_brief(estimate(run.means))}
-        if run.tokens:
-            spent, solved = sum(run.tokens.values()), sum(run.means)
-            row["tokens_per_task"] = round(spent / len(run.tokens), 1)
-            row["tokens_per_solved"] = round(spent / solved, 1) if solved else None
-        rows.append(row | (against(first, run) if run is not first else {}))
-    return {"n": len(first.scores), "baseline": first.name, "runs": rows}
 
 
 VERDICTS, RATINGS = "verdicts.db", "ratings.db"

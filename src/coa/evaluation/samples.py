@@ -21,15 +21,13 @@ from coa.io.runs import Json
 from coa.io.settings import load_object
 from coa.rewards import Checker, JudgeSettings, Part, normalise, reward_for, together
 from coa.rewards.judge import Judge
-from coa.statistics import Estimate, estimate
+from coa.statistics import RIGHT, estimate
 from coa.tasks import Task
 from coa.tools.base import shorten
 from coa.trajectory import Chain, Trajectory
 
 OWN_CHECK = "double_check"
 """What `best_of` goes by unless something else is asked for."""
-RIGHT = 1.0 - 1e-9
-"""The score from which a sample counts as solved: all of it, whatever sums of weights round to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,19 +107,13 @@ def sample_figures(
     mean = estimate([sum(s.score for s in own) / max(1, len(own)) for _, own in tried])
     voted = estimate([majority(task, own).score if own else 0.0 for task, own in tried])
     best = estimate([best_of(own).score if own else 0.0 for _, own in tried])
+    passes = {str(k): estimate([passed(own, k) for _, own in tried]) for k in depths(most)}
     return {
-        "pass_at": {
-            str(k): shown(estimate([passed(own, k) for _, own in tried])) for k in depths(most)
-        },
-        "avg_at_k": shown(mean),
-        "majority": shown(voted),
-        "best_of": {"by": chosen_by if rated else "first", **shown(best)},
+        "pass_at": {k: found.rounded() for k, found in passes.items()},
+        "avg_at_k": mean.rounded(),
+        "majority": voted.rounded(),
+        "best_of": {"by": chosen_by if rated else "first", **best.rounded()},
     }
-
-
-def shown(found: Estimate) -> Json:
-    """A proportion as files have it."""
-    return {"value": round(found.value, 4), "ci95": [round(found.low, 4), round(found.high, 4)]}
 
 
 # ------------------------------------------------------------------------------------------------

@@ -16,7 +16,8 @@ from pathlib import Path
 
 from coa.engines.base import Engine
 from coa.environment import ToolSettings, open_environments
-from coa.evaluation.run import SUMMARY, EvalPart, compare, run_eval
+from coa.evaluation.compare import SUMMARY, compare
+from coa.evaluation.run import EvalPart, run_eval
 from coa.io.progress import duration
 from coa.io.runs import Json, Run, read_records, write_atomic
 from coa.lab.speedrun_recipe import MeasuredPart, SpeedrunRecipe, Who

@@ -9,6 +9,7 @@ that are missing.
 from __future__ import annotations
 
 import gc
+import math
 import random
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,15 +22,15 @@ from coa.distillation.dataset import DistillSettings, run_distillation
 from coa.engines.base import Engine
 from coa.environments import make_tasks
 from coa.errors import ConfigError, RecordError, UsageError
-from coa.evaluation.compare import PAIRED_RESAMPLES
-from coa.evaluation.run import SCORES, SUMMARY, EvalPart, run_eval
+from coa.evaluation.compare import PAIRED_RESAMPLES, SCORES, SUMMARY
+from coa.evaluation.run import EvalPart, run_eval
 from coa.io.progress import duration
 from coa.io.runs import Json, read_jsonl
 from coa.lab.speedrun_recipe import PACE
 from coa.models.adapters import MANIFEST
 from coa.models.references import resolve
 from coa.recording.record import Recording, run_recording
-from coa.statistics import Estimate, as_share, difference_of, student, tally
+from coa.statistics import Z95, Estimate, as_share, difference_of, tally
 from coa.tasks import TaskSet, in_turn
 from coa.train.settings import SftSettings
 from coa.trajectory import Trajectory, load_trajectories
@@ -135,6 +136,31 @@ def _shown(table: Sequence[Sequence[float]], resamples: int, rerun: bool) -> Jso
         "n": value.n,
         "by_seed": [round(sum(row) / len(row), 5) for row in table],
     }
+
+
+def student(values: Sequence[float]) -> Estimate:
+    """The mean with Student's t interval: for a handful of repetitions, which is too few to draw
+    from."""
+    n = len(values)
+    if n < 2:
+        return Estimate(sum(values) / n if n else math.nan, -math.inf, math.inf, n)
+    mean = sum(values) / n
+    half = _t95(n - 1) * math.sqrt(sum((value - mean) ** 2 for value in values) / (n - 1) / n)
+    return Estimate(mean, mean - half, mean + half, n)
+
+
+def _t95(freedom: int) -> float:
+    """The 97.5% quantile of Student's distribution."""
+    few = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622)
+    if freedom <= len(few):
+        return few[freedom - 1]
+    z, d = Z95, freedom  # Cornish and Fisher's expansion, right to four digits from here on
+    return (
+        z
+        + (z**3 + z) / (4 * d)
+        + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * d**2)
+        + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * d**3)
+    )
 
 
 def _over_seeds(table: Sequence[Sequence[float]]) -> Json:

@@ -29,7 +29,9 @@ from coa.environments import SETS, make_tasks
 from coa.environments.sets import GYM
 from coa.errors import RecordError, UsageError
 from coa.evaluation.compare import PAIRED_RESAMPLES, Resamples
-from coa.evaluation.spending import (
+from coa.grammar.prompt import PromptKind
+from coa.io.runs import Json, read_records, write_atomic
+from coa.lab.token_counts import (
     CACHINGS,
     EXAMPLE_PRICE,
     PROMPTS,
@@ -39,8 +41,6 @@ from coa.evaluation.spending import (
     opening_prompts,
     with_caching,
 )
-from coa.grammar.prompt import PromptKind
-from coa.io.runs import Json, read_records, write_atomic
 from coa.models.codec import Codec
 from coa.models.references import BASE, model_folder, resolve
 from coa.recording.budget import Price

@@ -18,7 +18,7 @@ from coa.engines import rollouts_at_once
 from coa.engines.base import Engine, Sampling, sampling_key
 from coa.environment import load_environment, open_environments
 from coa.errors import ConfigError
-from coa.evaluation.run import SUMMARY
+from coa.evaluation.compare import SUMMARY
 from coa.grammar import FaultKind, Grammar, load_grammar, parse, system_prompt
 from coa.io.collect import Line, collect
 from coa.io.runs import Json, read_jsonl, write_atomic

@@ -15,8 +15,8 @@ from pathlib import Path
 from coa.environments import SETS, make_tasks
 from coa.environments.sets import GYM
 from coa.errors import ConfigError, did_you_mean
-from coa.evaluation.compare import PAIRED_RESAMPLES, Resamples
-from coa.evaluation.run import SCORES, SUMMARY, EvalPart, run_eval
+from coa.evaluation.compare import PAIRED_RESAMPLES, SCORES, SUMMARY, Resamples
+from coa.evaluation.run import EvalPart, run_eval
 from coa.evaluation.samples import Sample, majority
 from coa.io.runs import Json, Run, read_jsonl
 from coa.io.settings import to_json, without_speed

@@ -26,7 +26,7 @@ from coa.engines import rollouts_at_once
 from coa.engines.base import Engine
 from coa.environment import Environment
 from coa.errors import ConfigError, ToolMistake
-from coa.evaluation.run import SCORES, SUMMARY
+from coa.evaluation.compare import SCORES, SUMMARY
 from coa.evaluation.spending import calls_of
 from coa.grammar import PromptKind, load_grammar
 from coa.io.runs import Json, Run, read_jsonl, write_atomic, write_jsonl

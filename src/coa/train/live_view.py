@@ -17,20 +17,25 @@ from __future__ import annotations
 import math
 import os
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from time import monotonic
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
+
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
 
 from coa.io.progress import Mode, duration
+from coa.view.plots import as_number
 from coa.view.terminal import colour_of, fold
 
-if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, RenderResult
-    from rich.text import Text
-
 Record = Mapping[str, Any]
+Row = tuple[RenderableType, ...]
 
 PHASES = {
     "rollout": "rolling out",
@@ -50,66 +55,58 @@ CURVES = (
     ("sampler_gap", "sampler gap", ".2g", "magenta"),
 )
 """Figure, its name, how it is written, its colour."""
+FIGURES = {
+    "groups": "{groups} drawn, {groups_flat} flat, {groups_solved} solved, {refills} refills",
+    "rollouts": "{rollouts}: {answered_rate:.0%} answered, {malformed_rate:.0%} malformed, "
+    "{truncated_rate:.0%} cut",
+    "each": "{length_mean:.0f} tokens (most {length_max:.0f}), {turns:.1f} turns, "
+    "{tool_calls:.1f} calls",
+    "trained": "{rows} rows, {trained_tokens:,.0f} of {tokens:,.0f} tokens",
+    "policy": "KL {kl_old:.2g}, clipped {clip_low:.1%} low {clip_high:.1%} high, "
+    "ratio to {ratio_max}",
+    "step": "loss {loss}, gradient {grad_norm}, lr {lr:.2g}, ess {ess:.0%}",
+    "tokens/s": "{sampled_per_s:,.0f} sampled, {tokens_per_s:,.0f} trained",
+}
+"""The newest update in words: of its record, and in the last line of its timing."""
+_LINE = (
+    "reward {reward}  pass {pass_rate:.0%}  flat {groups_flat} of {groups}  "
+    "length {length_mean:.0f}  malformed {malformed_rate:.0%}  entropy {entropy}  "
+    "gap {sampler_gap}  gradient {grad_norm}"
+)
 _LEVELS = "".join(chr(0x2581 + level) for level in range(8))
 _LEVELS_ASCII = "_.-=+*%#"
 _WIDE, _TALL = 112, 23
 """Columns from which on, and lines up to which, the figures stand beside the curves."""
-_NAME, _VALUE, _EXTENT = 11, 6, 22
-"""Width of the column of names, of a curve's newest value, and of what stands behind it."""
+_NAME = 11
+"""Width of the column of names."""
 _RECENT = 8
 """Updates whose seconds tell how long the rest will take."""
 
 
-@dataclass(slots=True)
-class Seen:
-    """What the view has been told so far."""
-
-    updates: int
-    done: int
-    phase: str = "starting"
-    part: tuple[int, int] = (0, 0)
-    record: Record = field(default_factory=dict)
-    """Of the newest update."""
-    timing: Record = field(default_factory=dict)
-    interval: str = ""
-    """Of the newest evaluation, and after which update it was."""
-    rollout: tuple[str, str, float | None] | None = None
-    """Question, answer, score."""
-    curves: dict[str, list[float]] = field(default_factory=lambda: {row[0]: [] for row in CURVES})
-    each: float | None = None
-    """Seconds of an update, lately."""
-    left: float | None = None
-
-
 class LiveView:
-    """Shows a run of `updates`, of which `done` were finished by an earlier part of it."""
+    """Shows a run of so many updates."""
 
-    def __init__(
-        self,
-        updates: int,
-        *,
-        done: int = 0,
-        mode: Mode = "auto",
-        stream: TextIO | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._seen = Seen(updates, done)
+    def __init__(self, updates: int, *, mode: Mode = "auto", stream: TextIO | None = None) -> None:
+        self._updates, self._done = updates, 0
         self._stream = stream or sys.stderr
         self._mode: Mode = mode
         if mode == "auto":
             redraws = self._stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
             self._mode = "bar" if redraws else "plain"
-        self._clock = clock
-        self._began = [clock()]
+        self._phase, self._part = "starting", (0, 0)
+        self._record: Record = {}
+        self._timing: Record = {}
+        self._evaluation = ""
+        """The interval of the newest evaluation, and after which update it was."""
+        self._rollout: tuple[str, str, float] | None = None
+        self._curves: dict[str, list[float]] = {key: [] for key, *_ in CURVES}
+        self._began = [monotonic()]
         """When the newest updates began, the present one last."""
-        self._live: Any = None
+        self._live: Live | None = None
 
     def __enter__(self) -> LiveView:
-        self._began = [self._clock()]
+        self._began = [monotonic()]
         if self._mode == "bar":
-            from rich.console import Console
-            from rich.live import Live
-
             # What others print goes above the picture, but what is meant for a pipe stays there.
             self._live = Live(
                 self,
@@ -133,227 +130,181 @@ class LiveView:
 
     def phase(self, what: str, done: int = 0, total: int = 0) -> None:
         """Say what is done now, and how much of it."""
-        self._seen.phase, self._seen.part = what, (done, total)
+        self._phase, self._part = what, (done, total)
 
     def recall(self, record: Record) -> None:
         """Take over a line of metrics: of an earlier part of the run, or of an evaluation."""
-        seen = self._seen
-        for key, values in seen.curves.items():
+        for key, values in self._curves.items():
             # An update without some figure leaves a gap, so that the curves stay side by side.
             if key in record or ("reward" in record and key != "eval_accuracy"):
-                values.append(number(record.get(key)))
+                values.append(as_number(record.get(key)))
         if "reward" in record:
-            seen.record = dict(record)
-            if not math.isnan(update := number(record.get("update"))):
-                seen.done = max(seen.done, int(update))
+            self._record = dict(record)
+            if not math.isnan(update := as_number(record.get("update"))):
+                self._done = max(self._done, int(update))
         if "eval_accuracy" in record:
-            low, high = shown(record, "eval_low", ".1%"), shown(record, "eval_high", ".1%")
-            seen.interval = f"[{low}, {high}] at {shown(record, 'update')}"
+            self._evaluation = fill("[{eval_low:.1%}, {eval_high:.1%}] at {update}", record)
 
     def evaluated(self, record: Record) -> None:
         """An evaluation is done now."""
         self.recall(record)
-        if self._mode == "plain":
-            line = f"rl evaluation  {shown(record, 'eval_accuracy', '.1%')} {self._seen.interval}"
-            print(line, file=self._stream, flush=True)
+        self._print(f"rl evaluation  {fill('{eval_accuracy:.1%}', record)} {self._evaluation}")
 
     def update(self, record: Record, timing: Record) -> None:
         """An update is done."""
-        self._began = [*self._began[-_RECENT:], self._clock()]
+        self._began = [*self._began[-_RECENT:], monotonic()]
         self.recall(record)
-        self._seen.timing = dict(timing)
-        self._foresee()
-        if self._mode == "plain":
-            print(plain_line(self._seen), file=self._stream, flush=True)
+        self._timing = dict(timing)
+        self._print(self.line())
 
     def rollout(self, question: str, answer: str, score: float | None) -> None:
         """One rollout to look at: what was asked, what the model answered, what it earned."""
-        self._seen.rollout = (question, answer, score)
+        self._rollout = (question, answer, as_number(score))
 
-    def _foresee(self) -> None:
-        seen, finished = self._seen, len(self._began) - 1
-        if not finished:
-            return
-        seen.each = (self._began[-1] - self._began[0]) / finished
-        since = self._clock() - self._began[-1]
-        seen.left = max(0.0, (seen.updates - seen.done) * seen.each - since)
+    def _print(self, line: str) -> None:
+        if self._mode == "plain":
+            print(line, file=self._stream, flush=True)
+
+    def line(self) -> str:
+        """Return the newest update in one line of plain text."""
+        left = self._times()[1]
+        parts = [f"rl {self._done}/{self._updates}", f"{left} left" if left else ""]
+        parts += [fill(_LINE, self._record), _seconds(self._timing)]
+        return "  ".join(filter(None, parts))
+
+    def _times(self) -> tuple[str, str]:
+        """Return how long an update took lately, and how long the rest will take."""
+        if not (finished := len(self._began) - 1):
+            return "", ""
+        each = (self._began[-1] - self._began[0]) / finished
+        left = (self._updates - self._done) * each - (monotonic() - self._began[-1])
+        return duration(each), duration(max(0.0, left)) if self._done < self._updates else ""
+
+    # -- the picture ------------------------------------------------------------------------
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        self._foresee()
-        yield from picture(
-            self._seen, options.max_width, console.height - 1, ascii_only=options.ascii_only
-        )
+        height = console.height - 1
+        curves, figures = self._curve_rows(), self._figure_rows()
+        blocks = [curves, figures]
+        if options.max_width >= _WIDE and height < _TALL:
+            both = Table.grid(padding=(0, 1), expand=True)
+            both.add_column(ratio=1)
+            both.add_column(ratio=1)
+            both.add_row(_grid(curves), _grid(figures))
+            blocks = [[(both,)] * max(len(curves), len(figures))]
+        head = self._progress()
+        yield _grid(head)
+        used = len(head)
+        for rows in (*blocks, self._agents(), self._newest_rollout()):
+            if rows and used + 1 + len(rows) <= height:
+                used += 1 + len(rows)
+                yield Text()
+                yield _grid(rows) if len(rows[0]) > 1 else rows[0][0]
+
+    def _progress(self) -> list[Row]:
+        """Return how far the run is, and how far its present phase."""
+        each, left = self._times()
+        times = f"{each} each{f', {left} left' if left else ''}" if each else ""
+        phase = fold(PHASES.get(self._phase, self._phase), 2 * _NAME)
+        return [
+            ("rl update", *_bar(self._done, self._updates, "green"), times),
+            (phase, *_bar(*self._part, "blue"), ""),
+        ]
+
+    def _curve_rows(self) -> list[Row]:
+        """Return a row for each curve: newest value, course, smallest and largest value."""
+        rows: list[Row] = []
+        for key, name, spec, colour in CURVES:
+            values = self._curves[key]
+            known = [value for value in values if not math.isnan(value)] or [math.nan]
+            low, high, newest = (_compact(v, spec) for v in (min(known), max(known), known[-1]))
+            beside = self._evaluation if key == "eval_accuracy" else f"{low} to {high}"
+            drawn = (Sparkline(values, colour), Text(beside, "dim")) if values else ("", "")
+            rows.append((name, newest, *drawn))
+        return rows
+
+    def _figure_rows(self) -> list[Row]:
+        """Return the newest update in words."""
+        left_out = self._record.get("left_out")
+        reasons = left_out.items() if isinstance(left_out, Mapping) else ()
+        lost = [f"{Figure(as_number(n))} {fold(str(why), 20)}" for why, n in reasons if n]
+        rows = {
+            name: fill(text, {**self._record, **self._timing}) for name, text in FIGURES.items()
+        }
+        rows["trained"] += f"; without {', '.join(lost)}" if lost else ""
+        rows["time"] = _seconds(self._timing) or "-"
+        return [(name, Text(text)) for name, text in rows.items()]
+
+    def _agents(self) -> list[Row]:
+        """Return who wrote the sampled tokens: a bar in the agents' colours, and its legend."""
+        agents = self._record.get("agents")
+        shares = {
+            fold(str(role), 30): share
+            for role, value in (agents.items() if isinstance(agents, Mapping) else ())
+            if 0 < (share := as_number(value)) <= 1
+        }
+        ordered = sorted(shares.items(), key=lambda item: -item[1])
+        legend = (Text(f"{role} {share:.0%}", colour_of(role)) for role, share in ordered)
+        return [("written by", Shares(ordered)), ("", Text("  ").join(legend))] if shares else []
+
+    def _newest_rollout(self) -> list[Row]:
+        if self._rollout is None:
+            return []
+        question, answer, score = self._rollout
+        mark = (f"{score:.2g}", "green" if score >= 1 else "red")
+        said = (fold(answer, 60) or "no answer", "bold")
+        earned = ("not judged", "dim") if math.isnan(score) else mark
+        return [("an answer", Text.assemble(earned, "  ", said, f"  to: {fold(question)}"))]
 
 
-def plain_line(seen: Seen) -> str:
-    """The newest update in one line of plain text."""
-    found = seen.record
-    parts = [f"rl {seen.done}/{seen.updates}"]
-    if seen.left is not None and seen.done < seen.updates:
-        parts.append(f"{duration(seen.left)} left")
-    parts.append(f"reward {shown(found, 'reward')}")
-    parts.append(f"pass {shown(found, 'pass_rate', '.0%')}")
-    parts.append(f"flat {shown(found, 'groups_flat')} of {shown(found, 'groups')}")
-    parts.append(f"length {shown(found, 'length_mean', '.0f')}")
-    parts.append(f"malformed {shown(found, 'malformed_rate', '.0%')}")
-    for key, name in (("entropy", "entropy"), ("sampler_gap", "gap"), ("grad_norm", "gradient")):
-        if key in found:
-            parts.append(f"{name} {shown(found, key)}")
-    return "  ".join([*parts, _seconds(seen.timing)]).rstrip()
+def _grid(rows: Sequence[Row]) -> Table:
+    """Return rows as columns that are never wrapped: a name, and perhaps a figure, something that
+    takes the room there is, and a remark."""
+    grid = Table.grid(padding=(0, 1), expand=True)
+    grid.add_column(justify="right", width=_NAME, style="dim", no_wrap=True)
+    if len(rows[0]) > 2:
+        grid.add_column(justify="right", no_wrap=True)
+        grid.add_column(ratio=1, min_width=8)
+    grid.add_column(no_wrap=True, ratio=None if len(rows[0]) > 2 else 1)
+    for name, *cells in rows:
+        grid.add_row(Text(str(name)), *cells)
+    return grid
 
 
-def picture(seen: Seen, width: int, height: int, ascii_only: bool = False) -> list[Text]:
-    """The lines of the picture that fit into a terminal."""
-    from rich.text import Text
-
-    head = _progress(seen, width, ascii_only)
-    half = width // 2 - 4
-    wide = width >= _WIDE and height < _TALL
-    curves, figures = _curves(seen, half if wide else width, ascii_only), _figures(seen)
-    middle = [_beside(curves, figures, half + 2)] if wide else [curves, figures]
-    lines = list(head)
-    for part in (*middle, _agents(seen, width, ascii_only), _rollout(seen)):
-        if part and len(lines) + 1 + len(part) <= height:
-            lines += [Text(), *part]
-    for line in lines:
-        line.no_wrap = True
-        line.truncate(width, overflow="ellipsis")
-    return lines
-
-
-def _beside(left: Sequence[Text], right: Sequence[Text], width: int) -> list[Text]:
-    """Two blocks side by side, the first one `width` wide."""
-    from rich.text import Text
-
-    lines = []
-    for at in range(max(len(left), len(right))):
-        line = left[at].copy() if at < len(left) else Text()
-        line.truncate(width, overflow="ellipsis", pad=True)
-        lines.append(line.append_text(right[at]) if at < len(right) else line)
-    return lines
-
-
-def _line(name: str, *parts: str | tuple[str, str]) -> Text:
-    """A name in the first column, and what there is to say."""
-    from rich.text import Text
-
-    return Text.assemble((f"{name:>{_NAME}} ", "dim"), *parts)
-
-
-def _progress(seen: Seen, width: int, ascii_only: bool) -> list[Text]:
-    """How far the run is, and how far its present phase."""
-    times = f" {duration(seen.each)} each" if seen.each is not None else ""
-    if seen.left is not None and seen.done < seen.updates:
-        times += f", {duration(seen.left)} left"
-    done, total = seen.part
-    counts = [f"{seen.done}/{seen.updates} ", f"{done}/{total} " if total else ""]
-    longest = max(map(len, counts))
-    room = max(0, width - _NAME - 1 - longest - len(times))
-    phase = fold(PHASES.get(seen.phase, seen.phase), 2 * _NAME)
-    run = _line("rl update", (counts[0].rjust(longest), "bold"))
-    run.append_text(_bar(seen.done, seen.updates, room, "green", ascii_only)).append(times)
-    now = _line(phase, counts[1].rjust(longest))
-    return [run, now.append_text(_bar(done, total, room, "blue", ascii_only))]
-
-
-def _bar(done: int, total: int, width: int, colour: str, ascii_only: bool) -> Text:
-    from rich.text import Text
-
+def _bar(done: int, total: int, colour: str) -> tuple[RenderableType, RenderableType]:
     if total < 1:
-        return Text()
-    full = round(width * min(max(done, 0), total) / total)
-    filled, empty = ("#", "-") if ascii_only else (chr(0x2501), chr(0x2500))
-    return Text.assemble((filled * full, colour), (empty * (width - full), "dim"))
-
-
-def _curves(seen: Seen, width: int, ascii_only: bool) -> list[Text]:
-    """A line for each curve: its newest value, its course, its smallest and largest value."""
-    room = width - _NAME - _VALUE - _EXTENT - 4
-    lines = []
-    for key, name, spec, colour in CURVES:
-        known = [value for value in seen.curves[key] if not math.isnan(value)]
-        if not known:
-            lines.append(_line(name, f"{'-':>{_VALUE}}"))
-            continue
-        newest = f"{_compact(known[-1], spec):>{_VALUE}}  "
-        extent = f" {_compact(min(known), spec)} to {_compact(max(known), spec)}"
-        if key == "eval_accuracy":
-            extent = f" {seen.interval}"
-        course = sparkline(seen.curves[key], max(8, room), ascii_only).ljust(max(8, room))
-        lines.append(_line(name, newest, (course, colour), (extent, "dim")))
-    return lines
+        return "", ""
+    shown = ProgressBar(
+        total, min(max(done, 0), total), complete_style=colour, finished_style=colour
+    )
+    return f"{done}/{total}", shown
 
 
 def _compact(value: float, spec: str) -> str:
-    return "<1e-4" if 0 < value < 1e-4 else format(value, spec)
+    return "<1e-4" if 0 < value < 1e-4 else format(Figure(value), spec)
 
 
-def _figures(seen: Seen) -> list[Text]:
-    """The newest update in words."""
-    found = seen.record
+class Figure(float):
+    """A number of a record; as text a dash when it is missing."""
 
-    def of(key: str, spec: str = ".3g") -> str:
-        return shown(found, key, spec)
-
-    left_out = found.get("left_out")
-    reasons = left_out.items() if isinstance(left_out, Mapping) else ()
-    lost = ", ".join(f"{shown({0: n}, 0)} {fold(str(why), 20)}" for why, n in reasons if n)
-    rows = {
-        "groups": f"{of('groups')} drawn, {of('groups_flat')} flat, {of('groups_solved')} solved, "
-        f"{of('refills')} refills",
-        "rollouts": f"{of('rollouts')}: {of('answered_rate', '.0%')} answered, "
-        f"{of('malformed_rate', '.0%')} malformed, {of('truncated_rate', '.0%')} cut",
-        "each": f"{of('length_mean', '.0f')} tokens (most {of('length_max', '.0f')}), "
-        f"{of('turns', '.1f')} turns, {of('tool_calls', '.1f')} calls",
-        "trained": f"{of('rows')} rows, {of('trained_tokens', ',.0f')} of {of('tokens', ',.0f')} "
-        f"tokens{'; without ' + lost if lost else ''}",
-        "policy": f"KL {of('kl_old', '.2g')}, clipped {of('clip_low', '.1%')} low "
-        f"{of('clip_high', '.1%')} high, ratio to {of('ratio_max')}",
-        "step": f"loss {of('loss')}, gradient {of('grad_norm')}, lr {of('lr', '.2g')}, "
-        f"ess {of('ess', '.0%')}",
-        "time": _seconds(seen.timing) or "-",
-        "tokens/s": f"{shown(seen.timing, 'sampled_per_s', ',.0f')} sampled, "
-        f"{shown(seen.timing, 'tokens_per_s', ',.0f')} trained",
-    }
-    return [_line(name, text) for name, text in rows.items()]
+    def __format__(self, spec: str) -> str:
+        if math.isnan(self):
+            return "-"
+        if not spec and self.is_integer() and abs(self) < 1e6:
+            return str(int(self))
+        return super().__format__(spec or ".3g")
 
 
-def _agents(seen: Seen, width: int, ascii_only: bool) -> list[Text]:
-    """Who wrote the sampled tokens: one bar in the agents' colours, and its legend."""
-    agents = seen.record.get("agents")
-    shares = {
-        fold(str(role), 30): share
-        for role, value in (agents.items() if isinstance(agents, Mapping) else ())
-        if 0 < (share := number(value)) <= 1
-    }
-    if not shares:
-        return []
-    bar, legend = _line("written by"), _line("")
-    room, begun = max(0, width - _NAME - 1), 0.0
-    for role, share in sorted(shares.items(), key=lambda item: -item[1]):
-        cells = round((begun + share) * room) - round(begun * room)
-        begun += share
-        bar.append(("#" if ascii_only else chr(0x2588)) * cells, style=colour_of(role))
-        legend.append(f"{role} {share:.0%}  ", style=colour_of(role))
-    legend.rstrip()
-    return [bar, legend]
-
-
-def _rollout(seen: Seen) -> list[Text]:
-    if seen.rollout is None:
-        return []
-    question, answer, score = seen.rollout
-    earned = number(score)
-    colour = "dim" if math.isnan(earned) else "green" if earned >= 1 else "red"
-    mark = "not judged" if math.isnan(earned) else f"{earned:.2g}"
-    said = (fold(answer, 60) or "no answer", "bold")
-    return [_line("an answer", (mark, colour), "  ", said, f"  to: {fold(question)}")]
+def fill(template: str, record: Record) -> str:
+    """Fill a template with the figures of a record."""
+    known = {key: Figure(as_number(value)) for key, value in record.items()}
+    return template.format_map(defaultdict(lambda: Figure(math.nan), known))
 
 
 def _seconds(timing: Record) -> str:
-    """Seconds by phase, the longest first."""
+    """Return the seconds by phase, the longest first."""
     phases = [
-        (number(value), name.removesuffix("_s"))
+        (as_number(value), name.removesuffix("_s"))
         for name, value in timing.items()
         if name.endswith("_s") and not name.endswith("_per_s")
     ]
@@ -361,40 +312,49 @@ def _seconds(timing: Record) -> str:
     return ", ".join(f"{name} {duration(seconds)}" for seconds, name in ordered)
 
 
-def sparkline(values: Sequence[float], width: int, ascii_only: bool = False) -> str:
-    """Values as a row of blocks, at most `width`: means of neighbours when there are more."""
-    levels = _LEVELS_ASCII if ascii_only else _LEVELS
-    count = min(len(values), width)
-    bins = []
-    for at in range(count):
-        part = values[at * len(values) // count : (at + 1) * len(values) // count]
-        known = [value for value in part if math.isfinite(value)]
-        bins.append(sum(known) / len(known) if known else math.nan)
-    known = [value for value in bins if math.isfinite(value)]
-    low, high = min(known, default=0.0), max(known, default=0.0)
+@dataclass(frozen=True)
+class Shares:
+    """A bar as wide as there is room, with a part for each agent in its colour."""
 
-    def block(value: float) -> str:
-        if not math.isfinite(value):
-            return " "
-        # Halves, since the difference of two huge numbers may be infinite.
-        place = (value / 2 - low / 2) / (high / 2 - low / 2) if high > low else 0.5
-        return levels[min(len(levels) - 1, int(place * len(levels)))]
+    shares: Sequence[tuple[str, float]]
 
-    return "".join(map(block, bins))
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        bar, begun = Text(), 0.0
+        for role, share in self.shares:
+            cells = round((begun + share) * options.max_width) - round(begun * options.max_width)
+            begun += share
+            bar.append(("#" if options.ascii_only else chr(0x2588)) * cells, colour_of(role))
+        bar.truncate(options.max_width)
+        yield bar
 
 
-def number(value: object) -> float:
-    """A finite number, or NaN for anything else."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return math.nan
-    return float(value) if abs(value) <= sys.float_info.max else math.nan
+@dataclass(frozen=True)
+class Sparkline:
+    """Values as a row of blocks, as wide as there is room at most."""
 
+    values: Sequence[float]
+    colour: str = ""
 
-def shown(record: Mapping[Any, Any], key: Any, spec: str = ".3g") -> str:
-    """A figure of a record as text; a dash when it is missing or no number."""
-    value = number(record.get(key))
-    if math.isnan(value):
-        return "-"
-    if spec == ".3g" and value == int(value) and abs(value) < 1e6:
-        return str(int(value))
-    return format(value, spec)
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield Text(self.line(options.max_width, options.ascii_only), self.colour, no_wrap=True)
+
+    def line(self, width: int, ascii_only: bool = False) -> str:
+        """Return the blocks; means of neighbours when there are more values."""
+        levels = _LEVELS_ASCII if ascii_only else _LEVELS
+        values, count = self.values, min(len(self.values), width)
+        bins = []
+        for at in range(count):
+            part = values[at * len(values) // count : (at + 1) * len(values) // count]
+            known = [value for value in part if math.isfinite(value)]
+            bins.append(sum(known) / len(known) if known else math.nan)
+        known = [value for value in bins if math.isfinite(value)]
+        low, high = min(known, default=0.0), max(known, default=0.0)
+
+        def block(value: float) -> str:
+            if not math.isfinite(value):
+                return " "
+            # Halves, since the difference of two huge numbers may be infinite.
+            place = (value / 2 - low / 2) / (high / 2 - low / 2) if high > low else 0.5
+            return levels[min(len(levels) - 1, int(place * len(levels)))]
+
+        return "".join(map(block, bins))

@@ -63,7 +63,7 @@ from coa.train.processes import Processes
 from coa.train.rows import row_maker
 from coa.train.settings import RlRecipe, RlSettings
 from coa.trajectory import Author, StopReason, Trajectory
-from coa.view.curves import curve
+from coa.view.plots import curve
 
 
 def rollout_record(drawn: Drawn) -> Json:

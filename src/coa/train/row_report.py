@@ -8,10 +8,10 @@ agent whose block they stand in.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from itertools import accumulate, groupby, pairwise
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from coa.errors import GrammarError
 from coa.grammar import parse
@@ -22,7 +22,7 @@ from coa.train.rows import Row, token_spans
 from coa.train.settings import SftSettings
 from coa.train.sft import Order
 from coa.trajectory import Author, Segment, Trajectory
-from coa.view.terminal import fold, harmless
+from coa.view.terminal import MaskKind, fold, harmless, print_masked
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,23 +30,13 @@ if TYPE_CHECKING:
 
 OUTSIDE = "outside any block"
 UNKNOWN = "of a grammar not found here"
-Kind = Literal["trained", "mistake", "not trained"]
-_LOOKS: dict[Kind, tuple[str, str, str]] = {
-    "trained": ("green", "", ""),
-    "mistake": ("red", "{{", "}}"),
-    "not trained": ("dim", "[[", "]]"),
-}
-"""Colour, and the marks that stand for it where there is none."""
 
 
 class RowTally(NamedTuple):
     """Tokens, and how many of them have a weight."""
 
-    tokens: int = 0
-    trained: int = 0
-
-    def plus(self, weights: Sequence[float]) -> RowTally:
-        return RowTally(self.tokens + len(weights), self.trained + sum(w > 0 for w in weights))
+    tokens: int
+    trained: int
 
 
 @dataclass
@@ -64,76 +54,75 @@ class RowReport:
     updates: int
     fill: float
     """Of the places of packs, or of rows padded to the longest of their batch."""
-    authors: dict[str, RowTally] = field(default_factory=dict)
-    agents: dict[str, RowTally] = field(default_factory=dict)
+    authors: dict[str, RowTally]
+    agents: dict[str, RowTally]
     """Tokens that the model wrote, by the role of their block."""
 
     def to_json(self) -> Json:
-        record: Json = {**vars(self), "fill": round(self.fill, 4)}
+        record = asdict(self) | {"fill": round(self.fill, 4)}
         for name in ("authors", "agents"):
-            record[name] = {who: tally._asdict() for who, tally in getattr(self, name).items()}
+            record[name] = {who: tally._asdict() for who, tally in record[name].items()}
         return record
 
     def lines(self) -> Iterator[str]:
         yield (
             f"{self.rows} rows, {self.tokens} tokens, {self.trained} trained "
-            f"({_share(self.trained, self.tokens)})"
+            f"({self.trained / max(1, self.tokens):.1%})"
         )
         figures = ", ".join(f"{name} {value}" for name, value in self.lengths.items())
         yield f"tokens of a row: {figures}; {self.cut} lost their end"
         room = "of packs filled" if self.layout == "pack" else "filled if batches were padded"
         yield f"layout {self.layout}: {self.updates} updates, {self.fill:.1%} {room}"
         for title, tallies in (("author", self.authors), ("agent", self.agents)):
-            whole = sum(tally.tokens for tally in tallies.values())
+            whole = max(1, sum(tally.tokens for tally in tallies.values()))
             yield f"{title:<28}{'tokens':>10}{'share':>9}{'trained':>10}"
-            for who, tally in tallies.items():
-                share = _share(tally.tokens, whole)
-                yield f"  {who:<26}{tally.tokens:>10}{share:>9}{tally.trained:>10}"
-
-
-def _share(part: int, whole: int) -> str:
-    return f"{part / max(1, whole):.1%}"
+            for who, (tokens, trained) in tallies.items():
+                yield f"  {who:<26}{tokens:>10}{tokens / whole:>9.1%}{trained:>10}"
 
 
 def row_report(
     trajectories: Sequence[Trajectory], rows: Sequence[Row], settings: SftSettings, codec: Codec
 ) -> RowReport:
-    """The figures of rows that were made of these trajectories, in the same order."""
+    """Return the figures of rows that were made of these trajectories, in the same order."""
     order = Order(rows, settings)
-    report = RowReport(
+    lengths = sorted(len(row.ids) for row in rows)
+    places = {"min": 0.0, "median": 0.5, "p90": 0.9, "max": 1.0}
+    kept = [
+        (trajectory, segment, weights)
+        for trajectory, row in zip(trajectories, rows, strict=True)
+        for segment, weights in _kept(trajectory, row)
+    ]
+    agents = _tally(
+        pair
+        for trajectory, segment, weights in kept
+        if segment.author is Author.MODEL
+        for pair in zip(agents_of(trajectory, segment, codec), weights, strict=True)
+    )
+    return RowReport(
         rows=len(rows),
-        tokens=sum(len(row.ids) for row in rows),
+        tokens=sum(lengths),
         trained=sum(row.trained for row in rows),
         cut=sum(row.cut for row in rows),
-        lengths=_lengths([len(row.ids) for row in rows]),
+        lengths={name: lengths[round(at * (len(lengths) - 1))] for name, at in places.items()},
         layout=settings.layout,
         updates=order.updates,
         fill=order.fill(),
+        authors=_tally((segment.author.value, w) for _, segment, ws in kept for w in ws),
+        agents=dict(sorted(agents.items(), key=lambda one: -one[1].tokens)),
     )
-    for trajectory, row in zip(trajectories, rows, strict=True):
-        for segment, weights in _kept(trajectory, row):
-            author = segment.author.value
-            report.authors[author] = report.authors.get(author, RowTally()).plus(weights)
-            if segment.author is Author.MODEL:
-                agents = agents_of(trajectory, segment, codec)
-                for agent, mine in groupby(zip(agents, weights, strict=True), lambda one: one[0]):
-                    held = report.agents.get(agent, RowTally())
-                    report.agents[agent] = held.plus([weight for _, weight in mine])
-    report.agents = dict(sorted(report.agents.items(), key=lambda one: -one[1].tokens))
-    return report
 
 
-def agent_tokens(trajectory: Trajectory, codec: Codec) -> Counter[str]:
-    """Tokens that the model wrote in a trajectory, by the role of their block."""
-    found: Counter[str] = Counter()
-    for segment in trajectory.segments:
-        if segment.author is Author.MODEL:
-            found.update(agents_of(trajectory, segment, codec))
-    return found
+def _tally(weighed: Iterable[tuple[str, float]]) -> dict[str, RowTally]:
+    """Count tokens by who wrote them, given who and what weight for each."""
+    tokens, trained = Counter[str](), Counter[str]()
+    for who, weight in weighed:
+        tokens[who] += 1
+        trained[who] += weight > 0
+    return {who: RowTally(count, trained[who]) for who, count in tokens.items()}
 
 
 def agents_of(trajectory: Trajectory, segment: Segment, codec: Codec) -> list[str]:
-    """The role of the block that each token of a segment stands in, by where the token begins."""
+    """Return the role of the block that each token stands in, by where the token begins."""
     if segment.ids is not None:
         spans = token_spans(segment.ids, codec.decode)
     else:
@@ -152,17 +141,11 @@ def agents_of(trajectory: Trajectory, segment: Segment, codec: Codec) -> list[st
 
 
 def _kept(trajectory: Trajectory, row: Row) -> Iterator[tuple[Segment, list[float]]]:
-    """The segments that a row holds, with the weights of their tokens."""
+    """Yield the segments that a row holds, with the weights of their tokens."""
     later = [s for s in trajectory.segments if s.author is not Author.PROMPT]
     borders = pairwise(accumulate(row.segments, initial=0))
     for segment, (start, end) in zip([trajectory.segments[0], *later], borders, strict=False):
         yield segment, row.weights[start:end]
-
-
-def _lengths(lengths: Sequence[int]) -> dict[str, int]:
-    held = sorted(lengths)
-    places = {"min": 0.0, "median": 0.5, "p90": 0.9, "max": 1.0}
-    return {name: held[round(place * (len(held) - 1))] for name, place in places.items()}
 
 
 def print_preview(
@@ -172,33 +155,26 @@ def print_preview(
     codec: Codec,
     count: int = 3,
 ) -> None:
-    """A few rows as they will be trained: green counts, red is a mistake, dim is only read.
-
-    Without colour what is not trained stands in brackets, a mistake in braces. Long texts that are
-    not trained are folded.
-    """
-    plain = out.no_color or not out.color_system
+    """Print a few rows as they will be trained; long texts that are not trained are folded."""
+    legend = ""
     for trajectory, row in spread_out(list(zip(trajectories, rows, strict=True)), count):
         ending = ", lost its end" if row.cut else ""
         title = f"{harmless(row.task_id)}: {len(row.ids)} tokens, {row.trained} trained{ending}"
         out.print(title, style="bold")
-        for kind, text in _stretches(trajectory, row, codec):
-            style, opening, closing = _LOOKS[kind]
-            shown = fold(text) if kind == "not trained" else harmless(text)
-            out.print(f"{opening}{shown}{closing}" if plain else shown, style=style, end="")
+        legend = print_masked(out, _stretches(trajectory, row, codec))
         out.print("\n")
-    if plain:
-        out.print("[[not trained]] {{mistake}}")
+    if legend:
+        out.print(legend)
 
 
-def _stretches(trajectory: Trajectory, row: Row, codec: Codec) -> Iterator[tuple[Kind, str]]:
-    """The row's text, decoded from its ids, in runs of the same kind; special tokens show."""
-    kinds: list[Kind] = []
+def _stretches(trajectory: Trajectory, row: Row, codec: Codec) -> Iterator[tuple[MaskKind, str]]:
+    """Yield the row's text, decoded from its ids, in runs of a kind; special tokens show."""
+    kinds: list[MaskKind] = []
     for segment, weights in _kept(trajectory, row):
         if segment.author is Author.MODEL:
             kinds += ["trained" if weight >= 1 else "mistake" for weight in weights]
         else:
             kinds += ["not trained"] * len(weights)
     for kind, run in groupby(zip(kinds, row.ids, strict=True), lambda one: one[0]):
-        ids = [each for _, each in run]
-        yield kind, codec.tokenizer.decode(ids, skip_special_tokens=False)
+        text = codec.tokenizer.decode([each for _, each in run], skip_special_tokens=False)
+        yield kind, fold(text) if kind == "not trained" else text

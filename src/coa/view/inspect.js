@@ -1,9 +1,5 @@
 // The page around a record: list, filters, summary, what was dropped, links and keys.
 
-const byId = (id) => document.getElementById(id);
-const page = JSON.parse(byId("page").textContent);
-const chunks = JSON.parse(byId("records").textContent);
-const looks = new Map(Object.entries(page.looks));
 const placeOf = new Map(page.entries.map((entry, at) => [entry.id, at]));
 const everywhere = new Set(Object.keys(page.flags) // what every entry has says nothing in a list
   .filter((name) => page.entries.every((entry) => entry.flags.includes(name))));
@@ -18,7 +14,6 @@ let current = -1; // place of the entry that is looked at
 let drawing = 0; // number of the latest request to draw; an older one that arrives late is dropped
 let searching = 0; // the same for searches
 
-const colourOf = (name) => looks.get(name)?.colour || undefined;
 const linkTo = (id) => `#${encodeURIComponent(id)}`;
 const pair = ([name, value]) => el("div", {}, el("dt", {}, name), el("dd", { dir: "auto" }, value));
 const narrow = () => getComputedStyle(document.querySelector(".narrow")).display !== "none";
@@ -63,15 +58,11 @@ function buildFilters() {
   for (const [name, meaning] of Object.entries(page.flags)) {
     const total = page.entries.filter((entry) => entry.flags.includes(name)).length;
     if (!total || everywhere.has(name)) continue;
-    const box = el("input", { type: "checkbox", value: name });
-    box.addEventListener("change", () => { chosen.flags[box.checked ? "add" : "delete"](name); refresh(); });
-    byId("flags").append(el("label", { class: "chip", title: meaning }, box, name, el("small", {}, number(total))));
+    byId("flags").append(chip(name, meaning, chosen.flags, refresh, name, el("small", {}, number(total))));
   }
   byId("flags").hidden = !byId("flags").querySelector("input");
-  let waiting = 0;
-  byId("query").addEventListener("input", () => { clearTimeout(waiting); waiting = setTimeout(refresh, 150); });
+  listen(refresh);
   byId("whole").addEventListener("change", refresh);
-  document.querySelector("form").addEventListener("submit", (event) => event.preventDefault());
 }
 
 function chosenOnes() {
@@ -176,7 +167,7 @@ function filterBy(key, value) {
 function summary() {
   const keys = [["j k", "next, previous"], ["/", "search"], ["o", "unfold"], ["Esc", "summary"]];
   if (page.kind === "chains") keys.splice(2, 0, ["m", "what is trained"]);
-  return [el("h2", { class: "hidden" }, "Summary"), page.notes.map((note) => el("p", { class: "notice" }, note)),
+  return [el("h2", { class: "hidden" }, "Summary"), page.notes.map(notice),
     el("dl", { class: "figures" }, page.figures.map(pair)),
     el("div", { class: "charts" }, page.charts.filter((each) => each.rows.length).map(chart)),
     el("p", { class: "keys" }, keys.map(([key, what]) => el("span", {}, el("kbd", {}, key), what)))];
@@ -239,17 +230,17 @@ async function route(stay) {
   try {
     content = view === "detail" ? await detail(at) : view === "dropped" ? dropped() : summary();
   } catch (error) {
-    content = [el("p", { class: "notice" }, `This browser cannot show the record: ${error.message}`)];
+    content = [notice(`This browser cannot show the record: ${error.message}`)];
   }
   if (turn !== drawing) return;
   const missing = hash && view === "summary" && hash !== ":summary";
-  const notice = missing ? [el("p", { class: "notice" }, `There is no ${page.noun[0]} ${name} on this page.`)] : [];
+  const warning = missing ? [notice(`There is no ${page.noun[0]} ${name} on this page.`)] : [];
   document.body.dataset.view = view;
   for (const link of document.querySelectorAll("nav a")) {
     link.setAttribute("aria-current", link.hash === `#:${view}` ? "page" : "false");
   }
   const scrolled = [main.scrollTop, window.scrollY];
-  main.replaceChildren(...[...notice, ...content].flat(2).filter(Boolean));
+  main.replaceChildren(...[...warning, ...content].flat(2).filter(Boolean));
   main.scrollTop = stay === true ? scrolled[0] : 0;
   if (narrow()) window.scrollTo(0, stay === true ? scrolled[1] : 0);
   select(at === undefined ? -1 : at);
@@ -269,7 +260,6 @@ document.addEventListener("keydown", (event) => {
   KEYS[event.key]();
 });
 window.addEventListener("hashchange", route);
-window.addEventListener("beforeprint", () => main.querySelectorAll(".long").forEach((each) => { each.open = true; }));
 document.addEventListener("scroll", () => { // of the list or, on a narrow screen, of the page
   if (list.checkVisibility() && list.getBoundingClientRect().bottom < innerHeight + 900) addRows(STEP);
 }, { capture: true, passive: true });

@@ -7,127 +7,17 @@ the page, too.
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import html
-import json
-import math
-import re
-import zlib
-from collections.abc import Mapping, Sequence
-from importlib import resources
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from coa.distillation.funnel import read_funnel
 from coa.errors import RecordError, UsageError
+from coa.evaluation.compare import count_outcomes
 from coa.io.runs import Json, read_jsonl, read_records, write_atomic
-from coa.view.browse import View, bars, object_of, shown
-from coa.view.chains import Scores, chains_view
+from coa.view.browse import Dropped, View, bars, check_out, object_of, shown
+from coa.view.chains import chains_view, read_scores
 from coa.view.teams import episodes_view
 from coa.view.terminal import percent
-
-# ------------------------------------------------------------------------------------------------
-# Frame: a view becomes one HTML file that asks for nothing and runs nothing but our own script.
-#
-# Every text of a record may be hostile: a chain can hold `</script><img onerror=...>`. Therefore
-# records are JSON in script elements that browsers do not run, with `<`, `>` and `&` written as
-# escapes; the script puts them on the page as text only; and a content security policy with the
-# hashes of our script and style forbids everything else, the network included.
-#
-# Records are compressed in chunks (chains repeat themselves: about one tenth is left), and a
-# browser unpacks a chunk when somebody looks at it. The file is ASCII, so no byte of a record can
-# break it, and the same input gives the same bytes.
-# ------------------------------------------------------------------------------------------------
-
-
-CHUNK = 64
-"""Records in a chunk: a browser unpacks that many at once, in a few milliseconds."""
-_ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"}
-_PLACE = re.compile(r"\{\{(\w+)\}\}")
-
-
-def render(view: View, title: str) -> str:
-    """The whole page of an inspection."""
-    page = {
-        "kind": view.kind,
-        "noun": view.noun,
-        "numbers": view.numbers,
-        "shown": view.shown,
-        "flags": view.flags,
-        "looks": view.looks,
-        "figures": view.figures,
-        "charts": view.charts,
-        "notes": view.notes,
-        "chunk": CHUNK,
-        "entries": view.entries,
-        "dropped": view.dropped,
-    }
-    places = {
-        "noun": view.noun[1],
-        "dropped": _dropped(view),
-        "page": harmless_json(page),
-        "records": harmless_json(pack(view.records)),
-    }
-    scripts = ("inspect_records.js", "inspect.js")
-    return fill("inspect.html", title, places, ("paper.css", "inspect.css"), scripts)
-
-
-def fill(
-    template: str,
-    title: str,
-    places: Mapping[str, str],
-    styles: Sequence[str],
-    scripts: Sequence[str],
-) -> str:
-    """A template of ours with its places filled: they hold markup or JSON that is harmless."""
-    style, script = ("".join(map(_part, names)) for names in (styles, scripts))
-    filled = {
-        "policy": _policy(style, script),
-        "title": html.escape(title).encode("ascii", "xmlcharrefreplace").decode(),
-        "style": style,
-        "script": script,
-        **places,
-    }
-    # One pass, so that a title with braces is not taken for a place.
-    return _PLACE.sub(lambda match: filled[match.group(1)], _part(template))
-
-
-def _dropped(view: View) -> str:
-    """What the table of those that were not kept once is called."""
-    repeated = any(what != "dropped" for _, what, *_ in view.dropped)
-    return "Dropped and repeated" if repeated else "Dropped"
-
-
-def harmless_json(value: Any) -> str:
-    """JSON that can stand inside a script element, whatever its texts hold."""
-    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
-    return re.sub("[<>&]", lambda match: _ESCAPES[match.group()], text)
-
-
-def pack(records: Sequence[Json]) -> list[str]:
-    """Chunks of records: JSON, deflated, in base64."""
-    chunks = (records[start : start + CHUNK] for start in range(0, len(records), CHUNK))
-    return [base64.b64encode(zlib.compress(_plain(chunk), 9)).decode() for chunk in chunks]
-
-
-def _plain(chunk: Sequence[Json]) -> bytes:
-    return json.dumps(list(chunk), separators=(",", ":"), allow_nan=False).encode("ascii")
-
-
-def _policy(style: str, script: str) -> str:
-    return (
-        f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; "
-        "base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'"
-    )
-
-
-def _hash(text: str) -> str:
-    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-
-
-def _part(name: str) -> str:
-    return resources.files("coa.view").joinpath(name).read_text("utf-8")
-
 
 CHAINS, EPISODES = "trajectories.jsonl", "episodes.jsonl"
 
@@ -147,26 +37,26 @@ class Written(NamedTuple):
 
 def write_page(file: Path, out: Path, *, n: int | None = None, title: str = "") -> Written:
     """Write the page of a file, or of a directory that holds one; `n`: only the first so many."""
-    if out.suffix not in (".html", ".htm") or out.is_dir():
-        raise UsageError(f"{out}: a page is a file whose name ends in .html; name one.")
+    check_out(out, "page")
     source = _source(file)
-    view = read_view(source)
+    view = _read_view(source)
     total = len(view.entries)
     if not total and not view.dropped:
         raise UsageError(f"{source}: is empty, so there is nothing to show.")
-    page = render(view.limited(n), title or _title(file, source))
+    page = view.render(title or _title(file, source), n)
     write_atomic(out, page)
-    return Written(view.kind, len(view.entries), total, _count_dropped(view), len(page))
+    return Written(view.kind, len(view.entries[:n]), total, view.dropped_count, len(page))
 
 
-def read_view(source: Path) -> View:
-    """What is in a file of trajectories or episodes."""
+def _read_view(source: Path) -> View:
+    """Read a file of trajectories or episodes, and what stands beside it."""
     if _holds_episodes(source):
         return episodes_view(source)
     if source.name != CHAINS:
         return chains_view(source)
     beside = source.parent
-    view = chains_view(source, _scores(beside / "scores.jsonl"))
+    scores = beside / "scores.jsonl"
+    view = chains_view(source, read_scores(scores) if scores.is_file() else {})
     _add_dropped(view, beside / "rejected.jsonl")
     _add_funnel(view, beside / "funnel.json")
     _add_accuracy(view, beside / "summary.json")
@@ -200,33 +90,19 @@ def _holds_episodes(source: Path) -> bool:
 
 
 def _title(file: Path, source: Path) -> str:
-    """The directory's name where the file's says nothing."""
-    named = file if file.is_dir() else source
-    plain = named.is_dir() or named.name not in (CHAINS, EPISODES)
-    return named.resolve().name if plain else f"{named.resolve().parent.name}/{named.name}"
-
-
-def _scores(path: Path) -> Scores:
-    """(task, sample) -> score, where the chains are of an evaluation."""
-    if not path.is_file():
-        return {}
-
-    def score(record: Json) -> tuple[tuple[str, int], float]:
-        value = float(record["score"])
-        if not math.isfinite(value):
-            raise ValueError(f"the score is {value!r}, expected a number.")
-        return (record["task_id"], record["sample"]), value
-
-    return dict(read_records(path, score))
+    """Return the name of the file, with that of the directory where the file's says nothing."""
+    if file.is_dir() or source.name not in (CHAINS, EPISODES):
+        return file.resolve().name
+    return f"{source.resolve().parent.name}/{source.name}"
 
 
 def _add_dropped(view: View, path: Path) -> None:
     if not path.is_file():
         return
 
-    def note(record: Json) -> tuple[str, ...]:
+    def note(record: Json) -> Dropped:
         copies = record.get("copies")
-        return (
+        return Dropped(
             shown(record["task_id"]),
             f"repeated, +{shown(copies)}" if copies else "dropped",
             shown(record.get("stage", "")),
@@ -235,41 +111,30 @@ def _add_dropped(view: View, path: Path) -> None:
         )
 
     view.dropped = read_records(path, note)
-    view.figures.append(("dropped", f"{_count_dropped(view):,}"))
-
-
-def _count_dropped(view: View) -> int:
-    return sum(what == "dropped" for _, what, *_ in view.dropped)
+    view.figures.append(("dropped", f"{view.dropped_count:,}"))
 
 
 def _add_funnel(view: View, path: Path) -> None:
-    funnel = object_of(path)
-    if not funnel:
+    if not (record := object_of(path)):
         return
-    try:
-        rows: list[tuple[str, float, str]] = [("episodes", int(funnel["episodes"]), "")]
-        for each in funnel.get("stages", ()):
-            about = "repeated: " if each.get("repeated") else ""
-            rows.append(
-                (shown(each["stage"]), int(each["left"]), about + _reasons(each["reasons"]))
-            )
-        about = "" if "stages" in funnel else _reasons(funnel["rejected"])
-        rows.append(("kept", int(funnel["kept"]), about))
-    except (AttributeError, KeyError, TypeError, ValueError) as exc:
-        raise RecordError(f"{path}: not a funnel of coa distill ({exc!r}).") from None
+    funnel = read_funnel(path, record)
+    rows: list[tuple[str, float, str]] = [("episodes", funnel.episodes, "")]
+    for each in funnel.stages:
+        listed = ", ".join(f"{reason} ({count})" for reason, count in each.reasons.items())
+        rows.append((each.name, each.left, f"repeated: {listed}" if each.repeated else listed))
+    if rows[-1][0] != "kept":
+        rows.append(("kept", funnel.kept, ""))
     view.charts.insert(0, bars("From episodes to chains", rows, unit="left after each stage"))
 
 
-def _reasons(counts: Json) -> str:
-    return ", ".join(f"{reason} ({shown(count)})" for reason, count in counts.items())
-
-
 def _add_accuracy(view: View, path: Path) -> None:
-    summary = object_of(path)
-    if not summary:
+    if not (summary := object_of(path)):
         return
     try:
         accuracy = percent(summary["accuracy"], summary["ci95"]).strip()
     except (IndexError, KeyError, TypeError, ValueError) as exc:
         raise RecordError(f"{path}: not a summary of coa eval ({exc!r}).") from None
-    view.figures.insert(1, ("accuracy, 95% interval", accuracy))
+    scored = [each for each in view.entries if "score" in each["numbers"]]
+    outcomes = count_outcomes((each["numbers"]["score"], each["answer"]) for each in scored)
+    counts = [(name, f"{count:,}") for name, count in outcomes.items() if scored]
+    view.figures[1:1] = [("accuracy, 95% interval", accuracy), *counts]

@@ -1,9 +1,5 @@
 // The chains of a report: which are listed, and one or two of them side by side.
 
-const byId = (id) => document.getElementById(id);
-const page = JSON.parse(byId("page").textContent);
-const looks = new Map(Object.entries(page.looks));
-const colourOf = (name) => looks.get(name)?.colour || undefined;
 const FEW = 4; // chains of an outcome that are listed at first
 const STEP = 40; // and so many more when somebody asks for them
 
@@ -46,15 +42,11 @@ function fillBeside() {
 function fillOutcomes(run) {
   const field = byId("outcomes");
   field.replaceChildren(el("legend", {}, "Only"));
-  const chip = (name, label, meaning) => {
-    const box = el("input", { type: "checkbox", value: name });
-    box.addEventListener("change", () => { chosen[box.checked ? "add" : "delete"](name); refresh(); });
-    field.append(el("label", { class: "chip", title: meaning }, box, label));
-  };
+  const add = (name, label, meaning) => field.append(chip(name, meaning, chosen, refresh, label));
   for (const [name, meaning] of Object.entries(page.outcomes)) {
-    if (entriesOf(run).some((entry) => entry.outcome === name)) chip(name, name, meaning);
+    if (entriesOf(run).some((entry) => entry.outcome === name)) add(name, name, meaning);
   }
-  if (!byId("beside").disabled) chip("differs", "one right, the other not", "of the two runs that are side by side");
+  if (!byId("beside").disabled) add("differs", "one right, the other not", "of the two runs that are side by side");
 }
 
 // -- the list -------------------------------------------------------------------------------
@@ -83,7 +75,7 @@ function refresh() {
     const own = cases.filter(([entry]) => entry.outcome === name);
     if (own.length) nodes.push(...group(name, own, page.counts[run][name] || own.length));
   }
-  if (!cases.length) nodes.push(el("p", { class: "notice" }, "Nothing fits."));
+  if (!cases.length) nodes.push(notice("Nothing fits."));
   byId("list").replaceChildren(...nodes);
   const all = entriesOf(run).length;
   byId("count").textContent = cases.length === all ? plural(all, "chains") : `${number(cases.length)} of ${plural(all, "chains")}`;
@@ -149,22 +141,16 @@ for (const part of document.querySelectorAll("main > section:not([hidden])")) {
   const name = part.id[0].toUpperCase() + part.id.slice(1);
   byId("contents").append(el("a", { href: `#${part.id}`, title: part.querySelector("h2").textContent }, name));
 }
-window.addEventListener("beforeprint", () => {
-  document.querySelectorAll("details.long").forEach((each) => { each.open = true; });
-});
 
 async function begin() {
-  const chunks = JSON.parse(byId("records").textContent);
   records = (await Promise.all(chunks.map(inflated))).flat();
-  let waiting = 0;
-  byId("query").addEventListener("input", () => { clearTimeout(waiting); waiting = setTimeout(refresh, 150); });
-  document.querySelector("form").addEventListener("submit", (event) => event.preventDefault());
+  listen(refresh);
   fillMenus();
   refresh();
 }
 
 if (page.entries.length) {
   begin().catch((error) => {
-    byId("list").replaceChildren(el("p", { class: "notice" }, `This browser cannot show the chains: ${error.message}`));
+    byId("list").replaceChildren(notice(`This browser cannot show the chains: ${error.message}`));
   });
 }

@@ -3,122 +3,31 @@
 Everything but the chains is plain markup, so it can be read, searched and printed without a script;
 chains are records that the script of the page draws, as on the page of `coa view`. The same
 input gives the same bytes.
+
+A report with every chain of every run would be too large to send, and nobody would read it. It has
+some of every outcome, and of the same tasks in all runs: each turn takes, of every run and outcome,
+the next task that is not chosen yet, with the chains that all runs have of it, so that two of them
+can be read side by side. The page says how many there are.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
 from coa.errors import UsageError
+from coa.evaluation.compare import in_turn
 from coa.io.runs import Json, write_atomic
+from coa.statistics import RIGHT
 from coa.trajectory import Author, Chain, StopReason
-from coa.view.browse import shown
-from coa.view.chains import draw_chain, looks_of, record_of
-from coa.view.curves import PANELS, WINDOW, Panel, drawn, points
-from coa.view.evaluations import EvaluationRun
-from coa.view.page import fill, harmless_json, pack
-from coa.view.plots import (
-    Child,
-    Markup,
-    ascii_only,
-    el,
-    inner,
-    number,
-    number_head,
-    panel,
-    strange,
-    table,
-)
-from coa.view.report_parts import Parts, Training, read_parts
-from coa.view.report_sections import (
-    agents,
-    breakdowns,
-    cost,
-    differences,
-    funnels,
-    results,
-    samples,
-    section,
-    stops,
-)
-
-SFT_PANELS = (
-    Panel("loss", "loss (nats)", ".3g"),
-    Panel("grad_norm", "gradient norm", ".2g"),
-    Panel("lr", "learning rate", ".2g"),
-)
-MOST_ROWS = 16
-"""Updates in the table behind the curves."""
-
-
-def curves(parts: Parts) -> Markup | None:
-    """The curves of every training."""
-    if not parts.trainings:
-        return None
-    note = (
-        f"Over updates. Faint: each update; bold: the mean of the last {WINDOW}; dots: evaluations "
-        "with their 95% intervals."
-    )
-    return section("training", "Training", note, map(_training, parts.trainings))
-
-
-def _training(found: Training) -> Markup:
-    known = SFT_PANELS if found.stage == "sft" else PANELS
-    panels = [each for each in known if points(found.records, each.key)]
-    updates = int(
-        max((x for each in panels for x, _ in points(found.records, each.key)), default=0)
-    )
-    said = f"{found.stage}, {updates:,} updates" + ("" if found.finished else ", not finished")
-    return el(
-        "article",
-        el("h3", strange(found.name), el("small", said)),
-        el("p", strange(found.about), class_="note") if found.about else None,
-        el("div", map(panel, drawn(found.records, panels)), class_="panels"),
-        _numbers(found, panels),
-    )
-
-
-def _numbers(found: Training, panels: Sequence[Panel]) -> Markup:
-    """The table behind the plots: a few updates, each figure as it was written."""
-    figures = {each.key: dict(points(found.records, each.key)) for each in panels}
-    updates = sorted({update for each in figures.values() for update in each})
-    step = -(-len(updates) // MOST_ROWS) or 1
-    some = sorted({*updates[::step], *updates[-1:], *figures.get("eval_accuracy", {})})
-    rows = [
-        [number(f"{update:,.0f}")]
-        + [
-            number(
-                format(figures[each.key][update], each.spec) if update in figures[each.key] else ""
-            )
-            for each in panels
-        ]
-        for update in some
-    ]
-    head = [number_head(name) for name in ("update", *(each.name for each in panels))]
-    left = len(updates) - len(some)
-    note = f"The numbers of {len(some):,} updates" + (f" ({left:,} left out)" if left > 0 else "")
-    return el("details", el("summary", inner(note)), table(head, rows))
-
-
-# ------------------------------------------------------------------------------------------------
-# One evaluation as a report needs it: the figures of its summary, checked once, and its chains.
-# ------------------------------------------------------------------------------------------------
-
-
-# ------------------------------------------------------------------------------------------------
-# Which chains a report shows: some of every outcome, and of the same tasks in all runs.
-#
-# A report with every chain of every run would be too large to send, and nobody would read it.
-# Each turn takes, of every run and outcome, the next task that is not chosen yet, with the chains
-# that all runs have of it, so that two of them can be read side by side. The page says how many
-# there are.
-# ------------------------------------------------------------------------------------------------
-
+from coa.view.browse import check_out, render, shown
+from coa.view.chains import chain_record, looks_of
+from coa.view.plots import Markup, ascii_only, el, inner, strange
+from coa.view.report_parts import EvaluationRun, Parts, read_parts
+from coa.view.report_sections import SECTIONS
 
 OUTCOMES = {
     "right at once": "scored 1, without going back",
@@ -136,7 +45,6 @@ LONGEST, _END = 6_000, 200
 MOST_TEXT = 6_000_000
 """Characters of all chains together: about a tenth of it is left in the file."""
 _LOW_CHECK = 2
-_RIGHT = 1.0 - 1e-9
 
 
 @dataclass
@@ -156,11 +64,11 @@ class Selection:
 
 
 def outcome_of(chain: Chain, score: float | None) -> str:
-    """How a chain ended, in one of `OUTCOMES`; without a score only what its stop says."""
+    """Return how a chain ended, in one of `OUTCOMES`; without a score only what its stop says."""
     trajectory = chain.trajectory
     if trajectory.failed_outside:
         return "failed outside"
-    if score is not None and score >= _RIGHT:
+    if score is not None and score >= RIGHT:
         went_back = chain.turning_point(_LOW_CHECK) or trajectory.usage.malformed
         return "recovered" if went_back else "right at once"
     if score:
@@ -175,22 +83,27 @@ def outcome_of(chain: Chain, score: float | None) -> str:
 def select(runs: Sequence[EvaluationRun], most: int) -> Selection:
     """Choose at most `most` chains."""
     made = Selection()
-    outcomes = [_outcomes(run) for run in runs]
+    outcomes = [
+        {_key(each): outcome_of(each, run.scores.get(_key(each))) for each in run.chains}
+        for run in runs
+    ]
     for run, ended in zip(runs, outcomes, strict=True):
-        count: dict[str, int] = dict.fromkeys(OUTCOMES, 0)
-        for chain in run.chains:
-            count[ended[_key(chain)]] += 1
-        made.counts.append({name: total for name, total in count.items() if total})
+        count = Counter(ended[_key(chain)] for chain in run.chains)
+        made.counts.append({name: count[name] for name in OUTCOMES if count[name]})
     written = 0
-    for task_id in _tasks_in_turn(runs, outcomes):
-        chosen = [
-            (at, run.by_task[task_id]) for at, run in enumerate(runs) if task_id in run.by_task
-        ]
-        written += sum(_length(chain) for _, chain in chosen)
+    queues: dict[tuple[int, int], list[str]] = defaultdict(list)
+    order = list(OUTCOMES)
+    for at, run in enumerate(runs):
+        for task_id, chain in run.by_task.items():
+            queues[order.index(outcomes[at][_key(chain)]), -at].append(task_id)
+    for task_id in in_turn(queues[key] for key in sorted(queues)):
+        chosen = [(at, run) for at, run in enumerate(runs) if task_id in run.by_task]
+        written += sum(_length(run.by_task[task_id]) for _, run in chosen)
         if len(made.entries) + len(chosen) > most or (made.entries and written > MOST_TEXT):
             break
-        for at, chain in chosen:
-            _add(made, runs[at], at, chain, outcomes[at][_key(chain)])
+        for at, run in chosen:
+            chain = run.by_task[task_id]
+            _add(made, run, at, chain, outcomes[at][_key(chain)])
     return made
 
 
@@ -198,41 +111,18 @@ def _key(chain: Chain) -> tuple[str, int]:
     return chain.trajectory.task_id, chain.trajectory.sample
 
 
-def _outcomes(run: EvaluationRun) -> dict[tuple[str, int], str]:
-    return {_key(each): outcome_of(each, run.scores.get(_key(each))) for each in run.chains}
-
-
-def _tasks_in_turn(
-    runs: Sequence[EvaluationRun], outcomes: Sequence[Mapping[tuple[str, int], str]]
-) -> Iterator[str]:
-    """Each task once: one of every run and outcome, then the next of each."""
-    queues: dict[tuple[str, int], list[str]] = defaultdict(list)
-    for at, run in enumerate(runs):
-        for task_id, chain in run.by_task.items():
-            queues[outcomes[at][_key(chain)], at].append(task_id)
-    order = {name: place for place, name in enumerate(OUTCOMES)}
-    ordered = [queues[key] for key in sorted(queues, key=lambda key: (order[key[0]], -key[1]))]
-    seen = set[str]()
-    for turn in zip_longest(*ordered):
-        for task_id in turn:
-            if task_id is not None and task_id not in seen:
-                seen.add(task_id)
-                yield task_id
-
-
 def _shortened(text: str) -> str:
-    """Without its middle, if it is very long: beginning and end have the tags."""
+    """Leave out the middle of a very long text: beginning and end have the tags."""
     if (more := len(text) - LONGEST) <= _END:
         return text
     return f"{text[: LONGEST - _END]} ... ({more:,} characters left out) ... {text[-_END:]}"
 
 
 def _length(chain: Chain) -> int:
-    texts = (
-        min(len(segment.text), LONGEST) if segment.author is Author.ENV else len(segment.text)
-        for segment in chain.trajectory.segments
+    segments = chain.trajectory.segments
+    return sum(
+        min(len(s.text), LONGEST if s.author is Author.ENV else len(s.text)) for s in segments
     )
-    return sum(texts)
 
 
 def _add(made: Selection, run: EvaluationRun, at: int, chain: Chain, outcome: str) -> None:
@@ -243,9 +133,8 @@ def _add(made: Selection, run: EvaluationRun, at: int, chain: Chain, outcome: st
     task = run.tasks.get(trajectory.task_id)
     meta = {**(task.meta if task else {}), **trajectory.meta}
     score = run.scores.get(_key(chain))
-    drawn = draw_chain(trajectory)
-    made.looks |= looks_of(drawn.grammar)
-    made.records.append(record_of(drawn, score))
+    made.looks |= looks_of(trajectory.protocol)
+    made.records.append(chain_record(trajectory, score))
     made.entries.append(
         {
             "task": trajectory.task_id,
@@ -264,9 +153,6 @@ def _add(made: Selection, run: EvaluationRun, at: int, chain: Chain, outcome: st
 
 CHAINS = 200
 """Chains on a page unless somebody asks for more or fewer."""
-SECTIONS: tuple[Callable[[Parts], Markup | None], ...] = (
-    *(results, differences, cost, breakdowns, samples, agents, stops, curves, funnels),
-)
 _MISSING = {
     "evaluations": "No evaluation was given: no results, cost or chains.",
     "trainings": "No training was given: no learning curves.",
@@ -302,8 +188,7 @@ def write_report(
     """Write the report of these runs, with at most so many chains."""
     if not directories:
         raise UsageError("report needs at least one run directory.")
-    if out.suffix not in (".html", ".htm") or out.is_dir():
-        raise UsageError(f"{out}: a report is a file whose name ends in .html; name one.")
+    check_out(out, "report")
     if chains < 0:
         raise UsageError(f"chains is {chains}, expected 0 or more.")
     parts = read_parts(directories)
@@ -316,7 +201,6 @@ def write_report(
 
 def render_report(parts: Parts, chosen: Selection, title: str) -> str:
     """The whole page."""
-    made = [found for each in SECTIONS if (found := each(parts)) is not None]
     page = {
         "runs": [run.name for run in parts.evaluations],
         "accuracy": [run.accuracy.value for run in parts.evaluations],
@@ -327,17 +211,20 @@ def render_report(parts: Parts, chosen: Selection, title: str) -> str:
         "entries": chosen.entries,
     }
     notes = [*(_MISSING[name] for name in _MISSING if not getattr(parts, name)), *parts.notes]
+    bodies = {name: inner(build(parts)) for name, build in SECTIONS.items()}
+    here, total = len(chosen.entries), chosen.total
+    more = f"{here:,} of {total:,} chains are here, {total - here:,} are left out: some of every "
+    some = f"{more}outcome, and of the same tasks in all runs."
+    said = f"All {total:,} chains are here." if here == total else some
+    bodies["chains"] = inner(said if here else None)
     places = {
         "head": _head(parts, title),
-        "sections": inner(made),
-        "chains": "" if chosen.entries else " hidden",
-        "chosen": _chosen(chosen),
         "notes": el("ul", (el("li", strange(note)) for note in notes)) if notes else "",
+        **bodies,
+        **{f"{name}_hidden": "" if body else " hidden" for name, body in bodies.items()},
     }
-    places = {name: ascii_only(markup) for name, markup in places.items()}
-    places |= {"page": harmless_json(page), "records": harmless_json(pack(chosen.records))}
-    scripts = ("inspect_records.js", "report.js")
-    return fill("report.html", title, places, ("paper.css", "report.css"), scripts)
+    ascii_places = {name: ascii_only(markup) for name, markup in places.items()}
+    return render("report", title, page, chosen.records, **ascii_places)
 
 
 def _title(directories: Sequence[Path]) -> str:
@@ -360,20 +247,8 @@ def _head(parts: Parts, title: str) -> Markup:
         same_day = when[0][:10] == when[-1][:10]
         end = when[-1][11:] if same_day else when[-1].replace("T", " ")
         facts["when"] = f"{when[0].replace('T', ' ')} to {end} UTC"
-    listed: Child = (
+    listed = (
         el("div", el("dt", name), el("dd", strange(text))) for name, text in facts.items() if text
     )
     said = el("p", ", ".join(what), class_="what")
     return inner(el("h1", strange(title)), said, el("dl", listed, class_="facts"))
-
-
-def _chosen(chosen: Selection) -> Markup:
-    shown, total = len(chosen.entries), chosen.total
-    if shown == total:
-        return inner(f"All {total:,} chains are here.")
-    return inner(
-        f"{shown:,} of {total:,} chains are here, {total - shown:,} are left out: some of every "
-        "outcome, and of the same tasks in all runs. ",
-        el("code", "coa view"),
-        " shows all chains of a run.",
-    )

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 from coa.grammar import Grammar, Splitter
 from coa.grammar.parse import Event
@@ -145,38 +145,62 @@ def closing_line(trajectory: Trajectory) -> str:
     return harmless(f"{'=':>{LABEL}}  {' | '.join(parts)}")
 
 
-def print_mask(out: Console, trajectory: Trajectory) -> None:
-    """The text with its loss mask: green is trained, red is a mistake at weight 0, dim is not.
-
-    Without colour what is not trained stands in brackets, a mistake in braces.
-    """
-    plain = out.no_color or not out.color_system
-    out.print(f"{trajectory.task_id}  {trajectory.grammar}", style="bold")
-    out.print(harmless(trajectory.question), style="bold")
-    counts = {"trained": 0, "mistake": 0, "not trained": 0}
-    looks = {"trained": ("green", "", ""), "mistake": ("red", "{{", "}}")}
-    for kind, text in _mask_spans(trajectory):
-        counts[kind] += len(text)
-        style, opening, closing = looks.get(kind, ("dim", "[[", "]]"))
-        shown = f"{opening}{harmless(text)}{closing}" if plain else harmless(text)
-        out.print(shown, style=style, end="")
-    out.print()
-    figures = ", ".join(f"{kind} {count}" for kind, count in counts.items())
-    legend = "; [[not trained]] {{mistake}}" if plain else ""
-    out.print(f"characters: {figures}{legend}", style="dim")
+MaskKind = Literal["trained", "mistake", "not trained"]
+_MASK_LOOKS: dict[MaskKind, tuple[str, str, str]] = {
+    "trained": ("green", "", ""),
+    "mistake": ("red", "{{", "}}"),
+    "not trained": ("dim", "[[", "]]"),
+}
+"""Colour, and the marks that stand for it where there is none."""
 
 
-def _mask_spans(trajectory: Trajectory) -> Iterator[tuple[str, str]]:
+def mistakes(segment: Segment) -> list[tuple[int, int]]:
+    """Return the spans of mistakes in order, inside the text and without overlaps."""
+    spans: list[tuple[int, int]] = []
+    for start, end in sorted(segment.errs):
+        start, end = max(start, spans[-1][1] if spans else 0), min(end, len(segment.text))
+        if start < end:
+            spans.append((start, end))
+    return spans
+
+
+def mask_spans(trajectory: Trajectory) -> Iterator[tuple[MaskKind, str]]:
+    """Yield the text of a trajectory in parts, with what the loss mask says of each."""
     for segment in trajectory.segments:
         if segment.author is not Author.MODEL:
             yield "not trained", segment.text
             continue
         position = 0
-        for start, end in sorted(segment.errs):
+        for start, end in mistakes(segment):
             yield "trained", segment.text[position:start]
             yield "mistake", segment.text[start:end]
             position = end
         yield "trained", segment.text[position:]
+
+
+def print_masked(out: Console, spans: Iterable[tuple[MaskKind, str]]) -> str:
+    """Print parts of a text: green is trained, red is a mistake at weight 0, dim is not trained.
+
+    Without colour what is not trained stands in brackets, a mistake in braces; returns a legend,
+    which then is needed.
+    """
+    plain = out.no_color or not out.color_system
+    for kind, text in spans:
+        style, opening, closing = _MASK_LOOKS[kind]
+        shown = f"{opening}{harmless(text)}{closing}" if plain else harmless(text)
+        out.print(shown, style=style, end="")
+    return "[[not trained]] {{mistake}}" if plain else ""
+
+
+def print_mask(out: Console, trajectory: Trajectory) -> None:
+    """Print the text of a trajectory with its loss mask."""
+    out.print(f"{trajectory.task_id}  {trajectory.grammar}", style="bold")
+    out.print(harmless(trajectory.question), style="bold")
+    spans = list(mask_spans(trajectory))
+    legend = print_masked(out, spans)
+    out.print()
+    counts = (f"{kind} {sum(len(t) for k, t in spans if k == kind)}" for kind in _MASK_LOOKS)
+    out.print("; ".join(filter(None, [f"characters: {', '.join(counts)}", legend])), style="dim")
 
 
 def print_grammar(out: Console, grammar: Grammar) -> None:
@@ -199,25 +223,17 @@ def percent(value: float, interval: Sequence[float]) -> str:
 
 
 def print_summary(out: Console, summary: Json, where: str, latency: Json | None = None) -> None:
-    """An evaluation in a few lines."""
+    """Print an evaluation in a few lines."""
     accuracy = percent(summary["accuracy"], summary["ci95"])
     reward = summary.get("reward", "exact")
     figure = "accuracy" if reward == "exact" else f"mean of {reward}"
     out.print(f"{figure} {accuracy}  n={summary['n']} k={summary['k']}", style="bold")
-    for name, found in _of_samples(summary):
-        out.print(f"{name:>20}  {percent(found['value'], found['ci95'])}")
-    out.print(f"{'model':>20}  {summary.get('model', '')}")
-    for key in ("tokens_per_task", "tokens_per_solved", "tool_calls_per_task", "f1"):
-        if key in summary:
-            out.print(f"{key:>20}  {summary[key]}")
-    for name, line in _costs(summary, latency or {}):
-        out.print(f"{name:>20}  {line}")
-    stops = ", ".join(f"{name} {count}" for name, count in summary["stop_reasons"].items())
-    out.print(f"{'stop reasons':>20}  {stops}")
-    if summary["environment"]:
-        ended = f"{summary['environment']} rollouts were ended by the environment and count as 0"
-        out.print(f"{'!!':>20}  {ended}", style="red")
-    groups = list(_groups(summary))
+    for name, line in _summary_lines(summary, latency or {}):
+        out.print(f"{name:>20}  {line}", style="red" if name == "!!" else None)
+    groups: list[tuple[str, Json]] = list(summary.get("by_family", {}).items())
+    for key, found in summary.items():
+        if key.startswith("by_") and key != "by_family" and len(found) > 1:
+            groups += [(f"{key.removeprefix('by_')} {name}", each) for name, each in found.items()]
     wide = max([20, *(len(name) for name, _ in groups)])
     for name, group in groups:
         accuracy = percent(group["accuracy"], group["ci95"])
@@ -225,18 +241,18 @@ def print_summary(out: Console, summary: Json, where: str, latency: Json | None 
     out.print(f"trajectories, scores and summary in {where}", style="dim")
 
 
-def _of_samples(summary: Json) -> Iterator[tuple[str, Json]]:
-    """What several samples are worth together; with one they say nothing new."""
-    if summary["k"] < 2 or "pass_at" not in summary:
-        return
-    for k, found in summary["pass_at"].items():
-        yield f"pass@{k}", found
-    yield f"avg@{summary['k']}", summary["avg_at_k"]
-    yield "majority", summary["majority"]
-    yield f"best by {summary['best_of']['by']}", summary["best_of"]
-
-
-def _costs(summary: Json, latency: Json) -> Iterator[tuple[str, str]]:
+def _summary_lines(summary: Json, latency: Json) -> Iterator[tuple[str, Any]]:
+    """Yield what a summary holds besides its accuracy."""
+    if summary["k"] > 1 and "pass_at" in summary:  # with one sample they say nothing new
+        together = {f"pass@{k}": found for k, found in summary["pass_at"].items()}
+        together |= {f"avg@{summary['k']}": summary["avg_at_k"], "majority": summary["majority"]}
+        together |= {f"best by {summary['best_of']['by']}": summary["best_of"]}
+        for name, found in together.items():
+            yield name, percent(found["value"], found["ci95"])
+    yield "model", summary.get("model", "")
+    for key in ("tokens_per_task", "tokens_per_solved", "tool_calls_per_task", "f1"):
+        if key in summary:
+            yield key, summary[key]
     if called := summary.get("tool_calls_by_agent"):
         yield "calls by agent", ", ".join(f"{role} {mean:g}" for role, mean in called.items())
     if cost := summary.get("money"):
@@ -245,15 +261,10 @@ def _costs(summary: Json, latency: Json) -> Iterator[tuple[str, str]]:
     if latency.get("n"):
         figures = ", ".join(f"{name} {latency[name]:g}" for name in ("mean", "p50", "p95"))
         yield "seconds per task", f"{figures}, up to {latency['concurrency']} at once"
-
-
-def _groups(summary: Json) -> Iterator[tuple[str, Json]]:
-    """Families; and whatever else divides the tasks."""
-    yield from summary.get("by_family", {}).items()
-    for key, groups in summary.items():
-        field = key.removeprefix("by_")
-        if key.startswith("by_") and field != "family" and len(groups) > 1:
-            yield from ((f"{field} {name}", group) for name, group in groups.items())
+    stops = summary["stop_reasons"].items()
+    yield "stop reasons", ", ".join(f"{name} {count}" for name, count in stops)
+    if ended := summary["environment"]:
+        yield "!!", f"{ended} rollouts were ended by the environment and count as 0"
 
 
 def significance(p_value: float) -> str:
@@ -261,7 +272,7 @@ def significance(p_value: float) -> str:
 
 
 def print_comparison(out: Console, result: Json) -> None:
-    """Runs below each other, each against the first."""
+    """Print runs below each other, each against the first."""
     wide = max(len(row["run"]) for row in result["runs"])
     for row in result["runs"]:
         tokens = ""
@@ -270,22 +281,20 @@ def print_comparison(out: Console, result: Json) -> None:
             if row["tokens_per_solved"] is not None:
                 tokens += f", {row['tokens_per_solved']:.0f} per solved task"
         out.print(f"{row['run']:<{wide}}  {percent(row['accuracy'], row['ci95'])}{tokens}")
-        for line in _against_lines(row):
+        for line in _against_lines(row) if "difference" in row else ():
             out.print(f"    {line}")
     out.print(f"n={result['n']}, each against {result['baseline']}", style="dim")
 
 
 def _against_lines(row: Json) -> Iterator[str]:
-    if "difference" not in row:
-        return
     low, high = row["difference_ci95"]
     yield (
         f"{100 * row['difference']:+.1f} points [{100 * low:+.1f}, {100 * high:+.1f}]  "
         f"wins {row['wins']} losses {row['losses']} {significance(row['p_value'])}"
     )
     if "tokens_difference" in row:
-        low, high = row["tokens_difference_ci95"]
-        yield f"{row['tokens_difference']:+.0f} tokens per task [{low:+.0f}, {high:+.0f}]"
+        bounds = interval(row["tokens_difference_ci95"], "+.0f")
+        yield f"{row['tokens_difference']:+.0f} tokens per task {bounds}"
     if ratio := row.get("tokens_per_solved_ratio"):
         bounds = interval(ratio["ci95"], ".2f")
         yield f"{ratio['value']:.2f} times the tokens per solved task {bounds}"

@@ -1,13 +1,19 @@
 "use strict";
-// How one record is drawn: a chain, with or without what is trained, or an episode of a team.
-// Every text of a record reaches the page as a text node: nothing here parses markup, and the
-// policy of the page would refuse it. `inspect.js` or `report.js` follows in the same script.
+// What both pages share: their records, small parts, and how one record is drawn (a chain, with or
+// without what is trained, or an episode of a team). Every text of a record reaches the page as a
+// text node: nothing here parses markup, and the policy of the page would refuse it. `inspect.js`
+// or `report.js` follows in the same script.
 
 const FOLD = 280; // longer texts that no model wrote are folded
 const LANE = 15; // pixels between the lines of two agents
 const CROWD = 8; // more lines than these are left out where they would take the place of the text
 const SVG = "http://www.w3.org/2000/svg";
 
+const byId = (id) => document.getElementById(id);
+const page = JSON.parse(byId("page").textContent);
+const chunks = JSON.parse(byId("records").textContent);
+const looks = new Map(Object.entries(page.looks));
+const colourOf = (name) => looks.get(name)?.colour || undefined;
 const shape = { masked: false, unfolded: false }; // what is trained is shown; nothing is folded
 
 // -- small parts ----------------------------------------------------------------------------
@@ -47,6 +53,26 @@ function table(kind, head, rows) {
     el("thead", {}, el("tr", {}, cells("th", head))),
     el("tbody", {}, rows.map((texts) => el("tr", {}, cells("td", texts))))));
 }
+
+// A box that puts a name into a set of chosen ones, or takes it out.
+function chip(name, title, chosen, changed, ...label) {
+  const box = el("input", { type: "checkbox", value: name });
+  box.addEventListener("change", () => { chosen[box.checked ? "add" : "delete"](name); changed(); });
+  return el("label", { class: "chip", title }, box, label);
+}
+
+// The field for a search, which begins when somebody has stopped typing.
+function listen(changed) {
+  let waiting = 0;
+  byId("query").addEventListener("input", () => { clearTimeout(waiting); waiting = setTimeout(changed, 150); });
+  document.querySelector("form").addEventListener("submit", (event) => event.preventDefault());
+}
+
+const notice = (text) => el("p", { class: "notice" }, text);
+
+window.addEventListener("beforeprint", () => {
+  document.querySelectorAll("details.long").forEach((each) => { each.open = true; });
+});
 
 // A chunk of records: JSON, deflated, in base64.
 async function inflated(text) {
