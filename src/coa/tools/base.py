@@ -26,7 +26,6 @@ __all__ = ["Observation", "Tool", "ToolCall", "ToolMistake", "ToolUsage", "Toolb
 
 Failure = Literal["failed", "timeout", "mistake"]
 RunTool = Callable[[str], Awaitable[str]]
-_SPACE = {"\r\n": "\n", "\r": "\n"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,10 +187,10 @@ class Toolbox(Mapping[str, Tool]):
         if all(each.with_state is None for each in self._tools.values()):
             return self
         bound = (
-            each if each.with_state is None else replace(each, run=each.with_state(state))
+            replace(each, run=each.with_state(state), with_state=None) if each.with_state else each
             for each in self._tools.values()
         )
-        return Toolbox((replace(each, with_state=None) for each in bound), beside=self)
+        return Toolbox(bound, beside=self)
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[Toolbox]:
@@ -211,27 +210,20 @@ class Toolbox(Mapping[str, Tool]):
         chosen = self._tools.get(call.tool)
         if chosen is None:
             return Observation(f"Error: there is no tool {call.tool!r}.", "mistake")
-        if not chosen.concurrency:
-            return await self._counted(chosen, call.argument, limit_s)
-        started, place = time.monotonic(), self._shared.place(chosen)
-        try:
-            async with asyncio.timeout(limit_s):
-                await place.acquire()
-        except TimeoutError:
-            return chosen.show(f"Error: {chosen.name} gave no answer in time.", "timeout")
-        try:
-            if limit_s is not None:
-                limit_s = max(0.0, limit_s - (time.monotonic() - started))
-            return await self._counted(chosen, call.argument, limit_s)
-        finally:
-            place.release()
-
-    async def _counted(self, tool: Tool, argument: str, limit_s: float | None) -> Observation:
         started = time.monotonic()
-        seen = await _observe(tool, argument, limit_s)
-        usage = self.usage.setdefault(tool.name, ToolUsage())
-        usage.count(seen, time.monotonic() - started)
-        return seen
+        async with AsyncExitStack() as stack:
+            if chosen.concurrency:
+                try:
+                    async with asyncio.timeout(limit_s):
+                        await stack.enter_async_context(self._shared.place(chosen))
+                except TimeoutError:
+                    return chosen.show(f"Error: {chosen.name} gave no answer in time.", "timeout")
+            begun = time.monotonic()
+            left = None if limit_s is None else max(0.0, limit_s - (begun - started))
+            seen = await _observe(chosen, call.argument, left)
+            usage = self.usage.setdefault(chosen.name, ToolUsage())
+            usage.count(seen, time.monotonic() - begun)
+            return seen
 
 
 async def _observe(tool: Tool, argument: str, limit_s: float | None) -> Observation:
@@ -246,9 +238,9 @@ async def _observe(tool: Tool, argument: str, limit_s: float | None) -> Observat
                 raise TypeError(f"it returned {type(text).__name__}, expected str")
     except ToolMistake as mistake:
         return tool.show(f"Error: {mistake}", "mistake")
+    except ToolTimeout as late:
+        return tool.show(f"Error: {late}", "timeout")
     except CoaError as error:
-        if isinstance(error, ToolTimeout):
-            return tool.show(f"Error: {error}", "timeout")
         if isinstance(error.__cause__, TimeoutError):
             return tool.show(f"Error: {tool.name} gave no answer in time.", "timeout")
         return tool.show(f"Error: {error}", "failed")
@@ -269,9 +261,8 @@ def fingerprint_of(*settings: Any) -> str:
 
 def clean(text: str) -> str:
     """Plain line ends, and no characters that could not be stored or shown."""
-    for old, new in _SPACE.items():
-        text = text.replace(old, new)
-    return text.replace("\x00", "").encode("utf-8", "replace").decode("utf-8").strip()
+    text = text.replace("\r\n", "\n").replace("\r", "\n").replace("\x00", "")
+    return text.encode("utf-8", "replace").decode("utf-8").strip()
 
 
 def shorten(text: str, max_chars: int) -> str:

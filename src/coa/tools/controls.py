@@ -9,7 +9,7 @@ what another program would have printed.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -19,7 +19,7 @@ from coa.errors import ConfigError, ToolMistake, did_you_mean
 from coa.tools.base import Tool, fingerprint_of
 from coa.tools.code import NOTHING as PRINTED_NOTHING
 from coa.tools.extract import WebPage
-from coa.tools.web import NOTHING, PASSAGES, WIKI_ABOUT, CorpusSource, SearchHit, show_passages
+from coa.tools.web import NOTHING, PASSAGES, CorpusSource, SearchHit, show_passages
 
 OBSERVATIONS = ("real", "withheld", "wrong", "closed_book")
 
@@ -32,58 +32,40 @@ def check_observations(chosen: str) -> str:
     return chosen
 
 
-def withheld_search() -> Tool:
-    """A search that never finds anything: what the model answers, it knew."""
+def answering(real: Tool, answer: Callable[[str], str], name: str) -> Tool:
+    """The tool as the model sees it, giving another answer, always the same for an argument."""
 
-    async def search(query: str) -> str:
-        return NOTHING
+    async def run(argument: str) -> str:
+        return answer(argument)
 
-    return Tool("wiki_search", search, about=WIKI_ABOUT, fingerprint="withheld", pure=True)
-
-
-def wrong_search(corpus: Corpus, passages: int = PASSAGES) -> Tool:
-    """A search that returns passages which have nothing to do with the query, always the same."""
-    held = list(corpus.passages())
-
-    async def search(query: str) -> str:
-        picks = [held[place] for place in _places(query, passages, len(held))]
-        return show_passages([(passage.heading, passage.text) for passage in picks])
-
-    name = fingerprint_of("wrong", corpus.fingerprint, passages)
-    return Tool("wiki_search", search, about=WIKI_ABOUT, fingerprint=name, pure=True)
+    same = replace(real, run=run, session=None, with_state=None, pure=True)
+    return replace(same, fingerprint=name, origin="")
 
 
 def withheld(real: Tool) -> Tool:
-    """Any tool that never finds anything."""
-
-    async def run(argument: str) -> str:
-        return NOTHING
-
-    same = replace(real, run=run, session=None, with_state=None, pure=True)
-    return replace(same, fingerprint="withheld", origin="")
+    """Any tool that never finds anything: what the model answers, it knew."""
+    return answering(real, lambda argument: NOTHING, "withheld")
 
 
-def withheld_code(real: Tool) -> Tool:
-    """A program that never shows what it found out."""
+def wrong_search(real: Tool, corpus: Corpus, passages: int = PASSAGES) -> Tool:
+    """A search that returns passages which have nothing to do with the query."""
+    held = list(corpus.passages())
 
-    async def run(block: str) -> str:
-        return PRINTED_NOTHING
+    def search(query: str) -> str:
+        picks = [held[place] for place in _places(query, passages, len(held))]
+        return show_passages([(passage.heading, passage.text) for passage in picks])
 
-    return replace(real, run=run, session=None, fingerprint="withheld", pure=True)
-
-
-def wrong_code(real: Tool) -> Tool:
-    """A number that has nothing to do with the program, always the same for the same one."""
-
-    async def run(block: str) -> str:
-        (place,) = _places(block, 1, 1000)
-        return str(place)
-
-    return replace(real, run=run, session=None, fingerprint="wrong", pure=True)
+    return answering(real, search, fingerprint_of("wrong", corpus.fingerprint, passages))
 
 
-CODE_CONTROLS = {"withheld": withheld_code, "wrong": wrong_code}
-"""What the tool `code` becomes under a control."""
+def code_control(real: Tool, observations: str) -> Tool:
+    """The tool `code` under a control: programs print nothing, or a number that has nothing to do
+    with them."""
+    if observations == "withheld":
+        return answering(real, lambda block: PRINTED_NOTHING, "withheld")
+    if observations == "wrong":
+        return answering(real, lambda block: str(_places(block, 1, 1000)[0]), "wrong")
+    return real
 
 
 class WithheldWeb:

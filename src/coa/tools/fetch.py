@@ -130,19 +130,13 @@ def not_public(ip: Ip) -> str:
         for network, shift in _HOLDS_V4:
             if ip in network:
                 return not_public(ipaddress.IPv4Address(int(ip) >> shift & 0xFFFFFFFF))
-    for kind, found in (
-        ("unspecified", ip.is_unspecified),
-        ("loopback", ip.is_loopback),
-        ("link-local", ip.is_link_local),
-        ("multicast", ip.is_multicast),
-        ("private", ip.is_private),
-        ("reserved", ip.is_reserved or not ip.is_global),
-    ):
-        if found:
-            return kind
+    for kind in ("unspecified", "loopback", "link_local", "multicast", "private"):
+        if getattr(ip, f"is_{kind}"):
+            return kind.replace("_", "-")
     special = any(ip.version == network.version and ip in network for network in _SPECIAL)
     outside = isinstance(ip, ipaddress.IPv6Address) and ip not in _PUBLIC_V6
-    return "reserved" if special or outside else ""
+    reserved = ip.is_reserved or not ip.is_global or special or outside
+    return "reserved" if reserved else ""
 
 
 async def system_resolver(host: str) -> list[str]:
@@ -235,14 +229,6 @@ class GuardedBackend(httpcore.AnyIOBackend):
                 failure = failure or error
         assert failure is not None, f"the guard admitted no address of {host}"
         raise failure
-
-    async def connect_unix_socket(
-        self,
-        path: str,
-        timeout: float | None = None,
-        socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
-    ) -> httpcore.AsyncNetworkStream:
-        raise ToolError(f"{path}: pages are not read from sockets of this machine.")
 
 
 AGENT = "chain-of-agents (reads single pages on request)"

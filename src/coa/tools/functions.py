@@ -10,12 +10,12 @@ of the rollout, which the environment's `setup` made.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import inspect
 import json
 import re
 import threading
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from coa.errors import CoaError, ConfigError, RecordError, ToolError, ToolMistake, ToolTimeout
@@ -62,7 +62,12 @@ def tool(
 
 
 def _tool(function: Callable[..., Any], name: str, errors: Blames, limits: dict[str, Any]) -> Tool:
-    hints = _hints(function, name)
+    try:
+        hints = get_type_hints(function, include_extras=True)
+    except Exception as exc:
+        raise ConfigError(
+            f"tool {name!r}: a type of its parameters cannot be read: {type(exc).__name__}: {exc}."
+        ) from exc
     states = [each for each, hint in hints.items() if is_state(hint)]
     parameters = [
         each for each in inspect.signature(function).parameters.values() if each.name not in states
@@ -72,7 +77,10 @@ def _tool(function: Callable[..., Any], name: str, errors: Blames, limits: dict[
 
     async def call(*given: Any, **arguments: Any) -> str:
         try:
-            return _text(await _call(function, *given, **arguments))
+            result = await _call(function, *given, **arguments)
+            if isinstance(result, str):
+                return result
+            return json.dumps(result, ensure_ascii=False, default=str)
         except CoaError:
             raise
         except TimeoutError:
@@ -103,8 +111,7 @@ def _tool(function: Callable[..., Any], name: str, errors: Blames, limits: dict[
             return await call(**{only: argument}, **state)
 
         return Tool(name=name, about=about, parameter=only, **with_state(run), **limits)
-    model = _arguments_model(parameters, hints, name)
-    schema = _schema_of(model, name)
+    model, schema = _arguments_model(parameters, hints, name)
     for each, part in schema.get("properties", {}).items():
         if each in meanings:
             part.setdefault("description", meanings[each])
@@ -141,15 +148,6 @@ def argument_meanings(doc: str) -> dict[str, str]:
     return {each: said.rstrip(".") for each, said in found.items() if said}
 
 
-def _hints(function: Callable[..., Any], name: str) -> dict[str, Any]:
-    try:
-        return get_type_hints(function, include_extras=True)
-    except Exception as exc:
-        raise ConfigError(
-            f"tool {name!r}: a type of its parameters cannot be read: {type(exc).__name__}: {exc}."
-        ) from exc
-
-
 def is_state(hint: Any) -> bool:
     """Whether an annotation asks for the state of a rollout, perhaps optionally."""
     if isinstance(hint, str):
@@ -166,9 +164,12 @@ def _takes_text(parameters: list[inspect.Parameter], hints: dict[str, Any]) -> b
     return hints.get(parameters[0].name, str) is str
 
 
-def _arguments_model(parameters: list[inspect.Parameter], hints: dict[str, Any], name: str) -> Any:
-    """A pydantic model with a field for each parameter."""
+def _arguments_model(
+    parameters: list[inspect.Parameter], hints: dict[str, Any], name: str
+) -> tuple[Any, dict[str, Any]]:
+    """A pydantic model with a field for each parameter, and its JSON schema."""
     from pydantic import ConfigDict, PydanticSchemaGenerationError, create_model
+    from pydantic.errors import PydanticInvalidForJsonSchema
 
     fields: dict[str, Any] = {}
     for parameter in parameters:
@@ -185,18 +186,9 @@ def _arguments_model(parameters: list[inspect.Parameter], hints: dict[str, Any],
         default = ... if parameter.default is parameter.empty else parameter.default
         fields[parameter.name] = (hints[parameter.name], default)
     try:
-        return create_model(name, __config__=ConfigDict(extra="forbid"), **fields)
-    except PydanticSchemaGenerationError as exc:
-        first = str(exc).partition("\n")[0]
-        raise ConfigError(f"tool {name!r}: a parameter's type has no schema: {first}") from exc
-
-
-def _schema_of(model: Any, name: str) -> Any:
-    from pydantic.errors import PydanticInvalidForJsonSchema
-
-    try:
-        return model.model_json_schema()
-    except PydanticInvalidForJsonSchema as exc:
+        model = create_model(name, __config__=ConfigDict(extra="forbid"), **fields)
+        return model, model.model_json_schema()
+    except (PydanticSchemaGenerationError, PydanticInvalidForJsonSchema) as exc:
         first = str(exc).partition("\n")[0]
         raise ConfigError(f"tool {name!r}: a parameter's type has no schema: {first}") from exc
 
@@ -214,62 +206,40 @@ def _converted(model: Any, argument: str) -> dict[str, Any]:
     return {field: getattr(values, field) for field in model.model_fields}
 
 
-def _text(result: Any) -> str:
-    if isinstance(result, str):
-        return result
-    return json.dumps(result, ensure_ascii=False, default=str)
-
-
 async def _call(function: Callable[..., Any], *args: Any, **arguments: Any) -> Any:
     """Run an async function here, a plain one in a thread of its own, which dies with the process:
     one that hangs takes no place in a shared pool and does not keep the program from ending."""
     if inspect.iscoroutinefunction(function):
         return await function(*args, **arguments)
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[Any] = loop.create_future()
-
-    def settle(value: Any, error: BaseException | None) -> None:
-        if future.done():  # timed out or cancelled meanwhile
-            return
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(value)
+    future: Future[Any] = Future()
+    future.set_running_or_notify_cancel()  # nobody who stops waiting takes it away from the thread
 
     def work() -> None:
-        value: Any = None
-        error: BaseException | None = None
         try:
-            value = function(*args, **arguments)
-        except StopIteration:  # a future cannot carry it: the caller would wait for ever
-            error = RuntimeError("StopIteration")
-        except BaseException as exc:
-            error = exc
-        with contextlib.suppress(RuntimeError):  # the loop has ended; nobody waits any more
-            loop.call_soon_threadsafe(settle, value, error)
+            future.set_result(function(*args, **arguments))
+        except StopIteration:  # asyncio cannot carry it: the caller would wait for ever
+            future.set_exception(RuntimeError("StopIteration"))
+        except BaseException as error:
+            future.set_exception(error)
 
-    threading.Thread(
-        target=work, name=f"tool {getattr(function, '__name__', '')}", daemon=True
-    ).start()
-    return await future
+    called = getattr(function, "__name__", "")
+    threading.Thread(target=work, name=f"tool {called}", daemon=True).start()
+    return await asyncio.wrap_future(future)
 
 
-# ------------------------------------------------------------------------------------------------
-# Tools that a task brings along as JSON declarations, and that nobody implements.
-#
-# A benchmark of function calls asks which calls are made, not what comes of them. Each
-# declaration under `meta["tools"]` (name, description, and parameters as a JSON schema: the
-# `function` of what OpenAI's clients send) becomes a tool whose arguments are checked like any
-# other's, and which says that the call was noted. The reward `calls` reads the calls from the
-# chain.
-# ------------------------------------------------------------------------------------------------
-
+# Tools that a task declares as JSON, and that nobody implements.
 
 NOTED = "The call was noted. Make another one if the task needs it; otherwise answer."
 
 
 def declared_tools(task: Task) -> list[Tool]:
-    """The tools that a task declares; none where it does not."""
+    """The tools that a task declares under `meta["tools"]`; none where it does not.
+
+    A benchmark of function calls asks which calls are made, not what comes of them. Each
+    declaration (name, description, and parameters as a JSON schema: the `function` of what OpenAI's
+    clients send) becomes a tool whose arguments are checked like any other's, and which says that
+    the call was noted. The reward `calls` reads the calls from the chain.
+    """
     listed = task.meta.get("tools") or []
     if not isinstance(listed, list):
         found = type(listed).__name__

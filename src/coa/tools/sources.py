@@ -7,7 +7,7 @@ opened once for a process, and then gives the tools of each task.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -21,9 +21,8 @@ from coa.sandbox import Sandbox
 from coa.tasks import Task
 from coa.tools.base import Tool
 from coa.tools.code import code_tool
-from coa.tools.controls import CODE_CONTROLS, WithheldWeb, WrongWeb, withheld_search, wrong_search
+from coa.tools.controls import WithheldWeb, WrongWeb, code_control, withheld, wrong_search
 from coa.tools.web import (
-    CRAWL_S,
     PASSAGES,
     CorpusSource,
     Source,
@@ -72,18 +71,22 @@ class CorpusTools:
     """Most that one wiki_search returns."""
 
     def __post_init__(self) -> None:
-        _check_reading(self.tools)
         if self.passages < 1:
             raise ConfigError(f"passages is {self.passages!r}, expected at least 1.")
+        for name in self.tools:
+            if name not in READING:
+                raise ConfigError(f"a corpus has no tool {name!r}; it has {', '.join(READING)}.")
 
     @asynccontextmanager
     async def open(self, how: Opening) -> AsyncIterator[ToolsOf]:
         held = self.corpus if isinstance(self.corpus, Corpus) else open_corpus(self.corpus)
-        source = _site(held, how.observations)
-        made = {
-            "wiki_search": _passages(held, self.passages, how.observations),
-            "web_search": web_search(source),
-        }
+        source: Source = CorpusSource(held)
+        wiki = wiki_search(held, self.passages)
+        if how.observations == "withheld":
+            source, wiki = WithheldWeb(), withheld(wiki)
+        elif how.observations == "wrong":
+            source, wiki = WrongWeb(held), wrong_search(wiki, held, self.passages)
+        made = {"wiki_search": wiki, "web_search": web_search(source)}
 
         def tools(task: Task) -> list[Tool]:
             return [made.get(n) or crawl_page(source, focus=task.question) for n in self.tools]
@@ -100,10 +103,9 @@ class WebTools:
     tools: tuple[str, ...] = ("web_search", "crawl_page")
 
     def __post_init__(self) -> None:
-        _check_reading(self.tools)
-        if "wiki_search" in self.tools:
+        if odd := set(self.tools) - {"web_search", "crawl_page"}:
             raise UsageError(
-                f"{self.recipe}: the web has no passages for wiki_search; use --grammar web."
+                f"{self.recipe}: the web has no passages for {min(odd)}; use --grammar web."
             )
 
     @asynccontextmanager
@@ -122,7 +124,7 @@ class WebTools:
                 source,
                 focus=task.question,
                 summariser=summariser,
-                timeout_s=settings.crawl_seconds or CRAWL_S,
+                timeout_s=settings.crawl_seconds,
             )
             return [search if name == "web_search" else page for name in self.tools]
 
@@ -143,16 +145,11 @@ class SandboxTools:
     @asynccontextmanager
     async def open(self, how: Opening) -> AsyncIterator[ToolsOf]:
         persistent = self.session or how.code_session
-        control = CODE_CONTROLS.get(how.observations)
         box = Sandbox(slots=min(cores(), how.rollouts), unsafe=how.unsafe_code, sessions=SESSIONS)
-        if control or not how.live or how.observations == "closed_book":
-            # A control or a replay runs nothing: the sandbox only names the tool.
-            real = code_tool(box, persistent=persistent)
-            made = control(real) if control else real
-            yield lambda task: [made]
-            return
-        async with box as opened:
-            made = code_tool(opened, persistent=persistent)
+        async with AsyncExitStack() as stack:
+            if how.live and how.observations == "real":  # nothing else runs a program
+                await stack.enter_async_context(box)
+            made = code_control(code_tool(box, persistent=persistent), how.observations)
             yield lambda task: [made]
 
 
@@ -164,21 +161,7 @@ def corpus_tools(name: str | Path, *tools: str, passages: int = PASSAGES) -> Cor
     return CorpusTools(str(name), tools or ("wiki_search",), passages)
 
 
-def sandbox_tools(session: bool = False) -> SandboxTools:
-    """The tool `code`, which runs programs in a sandbox."""
-    return SandboxTools(session)
-
-
-def _passages(held: Corpus, passages: int, observations: str) -> Tool:
-    if observations == "withheld":
-        return withheld_search()
-    return (wrong_search if observations == "wrong" else wiki_search)(held, passages)
-
-
-def _site(held: Corpus, observations: str) -> Source:
-    if observations == "withheld":
-        return WithheldWeb()
-    return WrongWeb(held) if observations == "wrong" else CorpusSource(held)
+sandbox_tools = SandboxTools
 
 
 def is_web(name: str) -> bool:
@@ -200,9 +183,3 @@ def web_settings(recipe: str) -> WebSettings:
     from coa.tools.live import WebSettings
 
     return load_recipe(find_recipe(recipe), (), WebSettings)
-
-
-def _check_reading(tools: Sequence[str]) -> None:
-    for name in tools:
-        if name not in READING:
-            raise ConfigError(f"a corpus has no tool {name!r}; it has {', '.join(READING)}.")
