@@ -16,8 +16,7 @@ import random
 import re
 from itertools import zip_longest
 
-from coa.environments.gym.knowledge import plan_for
-from coa.environments.gym.plans import ProgramPlan
+from coa.environments.gym.programs import ProgramPlan, plan_for
 from coa.recording.episode import USER
 from coa.recording.recorder import MAX_TRIES, EpisodeRecorder
 from coa.tools.code import NOTHING
