@@ -12,15 +12,19 @@ import pytest
 
 from atlas_solver import Library
 from coa.environments import SETS, make_tasks
-from coa.environments.atlas.catalogues import CATALOGUES, CODE, REWORDED, WEB, WIDE
+from coa.environments.atlas.catalogues import (
+    CATALOGUES,
+    CODE,
+    REWORDED,
+    WEB,
+    WIDE,
+    is_held_out,
+    understand,
+)
 from coa.environments.atlas.code_team import program
-from coa.environments.atlas.formulas import DENSITY, MEAN, TIMES, TOTAL, Formula, Work
-from coa.environments.atlas.inquiries import Trail
-from coa.environments.atlas.pages import pages, passage_for
-from coa.environments.atlas.phrasings import is_held_out
-from coa.environments.atlas.reading import read
+from coa.environments.atlas.inquiries import DENSITY, MEAN, TIMES, TOTAL, Formula, Trail, Work
+from coa.environments.atlas.pages import pages, passage_for, read
 from coa.environments.atlas.tasks import SPLITS, families_of, held_out
-from coa.environments.atlas.understanding import understand
 from coa.environments.atlas.world import load_world
 from coa.errors import UsageError
 from coa.tasks import Task

@@ -7,7 +7,15 @@ from collections.abc import Iterator
 import pytest
 
 from coa.environments import make_tasks
-from coa.environments.atlas.catalogues import CATALOGUES, MHQA, REWORDED, WEB, WIDE
+from coa.environments.atlas.catalogues import (
+    CATALOGUES,
+    MHQA,
+    REWORDED,
+    WEB,
+    WIDE,
+    is_held_out,
+    understand,
+)
 from coa.environments.atlas.families import (
     Catalogue,
     Comparison,
@@ -16,10 +24,8 @@ from coa.environments.atlas.families import (
     Superlative,
 )
 from coa.environments.atlas.inquiries import Trail
-from coa.environments.atlas.phrasings import is_held_out
-from coa.environments.atlas.reading import read
+from coa.environments.atlas.pages import read
 from coa.environments.atlas.tasks import families_of, held_out
-from coa.environments.atlas.understanding import understand
 from coa.environments.atlas.world import load_world
 from coa.environments.experts import Experts
 from coa.errors import UsageError

@@ -21,7 +21,7 @@ from coa.environment import (
     remarks,
 )
 from coa.environments import NAMES, SETS, at_home, home_of, make_tasks
-from coa.environments.atlas.site import any_corpus
+from coa.environments.atlas.pages import any_corpus
 from coa.errors import CoaError, ConfigError, UsageError
 from coa.evaluation.run import EvalSettings, run_eval
 from coa.recording.record import one_of_each

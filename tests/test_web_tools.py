@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coa.environments.atlas.site import atlas_corpus
+from coa.environments.atlas.pages import atlas_corpus
 from coa.errors import ConfigError, ToolError
 from coa.tools import Observation, Tool, Toolbox, ToolCall, ToolMistake
 from coa.tools.extract import Link, WebPage

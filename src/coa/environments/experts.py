@@ -19,9 +19,9 @@ import random
 from dataclasses import dataclass
 from typing import Protocol
 
+from coa.environments import ATLAS_CODE, ATLAS_WEB, GYM
 from coa.environments.atlas.catalogues import CATALOGUES, MHQA
-from coa.environments.atlas.wiki_team import WikiTeam
-from coa.environments.sets import ATLAS_CODE, ATLAS_WEB, GYM
+from coa.environments.atlas.team import WikiTeam
 from coa.recording.agents import code_agents, team, web_agents
 from coa.recording.episode import USER, AgentSpec, Episode
 from coa.recording.recorder import EpisodeRecorder, Rates

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from coa.environment import Environment, ToolSettings
-from coa.environments.atlas.site import any_corpus
+from coa.environments.atlas.pages import any_corpus
 from coa.errors import RecordError
 from coa.grammar import load_grammar
 from coa.tasks import Task

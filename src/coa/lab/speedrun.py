@@ -19,8 +19,7 @@ from coa.asking import answer
 from coa.distillation.dataset import DistillSettings, run_distillation
 from coa.engines import load_engine
 from coa.environment import load_environment, open_environments
-from coa.environments import make_tasks
-from coa.environments.sets import ATLAS_WEB, DEFAULT_SET, GYM
+from coa.environments import ATLAS_WEB, DEFAULT_SET, GYM, make_tasks
 from coa.errors import ConfigError, MissingExtra
 from coa.io.progress import duration
 from coa.io.runs import Json, Run, read_object, write_atomic

@@ -13,14 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from coa.distillation.filters import FilterSettings
-from coa.environments import SETS, make_tasks
-from coa.environments.sets import (
+from coa.environments import (
     ATLAS_CODE,
     ATLAS_REWORDED,
     ATLAS_WEB,
     ATLAS_WIDE,
     DEFAULT_SET,
     GYM,
+    SETS,
+    make_tasks,
 )
 from coa.errors import ConfigError, did_you_mean
 from coa.evaluation.run import EvalPart

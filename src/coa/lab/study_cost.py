@@ -25,8 +25,7 @@ from typing import NamedTuple
 
 from coa.distillation.dataset import CONVERTED
 from coa.engines.base import TextCodec
-from coa.environments import SETS, make_tasks
-from coa.environments.sets import GYM
+from coa.environments import GYM, SETS, make_tasks
 from coa.errors import RecordError, UsageError
 from coa.evaluation.compare import PAIRED_RESAMPLES, Resamples
 from coa.evaluation.spending import (

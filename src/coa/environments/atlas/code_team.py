@@ -11,11 +11,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from coa.environments.atlas.catalogues import CODE
-from coa.environments.atlas.formulas import Formula, Work
-from coa.environments.atlas.inquiries import subjects_of
-from coa.environments.atlas.reading import read
-from coa.environments.atlas.team import PROGRAM, Find, Librarians, Outline, plain, planned, stands
-from coa.environments.atlas.wording import sentence_for, wanted
+from coa.environments.atlas.inquiries import Formula, Work, subjects_of
+from coa.environments.atlas.pages import read
+from coa.environments.atlas.team import (
+    PROGRAM,
+    Find,
+    Librarians,
+    Outline,
+    plain,
+    planned,
+    sentence_for,
+    stands,
+    wanted,
+)
 from coa.recording.episode import Say, Use
 from coa.recording.recorder import MAX_TRIES, EpisodeRecorder, ratings
 

@@ -14,10 +14,9 @@ from itertools import count, islice
 from random import Random
 from typing import Any
 
-from coa.environments.atlas.catalogues import MHQA
+from coa.environments.atlas.catalogues import MHQA, is_held_out
 from coa.environments.atlas.families import Catalogue, Family, Slots, Solution
 from coa.environments.atlas.pages import passage_for
-from coa.environments.atlas.phrasings import is_held_out
 from coa.environments.atlas.world import World, load_world, query_for, with_article
 from coa.errors import UsageError, did_you_mean
 from coa.tasks import Task, TaskSet, in_turn

@@ -15,9 +15,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, NamedTuple
 
-from coa.environments.atlas.catalogues import MHQA
+from coa.environments.atlas.catalogues import MHQA, understand
 from coa.environments.atlas.families import (
     Catalogue,
     Comparison,
@@ -27,18 +28,51 @@ from coa.environments.atlas.families import (
     Slots,
     Superlative,
 )
-from coa.environments.atlas.formulas import Formula
-from coa.environments.atlas.inquiries import Choice, Conclusion, Inquiry, Kin, Look, Tally, Trail
-from coa.environments.atlas.reading import read
+from coa.environments.atlas.inquiries import (
+    Choice,
+    Conclusion,
+    Formula,
+    Inquiry,
+    Kin,
+    Look,
+    Tally,
+    Trail,
+)
+from coa.environments.atlas.pages import listing, read
 from coa.environments.atlas.reckoning import Side, amount, apart, lettered, weighed
-from coa.environments.atlas.understanding import understand
-from coa.environments.atlas.wording import WORDINGS, sentence_for, wanted, wanted_of
-from coa.environments.atlas.world import RELATIONS, query_for
+from coa.environments.atlas.world import RELATIONS, WORDS, query_for
 from coa.recording.episode import USER
 from coa.recording.recorder import MAX_TRIES, EpisodeRecorder, ratings
 
 Shape = LookupChain | Comparison | Difference | Intersection | Superlative
 _COUNTS = ("no", "one look-up", "two look-ups", "three look-ups", "four look-ups")
+
+
+class Wording(NamedTuple):
+    """`need` completes 'I need ...'; `found` is a sentence with subject {s} and value {v}."""
+
+    need: str
+    found: str
+
+
+WORDINGS = {relation: Wording(*texts) for relation, texts in WORDS["experts"].items()}
+
+
+def wanted(relation: str, subject: str) -> str:
+    """What is looked for: 'the capital of Peru'."""
+    return WORDINGS[relation].need.format(s=subject)
+
+
+def sentence_for(relation: str, subject: str, values: Sequence[str]) -> str:
+    """What was found: 'The capital of Peru is Lima.'"""
+    return WORDINGS[relation].found.format(s=subject, v=", ".join(values))
+
+
+def wanted_of(relations: Sequence[str], subjects: Sequence[str]) -> str:
+    """Several facts of several subjects: 'the area and the capital of Peru and Chile'."""
+    *others, last = relations
+    nouns = [WORDINGS[name].need.removesuffix(" of {s}") for name in others]
+    return listing([*nouns, wanted(last, listing(list(subjects)))])
 
 
 class Find(NamedTuple):
@@ -319,6 +353,66 @@ class Librarians:
             desk.say("reflector", "planner", poor, part="alarm")
             again = f"Search for {wanted(*find)} with other words."
             desk.say("planner", "searcher", again, "The search missed.", part="plan")
+
+
+class WikiTeam:
+    """Answers the questions of `atlas-mhqa`, or of a set like it, with `wiki_search`.
+
+    Look-ups that need nothing of each other (two countries that are compared, each neighbour of
+    one) are made at the same time.
+    """
+
+    def __init__(self, catalogue: Catalogue = MHQA) -> None:
+        self.catalogue = catalogue
+        self.librarians = Librarians()
+
+    async def work(self, desk: EpisodeRecorder) -> None:
+        plan = plan_for(desk.episode.question, self.catalogue)
+        if plan is None:
+            text = "I do not know how to break this question into look-ups."
+            desk.say("planner", USER, text, part="failure")
+            desk.fail("the planner could not plan")
+            return
+        steps = [[find.relation, find.subject] for find in plan.steps]
+        desk.say("planner", "searcher", plan.text, plan.thought, part="plan", steps=steps)
+        findings: list[list[str]] = []
+        first, *rest = plan.lanes
+        if rest and rest[0][0].subject.endswith("*"):  # each result of the first is a lane
+            found = await self._follow(desk, first)
+            names = found[0] if found else []
+            findings += found or []
+            lanes = [[Find(rest[0][0].relation, name)] for name in names]
+        else:
+            lanes = [first, *rest]
+        works = [partial(self._follow, steps=lane) for lane in lanes]
+        for values in await desk.together(works) if works else []:
+            findings += values or []
+        if desk.episode.error is None:
+            self._verify(desk, plan, findings)
+
+    async def _follow(self, desk: EpisodeRecorder, steps: list[Find]) -> list[list[str]] | None:
+        """Look-ups one after the other, each about what the one before found."""
+        findings: list[list[str]] = []
+        for find in steps:
+            if find.subject.startswith("#"):
+                find = Find(find.relation, findings[-1][0])
+            values = await self.librarians.look_up(desk, find)
+            if values is None:
+                desk.fail("a look-up brought no report")
+                desk.episode.meta["failed_look_up"] = wanted(*find)
+                return None
+            findings.append(values)
+        return findings
+
+    def _verify(self, desk: EpisodeRecorder, plan: Plan, findings: list[list[str]]) -> None:
+        reports = "\n".join(", ".join(values) for values in findings)
+        desk.tell("verifier", f"{desk.episode.question}\n{plan.text}\n{reports}")
+        verdict = conclude(plan, findings)
+        if verdict is None:
+            desk.fail("the reports do not combine to an answer")
+            return
+        desk.say("verifier", USER, verdict.answer, verdict.thought, part="verdict", score=4)
+        desk.episode.answer = verdict.answer
 
 
 def plain(results: str) -> str:

@@ -13,10 +13,16 @@ from dataclasses import dataclass, field, replace
 
 from coa.environments.atlas.catalogues import WEB
 from coa.environments.atlas.inquiries import Choice, Conclusion, Facts, Look, Tally, subjects_of
-from coa.environments.atlas.pages import listing
-from coa.environments.atlas.reading import read
-from coa.environments.atlas.team import Outline, alike, careless_queries, close, planned
-from coa.environments.atlas.wording import sentence_for, wanted_of
+from coa.environments.atlas.pages import listing, read
+from coa.environments.atlas.team import (
+    Outline,
+    alike,
+    careless_queries,
+    close,
+    planned,
+    sentence_for,
+    wanted_of,
+)
 from coa.environments.atlas.world import RELATIONS, query_for
 from coa.recording.recorder import MAX_TRIES, EpisodeRecorder, ratings
 
