@@ -184,8 +184,8 @@ def _problem(value: Value, schema: Mapping[str, Any], root: Mapping[str, Any], a
     problem = _size_problem(value, schema, name)
     items = schema.get("items")
     if not problem and isinstance(value, list) and isinstance(items, dict):
-        problems = (_problem(v, items, root, f"{name}[{i}]") for i, v in enumerate(value))
-        return next(filter(None, problems), "")
+        inside = (_problem(v, items, root, f"{name}[{i}]") for i, v in enumerate(value))
+        return next(filter(None, inside), "")
     return problem
 
 
@@ -208,6 +208,7 @@ def _object_problem(
 
 def _size_problem(value: Value, schema: Mapping[str, Any], name: str) -> str:
     """What is wrong with how large a number is, or how long a list or a text."""
+    size: float
     if isinstance(value, list):
         size, of, found = len(value), "Items", f"has {len(value)} items"
     elif isinstance(value, str):

@@ -248,7 +248,7 @@ _FUNCTIONS: dict[str, Callable[..., str]] = {
     "sides": lambda text: ", ".join(re.findall(r"d(\d+)", text)),
     "base": lambda name: {"binary": "2", "hexadecimal": "16"}.get(name, name.removeprefix("base-")),
     "complex": lambda text: re.sub(r"\.0+", "", text).replace("i", "j"),
-    "operator": lambda sign: {"\u00d7": "*", "\u00f7": "/"}.get(sign, sign),
+    "operator": lambda sign: sign.replace("\u00d7", "*").replace("\u00f7", "/"),
     "animals": _animals,
     "reverse": lambda order: ", reverse=True" if order == "descending" else "",
     "kept": lambda verb, size: {
