@@ -61,9 +61,17 @@ from coa.rewards import (
 from coa.tasks import Task, TaskSet
 from coa.tools.base import Tool, Toolbox
 from coa.tools.cache import ToolCache, cached, check_mode
-from coa.tools.controls import check_observations, withheld
 from coa.tools.functions import tool
-from coa.tools.sources import Opening, ToolsOf, ToolSource, corpus_tools, is_web, sandbox_tools
+from coa.tools.sources import (
+    Opening,
+    ToolsOf,
+    ToolSource,
+    check_observations,
+    corpus_tools,
+    is_web,
+    sandbox_tools,
+    withheld,
+)
 from coa.trajectory import StopReason, Trajectory
 
 ToolLike = Tool | ToolSource | Callable[..., Any]

@@ -28,7 +28,7 @@ from coa.evaluation.run import EvalPart
 from coa.io.progress import duration
 from coa.io.settings import load_recipe, read_toml
 from coa.tasks import Task
-from coa.tools.controls import check_observations
+from coa.tools.sources import check_observations
 from coa.train.rl_settings import (
     AlarmSettings,
     CheckSettings,

@@ -12,11 +12,19 @@ import asyncio
 import hashlib
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Hashable,
+    Iterable,
+    Iterator,
+    Mapping,
+)
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
-from weakref import WeakKeyDictionary
+from weakref import WeakValueDictionary
 
 from coa.errors import CoaError, ConfigError, ToolError, ToolMistake, ToolTimeout, boundary
 from coa.grammar.grammar import Body, Grammar, Role
@@ -123,19 +131,20 @@ class Tool:
         return json.dumps(read_arguments(text, json.loads(self.schema)), ensure_ascii=False)
 
 
-@dataclass
-class _Shared:
-    """What all toolboxes that were made from one have in common: places and counts."""
+class Turns:
+    """Semaphores by name, each of the event loop that runs: a program may have many. One is kept
+    while anybody holds it or waits for it."""
 
-    usage: dict[str, ToolUsage] = field(default_factory=dict)
-    places: WeakKeyDictionary[Any, dict[str, asyncio.Semaphore]] = field(
-        default_factory=WeakKeyDictionary
-    )
+    def __init__(self) -> None:
+        self._held: WeakValueDictionary[tuple[int, Hashable], asyncio.Semaphore]
+        self._held = WeakValueDictionary()
 
-    def place(self, tool: Tool) -> asyncio.Semaphore:
-        """Of this event loop: a toolbox may outlive one."""
-        places = self.places.setdefault(asyncio.get_running_loop(), {})
-        return places.setdefault(tool.name, asyncio.Semaphore(tool.concurrency))
+    def of(self, name: Hashable, at_once: int = 1) -> asyncio.Semaphore:
+        key = (id(asyncio.get_running_loop()), name)
+        turn = self._held.get(key)
+        if turn is None:
+            turn = self._held[key] = asyncio.Semaphore(at_once)
+        return turn
 
 
 class Toolbox(Mapping[str, Tool]):
@@ -144,7 +153,9 @@ class Toolbox(Mapping[str, Tool]):
     def __init__(self, tools: Iterable[Tool] = (), *, beside: Toolbox | None = None) -> None:
         """`beside`: another toolbox with which limits and counts are shared."""
         self._tools: dict[str, Tool] = {}
-        self._shared: _Shared = beside._shared if beside is not None else _Shared()
+        self.usage: dict[str, ToolUsage] = {} if beside is None else beside.usage
+        """What was called so far, by tool."""
+        self._turns: Turns = Turns() if beside is None else beside._turns
         for each in tools:
             if each.name in self._tools:
                 raise ConfigError(f"two tools are named {each.name!r}; give one another name.")
@@ -158,11 +169,6 @@ class Toolbox(Mapping[str, Tool]):
 
     def __len__(self) -> int:
         return len(self._tools)
-
-    @property
-    def usage(self) -> dict[str, ToolUsage]:
-        """What was called so far, by tool."""
-        return self._shared.usage
 
     def bind(self, grammar: Grammar) -> Grammar:
         """The grammar with exactly these tools as its tool roles.
@@ -215,7 +221,9 @@ class Toolbox(Mapping[str, Tool]):
             if chosen.concurrency:
                 try:
                     async with asyncio.timeout(limit_s):
-                        await stack.enter_async_context(self._shared.place(chosen))
+                        await stack.enter_async_context(
+                            self._turns.of(chosen.name, chosen.concurrency)
+                        )
                 except TimeoutError:
                     return chosen.show(f"Error: {chosen.name} gave no answer in time.", "timeout")
             begun = time.monotonic()

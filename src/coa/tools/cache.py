@@ -29,7 +29,6 @@ import os
 import sqlite3
 import threading
 import time
-import weakref
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
@@ -48,7 +47,7 @@ from coa.errors import (
     boundary,
     did_you_mean,
 )
-from coa.tools.base import RunTool, Tool, Toolbox
+from coa.tools.base import RunTool, Tool, Toolbox, Turns
 
 Kind = Literal["text", "mistake", "provisional", "failed", "timeout"]
 
@@ -147,9 +146,8 @@ class ToolCache:
         self._connections: dict[int, sqlite3.Connection] = {}
         """By process: one that was opened before a fork belongs to the parent, and closing it in
         the child could take the parent's files away."""
-        self._flights: weakref.WeakValueDictionary[tuple[int, bytes], asyncio.Lock] = (
-            weakref.WeakValueDictionary()
-        )
+        self.turns = Turns()
+        """Of those who want the same answer: one makes the call."""
         with self._using():
             pass  # what is wrong with the file is said now, not in the middle of a run
 
@@ -234,14 +232,6 @@ class ToolCache:
         with self._lock:
             if held := self._connections.pop(os.getpid(), None):
                 held.close()
-
-    def flight(self, key: bytes) -> asyncio.Lock:
-        """Held while a call is made, by all who want the same answer in this event loop."""
-        name = (id(asyncio.get_running_loop()), key)
-        lock = self._flights.get(name)
-        if lock is None:
-            lock = self._flights[name] = asyncio.Lock()
-        return lock
 
     @contextmanager
     def _using(self) -> Iterator[sqlite3.Connection]:
@@ -393,7 +383,7 @@ class _Through:
         key = key_of(self.real, argument)
         if self.mode == "replay":
             return await self._stored(key)
-        async with self.cache.flight(key):
+        async with self.cache.turns.of(key):
             answer = await asyncio.to_thread(self.cache.get, key)
             if answer is None:
                 return await self._called(self.real.run, key, argument)

@@ -79,18 +79,19 @@ class PageReader:
                     if answer is None:
                         worker.end(process)
                         process = None
-                        raise self._death(time.monotonic() - started)
+                        if time.monotonic() - started >= self._seconds:
+                            raise ToolTimeout(
+                                f"the page could not be read within {self._seconds:g} s."
+                            )
+                        raise ToolError(
+                            "the page ended the process that read it, for want of memory perhaps."
+                        )
                     found.set_result(_page_of(answer))
             except Exception as error:  # shown by whoever waits for it
                 found.set_exception(error)
             finally:
                 with self._lock:
                     self._asked -= 1
-
-    def _death(self, seconds: float) -> CoaError:
-        if seconds >= self._seconds:
-            return ToolTimeout(f"the page could not be read within {self._seconds:g} s.")
-        return ToolError("the page ended the process that read it, for want of memory perhaps.")
 
 
 async def read_apart(url: str, media_type: str, charset: str, body: bytes) -> WebPage:
@@ -142,6 +143,7 @@ def _answer(asked: Json) -> Json:
 
 _SUMMARY_CHARS = 24_000
 """Letters of a page that a language model is given to summarise."""
+_SUMMARY_TOKENS = 400
 _SUMMARY_S, _SUMMARY_RETRIES, _SUMMARY_WAIT_S = 45.0, 2, 1.0
 """Most for one summary, how often it is asked for again, and the wait before that."""
 _READING_TURNS = 3
@@ -260,22 +262,14 @@ class ChatSummariser:
     a page that says 'ignore the above' is summarised, not obeyed, as far as the model can tell.
     """
 
-    def __init__(
-        self,
-        model: str,
-        url: str,
-        *,
-        max_tokens: int = 400,
-        timeout_s: float = _SUMMARY_S,
-        slots: int = 8,
-    ) -> None:
+    def __init__(self, model: str, url: str) -> None:
         from coa.engines.transport import Transport
 
         self._transport = Transport(
-            url, at_once=slots, timeout_s=timeout_s, retries=_SUMMARY_RETRIES, backoff_s=0.5
+            url, at_once=8, timeout_s=_SUMMARY_S, retries=_SUMMARY_RETRIES, backoff_s=0.5
         )
-        self._model, self._max_tokens = model, max_tokens
-        self.fingerprint = fingerprint_of("chat", model, url, max_tokens)
+        self._model = model
+        self.fingerprint = fingerprint_of("chat", model, url, _SUMMARY_TOKENS)
 
     async def close(self) -> None:
         await self._transport.close()
@@ -287,7 +281,7 @@ class ChatSummariser:
         body = {
             "model": self._model,
             "messages": [{"role": "user", "content": content}],
-            "max_tokens": self._max_tokens,
+            "max_tokens": _SUMMARY_TOKENS,
             "temperature": 0,
         }
         answer = await self._transport.post(f"{self._transport.api}/chat/completions", body)
