@@ -30,9 +30,9 @@ from coa.tools.base import Toolbox
 
 
 class Team(Protocol):
-    """Experts who work on the question of `desk.episode` until it has an answer or an error."""
+    """Experts who work on the question of `recorder.episode` until it has an answer or an error."""
 
-    async def work(self, desk: EpisodeRecorder) -> None: ...
+    async def work(self, recorder: EpisodeRecorder) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,9 @@ class Experts:
         agents, working = _team_for(task)
         episode = Episode(task.id, task.question, self.name, agents, seed=seed)
         episode.meta.update(task.meta)
-        desk = EpisodeRecorder(episode, random.Random(f"{seed}|{task.id}"), toolbox, self.rates)
-        desk.say(USER, "planner", task.question)
-        await working.work(desk)
+        recorder = EpisodeRecorder(episode, random.Random(f"{seed}|{task.id}"), toolbox, self.rates)
+        recorder.say(USER, "planner", task.question)
+        await working.work(recorder)
         return episode
 
 

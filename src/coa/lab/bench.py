@@ -10,11 +10,12 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from html.parser import HTMLParser
 from importlib import import_module
 from importlib.util import find_spec
+from typing import TypeVar
 
 from coa.errors import ToolError, UsageError, did_you_mean
 from coa.grammar import PRESETS, Block, Grammar, GrammarState, load_grammar, parse
@@ -25,6 +26,7 @@ from coa.sandbox import PACKAGES, Sandbox
 
 BENCHES = ("parse", "rl", "rollout", "sandbox", "search", "sft")
 Note = Callable[[str], None]
+T = TypeVar("T")
 Reader = Callable[[Grammar, str], object]
 _ROUNDS = 5
 _PASSAGE = (
@@ -42,6 +44,47 @@ _BODIES = {
     "answer": "the Vistula | Vistula",
 }
 _PROGRAM = "\n```py\nfor n in range(10):\n    print(n, '</code>' if n < 3 else '<b>')\n```\n"
+
+
+class Peers:
+    """Those who are measured beside us. Whatever stops one must not stop the measurement."""
+
+    def __init__(self, note: Note) -> None:
+        self.note = note
+        self.missing: dict[str, str] = {}
+        """Who could not be measured, and why."""
+
+    def attempt(self, name: str, work: Callable[[], T]) -> T | None:
+        """What the work gives; None for a peer that failed, now or before."""
+        if name in self.missing:
+            return None
+        try:
+            return work()
+        except Exception as error:
+            if name == "ours":  # without it there is nothing to compare
+                raise
+            self.missing[name] = str(error) or type(error).__name__
+            self.note(f"{name} is not measured: {self.missing[name]}")
+            return None
+
+
+def over(values: Mapping[str, float]) -> dict[str, float]:
+    """Ours over each peer's."""
+    return {n: round(values["ours"] / value, 2) for n, value in values.items() if n != "ours"}
+
+
+def beside(ratio: float | None) -> str:
+    return "" if ratio is None else f"   ours / peer {ratio:.2f}"
+
+
+def missing_lines(result: Json) -> Iterator[str]:
+    for name, reason in result["missing"].items():
+        yield f"{name} is not measured: {reason}"
+
+
+def last_lines(text: str) -> str:
+    """What a process said in the end, in one line."""
+    return " | ".join([line.strip() for line in text.splitlines() if line.strip()][-5:])
 
 
 def run_bench(
@@ -99,10 +142,8 @@ def bench_parse(megabytes: float = 2.0) -> Json:
     texts = _texts(megabytes)
     size = sum(len(text.encode()) for _, text in texts) / 1e6
     speeds = {name: size / _best(read, texts) for name, read in _readers().items()}
-    ours = speeds.pop("ours")
     shown = {name: round(speed, 1) for name, speed in speeds.items()}
-    ratio = {name: round(ours / speed, 2) for name, speed in speeds.items()}
-    return {"ours": round(ours, 1), **shown, "unit": "MB/s", "ratio": ratio}
+    return {**shown, "unit": "MB/s", "ratio": over(speeds)}
 
 
 def _best(read: Reader, texts: Sequence[tuple[Grammar, str]]) -> float:
@@ -179,7 +220,7 @@ def _body(grammar: Grammar, name: str, passages: int) -> str:
 def _parse_lines(result: Json) -> Iterator[str]:
     yield f"{'ours':<28} {result['ours']:>10.1f} {result['unit']}"
     for peer, ratio in result["ratio"].items():
-        yield f"{peer:<28} {result[peer]:>10.1f} {result['unit']}   ours / peer {ratio:.2f}"
+        yield f"{peer:<28} {result[peer]:>10.1f} {result['unit']}{beside(ratio)}"
 
 
 # -- the sandbox -----------------------------------------------------------------------------
@@ -214,12 +255,10 @@ def bench_sandbox(
     missing = {name: "it is not installed." for name in programs if not _is_there(name)}
     programs = [name for name in programs if name not in missing]
     rates, times = asyncio.run(_measure(seconds, programs, missing, note))
-    ours = rates.pop("ours")
     return {
-        "ours": ours,
         **rates,
         "unit": "runs/s",
-        "ratio": {name: round(ours / rate, 2) for name, rate in rates.items()},
+        "ratio": over(rates),
         "ms": times,
         "missing": missing,
         "tier": "FULL",
@@ -231,14 +270,11 @@ def bench_sandbox(
 def sandbox_lines(result: Json) -> Iterator[str]:
     """The result as a small table."""
     for name, times in result["ms"].items():
-        rate = result[name]
-        ratio = result["ratio"].get(name)
-        beside = "" if ratio is None else f"   ours / peer {ratio:.2f}"
-        yield f"{name:<28} {rate:>10.1f} {result['unit']}{beside}"
+        ratio = beside(result["ratio"].get(name))
+        yield f"{name:<28} {result[name]:>10.1f} {result['unit']}{ratio}"
         shown = (f"{each} {t['p50_ms']:.1f} (p95 {t['p95_ms']:.1f})" for each, t in times.items())
         yield f"{'':<28} ms: {', '.join(shown)}"
-    for name, reason in result["missing"].items():
-        yield f"{name} is not measured: {reason}"
+    yield from missing_lines(result)
     yield (
         f"{result['cores']} cores, tier {result['tier']}; rates: the plain program, "
         f"median of {result['rounds']} rounds"

@@ -9,36 +9,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from coa.errors import ModelError, UsageError
-from coa.evaluation.spending import parse_price
 from coa.io.runs import Json, Run, write_atomic
 from coa.io.settings import to_json, without_speed
 from coa.lab.study_arms import Note, Study, StudyPiece, plan_lines, reader
-from coa.lab.study_cost import COMPARED, cost_lines, study_cost
+from coa.lab.study_cost import CostStudy, cost_lines, study_cost
 from coa.lab.study_student import (
-    StudentPart,
     student_lines,
     student_pieces,
     study_student,
 )
 from coa.lab.study_training import MASK, REACT, RL
 from coa.lab.study_unseen import UNSEEN_TOOL
-from coa.models.references import BASE, identity
-
-
-@dataclass(frozen=True)
-class CostStudy:
-    """What a team costs, and its chain; with a student, what that costs, too."""
-
-    n: int = 600
-    sets: tuple[str, ...] = COMPARED
-    seed: int = 5
-    prices: str = "1,0.1,5"
-    tokenizer: str = BASE
-    student: StudentPart = field(default_factory=StudentPart)
+from coa.models.references import identity
 
 
 def _plan_cost(settings: CostStudy) -> list[StudyPiece]:
@@ -50,15 +35,7 @@ def _plan_cost(settings: CostStudy) -> list[StudyPiece]:
 
 
 def _run_cost(settings: CostStudy, root: Path, note: Note) -> Json:
-    result = study_cost(
-        root,
-        n=settings.n,
-        sets=settings.sets,
-        seed=settings.seed,
-        model=settings.tokenizer,
-        price=parse_price(settings.prices),
-        note=note,
-    )
+    result = study_cost(settings, root, note)
     if settings.student.model:
         result["student"] = study_student(root / "student", settings.student, note)
     return result

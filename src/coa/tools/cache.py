@@ -255,8 +255,10 @@ class ToolCache:
                 raise UsageError(f"{self.path}: no such file. Record a run first.")
             # With nothing left to be written into the file, SQLite reads it as one that does not
             # change: it then makes no files beside it.
-            log = self.path.with_name(f"{self.path.name}-wal")
-            finished = not (log.is_file() and log.stat().st_size)
+            try:
+                finished = not self.path.with_name(f"{self.path.name}-wal").stat().st_size
+            except OSError:  # there is none, or it is being removed
+                finished = True
             return _connect(self.path, f"mode=ro&immutable={int(finished)}")
         self.path.parent.mkdir(parents=True, exist_ok=True)
         end = time.monotonic() + _BUSY_S
