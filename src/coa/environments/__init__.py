@@ -44,11 +44,8 @@ def shipped_teacher(name: str) -> Callable[..., Any]:
     return {"experts": Experts}[name]
 
 
-def teacher_settings(name: str) -> type[Any]:
-    """The settings that a shipped teacher takes."""
-    from coa.environments.experts import ExpertSettings
-
-    return {"experts": ExpertSettings}[name]
+teacher_settings = shipped_teacher
+"""The settings of a shipped teacher are its fields."""
 
 
 def maker(name: str) -> Callable[..., Environment]:
