@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import threading
 import time
 from collections.abc import (
     AsyncIterator,
@@ -21,9 +22,10 @@ from collections.abc import (
     Iterator,
     Mapping,
 )
+from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 from weakref import WeakValueDictionary
 
 from coa.errors import CoaError, ConfigError, ToolError, ToolMistake, ToolTimeout, boundary
@@ -34,6 +36,7 @@ __all__ = ["Observation", "Tool", "ToolCall", "ToolMistake", "ToolUsage", "Toolb
 
 Failure = Literal["failed", "timeout", "mistake"]
 RunTool = Callable[[str], Awaitable[str]]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,6 +263,25 @@ async def _observe(tool: Tool, argument: str, limit_s: float | None) -> Observat
             raise
         return tool.show(f"Error: {tool.name} failed: it was cancelled.", "failed")
     return tool.show(text)
+
+
+async def in_thread(function: Callable[..., T], *args: Any, **arguments: Any) -> T:
+    """Run a plain function in a thread of its own, which dies with the process: one that hangs
+    takes no place in a shared pool and does not keep the program from ending."""
+    future: Future[T] = Future()
+    future.set_running_or_notify_cancel()  # nobody who stops waiting takes it away from the thread
+
+    def work() -> None:
+        try:
+            future.set_result(function(*args, **arguments))
+        except StopIteration:  # asyncio cannot carry it: the caller would wait for ever
+            future.set_exception(RuntimeError("StopIteration"))
+        except BaseException as error:
+            future.set_exception(error)
+
+    called = getattr(function, "__name__", "")
+    threading.Thread(target=work, name=f"tool {called}", daemon=True).start()
+    return await asyncio.wrap_future(future)
 
 
 def fingerprint_of(*settings: Any) -> str:

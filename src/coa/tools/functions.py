@@ -9,19 +9,16 @@ of the rollout, which the environment's `setup` made.
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import json
 import re
-import threading
 from collections.abc import Awaitable, Callable
-from concurrent.futures import Future
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from coa.errors import CoaError, ConfigError, RecordError, ToolError, ToolMistake, ToolTimeout
 from coa.tasks import Task
 from coa.tools.arguments import described, without_words
-from coa.tools.base import RunTool, Tool
+from coa.tools.base import RunTool, Tool, in_thread
 
 Blames = Literal["model", "outside"]
 _ANNOTATIONS = ("title", "default", "description")
@@ -207,24 +204,9 @@ def _converted(model: Any, argument: str) -> dict[str, Any]:
 
 
 async def _call(function: Callable[..., Any], *args: Any, **arguments: Any) -> Any:
-    """Run an async function here, a plain one in a thread of its own, which dies with the process:
-    one that hangs takes no place in a shared pool and does not keep the program from ending."""
     if inspect.iscoroutinefunction(function):
         return await function(*args, **arguments)
-    future: Future[Any] = Future()
-    future.set_running_or_notify_cancel()  # nobody who stops waiting takes it away from the thread
-
-    def work() -> None:
-        try:
-            future.set_result(function(*args, **arguments))
-        except StopIteration:  # asyncio cannot carry it: the caller would wait for ever
-            future.set_exception(RuntimeError("StopIteration"))
-        except BaseException as error:
-            future.set_exception(error)
-
-    called = getattr(function, "__name__", "")
-    threading.Thread(target=work, name=f"tool {called}", daemon=True).start()
-    return await asyncio.wrap_future(future)
+    return await in_thread(function, *args, **arguments)
 
 
 # Tools that a task declares as JSON, and that nobody implements.

@@ -14,11 +14,9 @@ import os
 import queue
 import re
 import subprocess
-import threading
 import time
 import warnings
 from collections.abc import Sequence
-from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any, Literal
@@ -29,7 +27,7 @@ from coa.corpus import worker
 from coa.errors import CoaError, ConfigError, ToolError, ToolMistake, ToolTimeout
 from coa.io.machine import cores
 from coa.io.runs import Json
-from coa.tools.base import fingerprint_of
+from coa.tools.base import Turns, fingerprint_of, in_thread
 from coa.tools.extract import Link, WebPage, read_page
 from coa.tools.fetch import AGENT, Fetcher
 from coa.tools.web import summarise
@@ -47,51 +45,35 @@ class PageReader:
         self, at_once: int = 0, seconds: float = READ_S, command: Sequence[str] = WORKER
     ) -> None:
         self._at_once, self._seconds, self._command = at_once or max(2, cores()), seconds, command
-        self._waiting: queue.SimpleQueue[tuple[Json, Future[WebPage]]] = queue.SimpleQueue()
-        self._lock = threading.Lock()
-        self._threads = self._asked = 0
+        self._turns = Turns()
+        self._idle: queue.SimpleQueue[subprocess.Popen[str] | None] = queue.SimpleQueue()
+        for _ in range(self._at_once):
+            self._idle.put(None)  # started when it is needed
 
     async def read(self, url: str, media_type: str, charset: str, body: bytes) -> WebPage:
         """As `read_page`, and a `ToolTimeout` for a page that takes too long."""
         question = {"url": url, "media_type": media_type, "charset": charset}
         question |= {"body": base64.b64encode(body).decode("ascii")}
-        found: Future[WebPage] = Future()
-        self._waiting.put((question | {"seconds": self._seconds}, found))
-        with self._lock:
-            self._asked += 1
-            if self._asked > self._threads < self._at_once:
-                self._threads += 1
-                # A daemon: it must not keep the program from ending.
-                threading.Thread(target=self._serve, name="page reader", daemon=True).start()
-        return await asyncio.wrap_future(found)
+        async with self._turns.of("page", self._at_once):
+            return await in_thread(self._ask, question | {"seconds": self._seconds})
 
-    def _serve(self) -> None:
-        """A thread that hands pages to a process, and starts another when that dies."""
-        process: subprocess.Popen[str] | None = None
-        while True:
-            question, found = self._waiting.get()
-            try:
-                if found.set_running_or_notify_cancel():
-                    if process is None or process.poll() is not None:
-                        process = worker.start(self._command)
-                    started = time.monotonic()
-                    answer = worker.ask(process, question)
-                    if answer is None:
-                        worker.end(process)
-                        process = None
-                        if time.monotonic() - started >= self._seconds:
-                            raise ToolTimeout(
-                                f"the page could not be read within {self._seconds:g} s."
-                            )
-                        raise ToolError(
-                            "the page ended the process that read it, for want of memory perhaps."
-                        )
-                    found.set_result(_page_of(answer))
-            except Exception as error:  # shown by whoever waits for it
-                found.set_exception(error)
-            finally:
-                with self._lock:
-                    self._asked -= 1
+    def _ask(self, question: Json) -> WebPage:
+        """Hand a page to an idle process; one that dies of it is replaced."""
+        process = self._idle.get()
+        try:
+            if process is None or process.poll() is not None:
+                process = worker.start(self._command)
+            started = time.monotonic()
+            answer = worker.ask(process, question)
+            if answer is not None:
+                return _page_of(answer)
+            worker.end(process)
+            process = None
+        finally:
+            self._idle.put(process)
+        if time.monotonic() - started >= self._seconds:
+            raise ToolTimeout(f"the page could not be read within {self._seconds:g} s.")
+        raise ToolError("the page ended the process that read it, for want of memory perhaps.")
 
 
 async def read_apart(url: str, media_type: str, charset: str, body: bytes) -> WebPage:
