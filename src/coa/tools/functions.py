@@ -72,19 +72,7 @@ def _tool(function: Callable[..., Any], name: str, errors: Blames, limits: dict[
     about = (inspect.getdoc(function) or "").partition("\n")[0].rstrip(".")
     meanings = argument_meanings(inspect.getdoc(function) or "")
 
-    async def call(*given: Any, **arguments: Any) -> str:
-        try:
-            result = await _call(function, *given, **arguments)
-            if isinstance(result, str):
-                return result
-            return json.dumps(result, ensure_ascii=False, default=str)
-        except CoaError:
-            raise
-        except TimeoutError:
-            raise ToolTimeout(f"{name} gave no answer in time.") from None
-        except Exception as exc:
-            kind = ToolMistake if errors == "model" else ToolError
-            raise kind(f"{name} failed: {type(exc).__name__}: {exc}") from exc
+    call = _caller(function, name, errors)
 
     def with_state(run: Callable[..., Awaitable[str]]) -> dict[str, Any]:
         """The function of a tool without a state, or what makes one of a state."""
@@ -203,10 +191,29 @@ def _converted(model: Any, argument: str) -> dict[str, Any]:
     return {field: getattr(values, field) for field in model.model_fields}
 
 
-async def _call(function: Callable[..., Any], *args: Any, **arguments: Any) -> Any:
-    if inspect.iscoroutinefunction(function):
-        return await function(*args, **arguments)
-    return await in_thread(function, *args, **arguments)
+def _caller(
+    function: Callable[..., Any], name: str, errors: Blames
+) -> Callable[..., Awaitable[str]]:
+    """Calls the function, shows what it returns as text, and says whose fault its errors are."""
+
+    async def call(*given: Any, **arguments: Any) -> str:
+        try:
+            if inspect.iscoroutinefunction(function):
+                result = await function(*given, **arguments)
+            else:
+                result = await in_thread(function, *given, **arguments)
+            if isinstance(result, str):
+                return result
+            return json.dumps(result, ensure_ascii=False, default=str)
+        except CoaError:
+            raise
+        except TimeoutError:
+            raise ToolTimeout(f"{name} gave no answer in time.") from None
+        except Exception as exc:
+            kind = ToolMistake if errors == "model" else ToolError
+            raise kind(f"{name} failed: {type(exc).__name__}: {exc}") from exc
+
+    return call
 
 
 # Tools that a task declares as JSON, and that nobody implements.
