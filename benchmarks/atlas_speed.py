@@ -8,8 +8,7 @@ from collections.abc import Callable
 
 from coa.corpus.index import SearchIndex
 from coa.environments import make_tasks
-from coa.environments.atlas.pages import atlas_passages
-from coa.environments.atlas.site import atlas_index
+from coa.environments.atlas.pages import atlas_index, atlas_passages
 
 
 def seconds(work: Callable[[], object]) -> float:

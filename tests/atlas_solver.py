@@ -1,6 +1,6 @@
 """Answer Atlas questions from page text, by a program of its own.
 
-It shares nothing with the generator or with `coa.environments.atlas.reading`: it finds the names
+It shares nothing with the generator or with `coa.environments.atlas.pages`: it finds the names
 in a question by the titles of pages, and reads them with its own patterns. The tests compare its
 answers with the gold answers.
 """

@@ -10,7 +10,7 @@ from typing import Any
 
 from coa.distillation.convert import convert
 from coa.distillation.dataset import Distilled, run_distillation
-from coa.environments.atlas.site import any_corpus
+from coa.environments.atlas.pages import any_corpus
 from coa.environments.experts import Experts
 from coa.errors import UsageError
 from coa.grammar import load_grammar

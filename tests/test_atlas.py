@@ -10,12 +10,10 @@ from pathlib import Path
 import pytest
 
 from atlas_solver import Library, solve
+from coa.environments.atlas.catalogues import MHQA, is_held_out, understand
 from coa.environments.atlas.families import FAMILIES, LookupChain
-from coa.environments.atlas.pages import SECTION_OF, pages, passage_for
-from coa.environments.atlas.phrasings import PHRASINGS, is_held_out
-from coa.environments.atlas.reading import read
+from coa.environments.atlas.pages import SECTION_OF, pages, passage_for, read
 from coa.environments.atlas.tasks import SPLITS, families_of, held_out, make_tasks
-from coa.environments.atlas.understanding import understand
 from coa.environments.atlas.world import RELATIONS, World, load_world, values_of
 from coa.errors import CoaError
 
@@ -204,7 +202,7 @@ def test_what_is_not_ours_is_not_understood() -> None:
 
 
 def test_every_phrasing_is_traced_back_to_its_own_family(world: World) -> None:
-    for name, templates in PHRASINGS.items():
+    for name, templates in MHQA.phrasings.items():
         assert len(templates) >= 8 and len(set(templates)) == len(templates)
         kinds = FAMILIES[name].shape.slots
         fill = {
@@ -222,7 +220,7 @@ def test_every_phrasing_is_traced_back_to_its_own_family(world: World) -> None:
 
 
 def test_families_cover_the_kinds_and_held_out_ones_compose_trained_relations() -> None:
-    assert set(PHRASINGS) == set(FAMILIES) and len(FAMILIES) >= 16
+    assert set(MHQA.phrasings) == set(FAMILIES) and len(FAMILIES) >= 16
     trained = [FAMILIES[name] for name in families_of("train")]
     new = [FAMILIES[name] for name in families_of("heldout_family")]
     assert len(trained) >= 12 and len(new) >= 3
@@ -254,8 +252,7 @@ def entities(task) -> set[str]:  # type: ignore[no-untyped-def]
 
 def test_splits_share_no_entity_and_hold_out_phrasings(world: World) -> None:
     outside = held_out(world)
-    names = outside.countries | outside.cities | outside.elements
-    names |= outside.currencies | outside.languages
+    names = {name for _, name in outside}
     train = make_tasks("train", 3000, seed=5, world_seed=world.seed)
     unseen = make_tasks("heldout_entity", 1500, seed=5, world_seed=world.seed)
     new = make_tasks("heldout_family", 500, seed=5, world_seed=world.seed)
@@ -271,12 +268,9 @@ def test_splits_share_no_entity_and_hold_out_phrasings(world: World) -> None:
     assert 0.2 < share < 0.3
     assert not {t.meta["family"] for t in new} & {t.meta["family"] for t in train}
     assert len({task.id for tasks in (train, unseen, new) for task in tasks}) == 5000
-    for part, whole in (
-        (outside.countries, world.countries),
-        (outside.cities, world.cities),
-        (outside.elements, world.elements),
-    ):
-        assert 0.2 < len(part) / len(whole) < 0.3
+    wholes = {"country": world.countries, "city": world.cities, "element": world.elements}
+    for kind, whole in wholes.items():
+        assert 0.2 < sum(each == kind for each, _ in outside) / len(whole) < 0.3
 
 
 def test_comparisons_have_a_clear_margin(world: World) -> None:
@@ -311,7 +305,7 @@ def test_a_smaller_set_is_the_start_of_a_larger_one_and_seeds_differ() -> None:
 def test_the_same_in_a_fresh_process_with_another_hash_seed() -> None:
     program = (
         "from coa.environments.atlas.tasks import make_tasks\n"
-        "from coa.environments.atlas.site import atlas_index\n"
+        "from coa.environments.atlas.pages import atlas_index\n"
         "print(make_tasks('heldout_entity', 60, 4, 7).fingerprint())\n"
         "print([h.url for h in atlas_index(7).search('capital of the city', 5)])\n"
     )

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from difflib import SequenceMatcher
 
-from coa.environments.atlas.catalogues import MHQA, REWORDED
-from coa.environments.atlas.phrasings import is_held_out
+from coa.environments.atlas.catalogues import MHQA, REWORDED, is_held_out
 from coa.environments.atlas.tasks import families_of
 
 CLOSE = 0.8

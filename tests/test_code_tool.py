@@ -226,7 +226,7 @@ def test_whatever_a_program_writes_there_is_something_to_show(
 def test_every_runner_of_the_bench_runs_the_same_programs() -> None:
     if reach_tier()[0] < Tier.FULL:
         pytest.skip("this machine has no full sandbox")
-    from coa.lab.bench_sandbox import bench_sandbox, sandbox_lines
+    from coa.lab.bench import bench_sandbox, sandbox_lines
 
     result = bench_sandbox(0.1, programs=("plain",))
     assert set(result["ratio"]) | {"ours"} == set(result["ms"])

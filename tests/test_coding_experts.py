@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coa.environments.experts import Experts
-from coa.environments.gym.knowledge import KINDS, LONGEST_QUESTION, RECOGNISERS, plan_for
+from coa.environments.gym.programs import LONGEST_QUESTION, plan_for, problems
 from coa.environments.gym.tasks import GENERATORS, generators_of, make_tasks, score
 from coa.environments.gym.team import careless, difference
 from coa.errors import ConfigError
@@ -35,6 +35,7 @@ pytest.importorskip("reasoning_gym")
 
 TEAM = {agent.name for agent in agents_of("coding")}
 COUNTS = ("wrong_programs", "alarms", "missed_mistakes", "false_alarms")
+KINDS = {each.plan.kind for each in problems()}
 TRAINED = [name for name in generators_of("train") if name in KINDS]
 HELD_OUT = [name for name in generators_of("heldout_generator") if name in KINDS]
 
@@ -97,7 +98,7 @@ def test_no_kind_takes_the_problems_of_another_for_its_own() -> None:
     """But sums of decimals, which whole numbers are, too; the kind before them takes those."""
     for task in tasks_of(5, seed=2):
         text, own = task.question.strip(), task.meta["family"]
-        kinds = {each.kind for each in RECOGNISERS if each.pattern.fullmatch(text)}
+        kinds = {each.plan.kind for each in problems() if each.pattern.fullmatch(text)}
         assert kinds - {"decimal_chain_sum"} == {own} - {"decimal_chain_sum"}, task.question
 
 

@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 from coa.corpus.build import CorpusSettings, default_target
 from coa.corpus.index import INDEX_VERSION
 from coa.corpus.site import Corpus, PageStore
-from coa.environments.atlas.pages import SITE, atlas_passages, pages
-from coa.environments.atlas.site import any_corpus, atlas_corpus
+from coa.environments.atlas.pages import SITE, any_corpus, atlas_corpus, atlas_passages, pages
 from coa.environments.atlas.world import load_world
 from coa.errors import ConfigError, RecordError, UsageError
 from coa.io.files import lock
@@ -160,7 +159,7 @@ def test_an_atlas_that_says_something_else_has_another_fingerprint(
     changed = [dataclasses.replace(first, passages=(said, *first.passages[1:])), *others]
     make = atlas_corpus.__wrapped__  # without what this process remembers
     assert make(7).fingerprint == atlas_corpus(7).fingerprint != atlas_corpus(0).fingerprint
-    monkeypatch.setattr("coa.environments.atlas.site.pages", lambda world: changed)
+    monkeypatch.setattr("coa.environments.atlas.pages.pages", lambda world: changed)
     assert make(7).fingerprint != atlas_corpus(7).fingerprint
 
 

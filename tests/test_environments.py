@@ -21,7 +21,8 @@ from coa.environment import (
     remarks,
 )
 from coa.environments import NAMES, SETS, at_home, home_of, make_tasks
-from coa.environments.atlas.site import any_corpus
+from coa.environments.atlas.pages import any_corpus
+from coa.environments.search import check_any_corpus
 from coa.errors import CoaError, ConfigError, UsageError
 from coa.evaluation.run import EvalSettings, run_eval
 from coa.recording.record import one_of_each
@@ -31,7 +32,7 @@ from coa.tasks import TaskSet
 from coa.tools.base import Toolbox
 from coa.tools.code import NOTHING as PRINTED_NOTHING
 from coa.tools.code import code_tool
-from coa.tools.sources import CorpusTools, check_corpus, sandbox_tools
+from coa.tools.sources import CorpusTools, sandbox_tools
 from coa.tools.web import NOTHING, wiki_search
 
 WEB = Task("What is the capital of Peru?", meta={"set": "atlas-web"})
@@ -319,7 +320,7 @@ async def test_the_real_web_comes_from_a_recipe(tmp_path: Path) -> None:
     check = str(tmp_path / "other.toml")
     Path(check).write_text("second = 2.0\n")
     with pytest.raises(ConfigError, match=r"second is not a setting\. Did you mean 'seconds'"):
-        check_corpus(check)
+        check_any_corpus(check)
     with pytest.raises(ConfigError, match=r"second is not a setting\. Did you mean 'seconds'"):
         choose_environments((), TaskSet((WEB,)), tools=ToolSettings(corpus=check))
 

@@ -11,7 +11,7 @@ import pytest
 from coa.engines.scripted import ScriptedEngine
 from coa.environment import ToolSettings
 from coa.environments import make_tasks
-from coa.environments.atlas.reading import read
+from coa.environments.atlas.pages import read
 from coa.evaluation.run import EvalSettings, run_eval
 from coa.tasks import Task, TaskSet
 from coa.trajectory import load_trajectories

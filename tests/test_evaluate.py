@@ -17,7 +17,7 @@ import pytest
 from coa.engines.scripted import ScriptedEngine
 from coa.environment import Environment, ToolSettings, load_environment, open_environments
 from coa.environments import make_tasks
-from coa.environments.atlas.reading import read
+from coa.environments.atlas.pages import read
 from coa.errors import ConfigError, RecordError, UsageError
 from coa.evaluation.compare import compare
 from coa.evaluation.run import EvalSettings, run_eval, save_summary, summarise

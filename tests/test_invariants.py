@@ -144,7 +144,7 @@ def test_only_the_runtime_awaits_an_engine() -> None:
     }
     # Two measurements play no chain of agents: the one of bare engines, and the one of what a model
     # writes when there is no loop that stops it at the end of a call.
-    alone = {"lab/bench_rollout.py", "lab/study_mask.py"}
+    alone = {"lab/bench_rollout.py", "lab/study_training.py"}
     assert callers == {"loop.py", *alone}
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import pytest
 
 from coa.environment import open_environments
-from coa.environments import make_tasks
+from coa.environments import GYM, make_tasks
 from coa.environments.atlas.catalogues import CATALOGUES
 from coa.environments.atlas.tasks import SPLITS as ATLAS_SPLITS
 from coa.environments.atlas.tasks import families_of
 from coa.environments.gym.tasks import GENERATORS
 from coa.environments.gym.tasks import SPLITS as GYM_SPLITS
-from coa.environments.sets import GYM
 from coa.rewards import RewardSettings
 from coa.rollouts import choose_environments
 from coa.tasks import Task, TaskSet

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from coa.errors import ConfigError
-from coa.lab.bench_sandbox import bench_sandbox, sandbox_lines
+from coa.lab.bench import bench_sandbox, sandbox_lines
 from coa.sandbox import Limits, Sandbox, SandboxError, Tier, reach_tier, slot, walls
 from coa.sandbox.slot import Outcome
 

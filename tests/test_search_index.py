@@ -6,7 +6,7 @@ import pytest
 
 from coa.corpus.index import SearchIndex
 from coa.corpus.page import Passage
-from coa.environments.atlas.site import atlas_index
+from coa.environments.atlas.pages import atlas_index
 from coa.environments.atlas.tasks import make_tasks
 from coa.errors import UsageError
 

@@ -38,8 +38,7 @@ from coa.lab.study_arms import (
     verdict,
     with_tokens,
 )
-from coa.lab.study_mask import judge
-from coa.lab.study_react import within
+from coa.lab.study_training import judge, within
 from coa.models.adapters import MANIFEST
 from coa.models.references import BASE, OURS, is_shipped
 from coa.statistics import wilson

@@ -22,6 +22,7 @@ from coa.lab.study_cost import (
     PEER_CALLS,
     Case,
     CostSide,
+    CostStudy,
     Files,
     compare,
     cost_lines,
@@ -288,22 +289,17 @@ def test_every_part_of_our_teams_has_a_call_of_the_peer() -> None:
 
 
 def test_the_study_makes_its_own_tasks_and_says_the_same_again(tmp_path: Path) -> None:
-    first = study_cost(tmp_path, n=8, sets=["atlas-mhqa"], codec=ByteCodec(), resamples=FEW)
+    small = CostStudy(n=8, sets=("atlas-mhqa",))
+    first = study_cost(small, tmp_path, codec=ByteCodec(), resamples=FEW)
     written = (tmp_path / "cost.json").read_bytes()
-    again = study_cost(tmp_path, n=8, sets=["atlas-mhqa"], codec=ByteCodec(), resamples=FEW)
+    again = study_cost(small, tmp_path, codec=ByteCodec(), resamples=FEW)
     assert again == first and (tmp_path / "cost.json").read_bytes() == written
     assert first["sets"]["atlas-mhqa"]["n"] == 8
     text = "\n".join(cost_lines(first))
     assert "atlas-mhqa: 8 tasks" in text and "example prices" in text
     assert "the paper claims 84.6% fewer tokens" in text
-    priced = study_cost(
-        tmp_path,
-        n=8,
-        sets=["atlas-mhqa"],
-        codec=ByteCodec(),
-        resamples=FEW,
-        price=Price(1, 1),
-    )
+    dearer = replace(small, prices="1,1,1")
+    priced = study_cost(dearer, tmp_path, codec=ByteCodec(), resamples=FEW)
     assert "\nprices, for a million tokens: 1 read, 1 from a" in "\n".join(cost_lines(priced))
     for caching in ("none", "task"):
         money = priced["sets"]["atlas-mhqa"]["paired"]["full"][f"money.{caching}"]
@@ -313,5 +309,5 @@ def test_the_study_makes_its_own_tasks_and_says_the_same_again(tmp_path: Path) -
 
 def test_an_unknown_set_is_named_before_any_work(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"'atlas' is not a task set; expected atlas-mhqa"):
-        study_cost(tmp_path, sets=["atlas"])
+        study_cost(CostStudy(sets=("atlas",)), tmp_path)
     assert not list(tmp_path.iterdir())

@@ -22,7 +22,7 @@ from coa.distillation.dataset import Distilled
 from coa.environment import Environment
 from coa.environments import make_tasks
 from coa.environments.atlas.catalogues import CATALOGUES
-from coa.environments.atlas.site import atlas_corpus
+from coa.environments.atlas.pages import atlas_corpus
 from coa.environments.atlas.tasks import families_of
 from coa.environments.experts import Experts
 from coa.grammar import Grammar, check, load_grammar, parse

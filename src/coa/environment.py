@@ -64,17 +64,18 @@ from coa.rewards import (
     together,
 )
 from coa.tasks import Task, TaskSet
-from coa.tools.base import Tool, Toolbox
+from coa.tools.base import Tool, Toolbox, in_thread
 from coa.tools.cache import ToolCache, cached, check_mode
-from coa.tools.controls import check_observations, withheld
-from coa.tools.functions import call_function, tool
+from coa.tools.functions import tool
 from coa.tools.sources import (
     Opening,
     ToolsOf,
     ToolSource,
+    check_observations,
     corpus_tools,
     is_web,
     sandbox_tools,
+    withheld,
 )
 from coa.tools.web import PASSAGES
 from coa.trajectory import StopReason, Trajectory
@@ -534,7 +535,9 @@ class OpenEnvironment:
         with boundary(fault, where, located=True):
             try:
                 async with asyncio.timeout(SETUP_S):
-                    made = await call_function(env.setup, task)
+                    if inspect.iscoroutinefunction(env.setup):
+                        return await env.setup(task)
+                    made = await in_thread(env.setup, task)
                     return await made if inspect.isawaitable(made) else made
             except TimeoutError:
                 raise fault(f"{where} made no state within {SETUP_S:g} seconds.") from None

@@ -14,19 +14,18 @@ from importlib import import_module
 from typing import Any
 
 from coa.environment import Environment, environment_name, load_environment
-from coa.environments.sets import GYM
 from coa.errors import ConfigError, UsageError, did_you_mean
 from coa.tasks import Task, TaskSet
 
 SEARCH = "search"
+DEFAULT_SET = "atlas-mhqa"
+ATLAS_REWORDED, ATLAS_WIDE = "atlas-reworded", "atlas-wide"
+ATLAS_WEB, ATLAS_CODE, GYM = "atlas-web", "atlas-code", "gym-code"
+_ATLAS = (DEFAULT_SET, ATLAS_REWORDED, ATLAS_WIDE, ATLAS_WEB, ATLAS_CODE)
 _MODULES = {
     SEARCH: ("search", "search"),
-    "atlas-mhqa": ("atlas.environment", "atlas"),
-    "atlas-reworded": ("atlas.environment", "atlas"),
-    "atlas-wide": ("atlas.environment", "atlas"),
-    "atlas-web": ("atlas.environment", "atlas"),
-    "atlas-code": ("atlas.environment", "atlas"),
-    "gym-code": ("gym", "gym"),
+    **dict.fromkeys(_ATLAS, ("atlas.environment", "atlas")),
+    GYM: ("gym", "gym"),
 }
 NAMES = tuple(_MODULES)
 SETS = tuple(name for name in NAMES if name != SEARCH)
@@ -45,11 +44,8 @@ def shipped_teacher(name: str) -> Callable[..., Any]:
     return {"experts": Experts}[name]
 
 
-def teacher_settings(name: str) -> type[Any]:
-    """The settings that a shipped teacher takes."""
-    from coa.environments.experts import ExpertSettings
-
-    return {"experts": ExpertSettings}[name]
+teacher_settings = shipped_teacher
+"""The settings of a shipped teacher are its fields."""
 
 
 def maker(name: str) -> Callable[..., Environment]:

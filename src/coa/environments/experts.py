@@ -17,11 +17,11 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
+from coa.environments import ATLAS_CODE, ATLAS_WEB, GYM
 from coa.environments.atlas.catalogues import CATALOGUES, MHQA
-from coa.environments.atlas.wiki_team import WikiTeam
-from coa.environments.sets import ATLAS_CODE, ATLAS_WEB, GYM
+from coa.environments.atlas.team import WikiTeam
 from coa.recording.agents import agents_of
 from coa.recording.episode import USER, AgentSpec, Episode
 from coa.recording.recorder import EpisodeRecorder, Rates
@@ -30,41 +30,36 @@ from coa.tools.base import Toolbox
 
 
 class Team(Protocol):
-    """Experts who work on the question of `desk.episode` until it has an answer or an error."""
+    """Experts who work on the question of `recorder.episode` until it has an answer or an error."""
 
-    async def work(self, desk: EpisodeRecorder) -> None: ...
+    async def work(self, recorder: EpisodeRecorder) -> None: ...
 
 
 @dataclass(frozen=True)
-class ExpertSettings:
-    """How often experts err, critics miss it, and critics object to sound work."""
+class Experts:
+    """The teacher `experts`; see the module's docstring. Its settings are how often experts err,
+    critics miss it, and critics object to sound work."""
 
     error_rate: float = 0.1
     miss_rate: float = 0.2
     false_alarm_rate: float = 0.01
+    name: ClassVar[str] = "experts"
 
+    def __post_init__(self) -> None:
+        self.rates()  # says what is wrong with them
 
-class Experts:
-    """The teacher `experts`; see the module's docstring."""
-
-    name = "experts"
-
-    def __init__(
-        self,
-        error_rate: float = ExpertSettings.error_rate,
-        miss_rate: float = ExpertSettings.miss_rate,
-        false_alarm_rate: float = ExpertSettings.false_alarm_rate,
-    ) -> None:
-        self.rates = Rates(error_rate, miss_rate, false_alarm_rate)
+    def rates(self) -> Rates:
+        return Rates(self.error_rate, self.miss_rate, self.false_alarm_rate)
 
     async def record(self, task: Task, toolbox: Toolbox, seed: int = 0) -> Episode:
         """Work on one public task; what the team could not do is in `episode.error`."""
         agents, working = _team_for(task)
         episode = Episode(task.id, task.question, self.name, agents, seed=seed)
         episode.meta.update(task.meta)
-        desk = EpisodeRecorder(episode, toolbox, random.Random(f"{seed}|{task.id}"), self.rates)
-        desk.say(USER, "planner", task.question)
-        await working.work(desk)
+        rng = random.Random(f"{seed}|{task.id}")
+        recorder = EpisodeRecorder(episode, toolbox, rng, self.rates())
+        recorder.say(USER, "planner", task.question)
+        await working.work(recorder)
         return episode
 
 

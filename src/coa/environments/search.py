@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from coa.environment import Environment, ToolSettings
-from coa.environments.atlas.site import any_corpus
+from coa.environments.atlas.pages import any_corpus
 from coa.errors import RecordError
 from coa.grammar import load_grammar
 from coa.tasks import Task
@@ -19,10 +19,10 @@ from coa.tools.sources import (
     CorpusTools,
     ToolSource,
     WebTools,
-    check_corpus,
     corpus_tools,
     is_web,
     sandbox_tools,
+    web_settings,
 )
 from coa.tools.web import PASSAGES
 
@@ -63,7 +63,7 @@ def search(grammar: str = "", corpus: str = "", passages: int = 0, world: int = 
 def check_any_corpus(name: str) -> None:
     """Say what is wrong with the name of a corpus before any work."""
     if is_web(name):
-        check_corpus(name)
+        web_settings(name)
     else:
         any_corpus(name)
 

@@ -1,20 +1,32 @@
-"""Measurements against peers, in one run: `coa bench`. Here is that of the parser."""
+"""Measurements against peers, in one run: `coa bench`. Here are those of parser and sandbox."""
 
 from __future__ import annotations
 
+import asyncio
+import os
 import re
+import shutil
+import statistics
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from html.parser import HTMLParser
 from importlib import import_module
 from importlib.util import find_spec
+from typing import TypeVar
 
-from coa.errors import UsageError, did_you_mean
+from coa.errors import ToolError, UsageError, did_you_mean
 from coa.grammar import PRESETS, Block, Grammar, GrammarState, load_grammar, parse
+from coa.io.machine import cores
 from coa.io.runs import Json
 from coa.io.settings import load_recipe
+from coa.sandbox import PACKAGES, Sandbox
 
 BENCHES = ("parse", "rl", "rollout", "sandbox", "search", "sft")
+Note = Callable[[str], None]
+T = TypeVar("T")
 Reader = Callable[[Grammar, str], object]
 _ROUNDS = 5
 _PASSAGE = (
@@ -34,10 +46,51 @@ _BODIES = {
 _PROGRAM = "\n```py\nfor n in range(10):\n    print(n, '</code>' if n < 3 else '<b>')\n```\n"
 
 
+class Peers:
+    """Those who are measured beside us. Whatever stops one must not stop the measurement."""
+
+    def __init__(self, note: Note) -> None:
+        self.note = note
+        self.missing: dict[str, str] = {}
+        """Who could not be measured, and why."""
+
+    def attempt(self, name: str, work: Callable[[], T]) -> T | None:
+        """What the work gives; None for a peer that failed, now or before."""
+        if name in self.missing:
+            return None
+        try:
+            return work()
+        except Exception as error:
+            if name == "ours":  # without it there is nothing to compare
+                raise
+            self.missing[name] = str(error) or type(error).__name__
+            self.note(f"{name} is not measured: {self.missing[name]}")
+            return None
+
+
+def over(values: Mapping[str, float]) -> dict[str, float]:
+    """Ours over each peer's."""
+    return {n: round(values["ours"] / value, 2) for n, value in values.items() if n != "ours"}
+
+
+def beside(ratio: float | None) -> str:
+    return "" if ratio is None else f"   ours / peer {ratio:.2f}"
+
+
+def missing_lines(result: Json) -> Iterator[str]:
+    for name, reason in result["missing"].items():
+        yield f"{name} is not measured: {reason}"
+
+
+def last_lines(text: str) -> str:
+    """What a process said in the end, in one line."""
+    return " | ".join([line.strip() for line in text.splitlines() if line.strip()][-5:])
+
+
 def run_bench(
     name: str,
     rollouts: str = "32,64",
-    note: Callable[[str], None] = lambda line: None,
+    note: Note = lambda line: None,
     overrides: Sequence[str] = (),
 ) -> tuple[Json, list[str]]:
     """Run the measurement of that name: its result, and the same as lines for people.
@@ -54,8 +107,6 @@ def run_bench(
         result = bench_parse()
         return result, list(_parse_lines(result))
     if name == "sandbox":
-        from coa.lab.bench_sandbox import bench_sandbox, sandbox_lines
-
         result = bench_sandbox(note=note)
         return result, list(sandbox_lines(result))
     if name == "search":
@@ -72,9 +123,7 @@ def run_bench(
     return result, list(rollout_lines(result))
 
 
-def _run_training(
-    name: str, overrides: Sequence[str], note: Callable[[str], None]
-) -> tuple[Json, list[str]]:
+def _run_training(name: str, overrides: Sequence[str], note: Note) -> tuple[Json, list[str]]:
     from coa.lab.bench_train import RlSetup, SftSetup, bench_rl, bench_sft, train_lines
 
     if name == "sft":
@@ -93,10 +142,8 @@ def bench_parse(megabytes: float = 2.0) -> Json:
     texts = _texts(megabytes)
     size = sum(len(text.encode()) for _, text in texts) / 1e6
     speeds = {name: size / _best(read, texts) for name, read in _readers().items()}
-    ours = speeds.pop("ours")
     shown = {name: round(speed, 1) for name, speed in speeds.items()}
-    ratio = {name: round(ours / speed, 2) for name, speed in speeds.items()}
-    return {"ours": round(ours, 1), **shown, "unit": "MB/s", "ratio": ratio}
+    return {**shown, "unit": "MB/s", "ratio": over(speeds)}
 
 
 def _best(read: Reader, texts: Sequence[tuple[Grammar, str]]) -> float:
@@ -173,4 +220,177 @@ def _body(grammar: Grammar, name: str, passages: int) -> str:
 def _parse_lines(result: Json) -> Iterator[str]:
     yield f"{'ours':<28} {result['ours']:>10.1f} {result['unit']}"
     for peer, ratio in result["ratio"].items():
-        yield f"{peer:<28} {result[peer]:>10.1f} {result['unit']}   ours / peer {ratio:.2f}"
+        yield f"{peer:<28} {result[peer]:>10.1f} {result['unit']}{beside(ratio)}"
+
+
+# -- the sandbox -----------------------------------------------------------------------------
+
+RunProgram = Callable[[str], Awaitable[str]]
+Opened = Callable[[], AbstractAsyncContextManager[RunProgram]]
+
+PROGRAMS = {
+    "plain": ("print(sum(n * n for n in range(100)))", "328350\n"),
+    "numpy": ("import numpy as np\nprint(int(np.arange(100).dot(np.arange(100))))", "328350\n"),
+    "sympy": ("from sympy import *\nx = symbols('x')\nprint(integrate(2 * x, (x, 0, 3)))", "9\n"),
+}
+"""Name -> (program, what it prints)."""
+_WARM_UP = 5
+ROUNDS = 5
+
+
+def bench_sandbox(
+    seconds: float = 3.0,
+    note: Note = lambda line: None,
+    *,
+    programs: Sequence[str] = tuple(PROGRAMS),
+) -> Json:
+    """Runs per second of the plain program for each runner, and p50 and p95 of every program.
+
+    Every runner runs the same programs and each output is checked. `subprocess` starts Python
+    without any protection; `bubblewrap` starts Python in namespaces, without Landlock, filter or
+    limits. Both start an interpreter for every program; ours, at the full tier, forks a waiting
+    one, and then applies all layers. Rates are with as many programs at once as there are cores,
+    times with one after the other.
+    """
+    missing = {name: "it is not installed." for name in programs if not _is_there(name)}
+    programs = [name for name in programs if name not in missing]
+    rates, times = asyncio.run(_measure(seconds, programs, missing, note))
+    return {
+        **rates,
+        "unit": "runs/s",
+        "ratio": over(rates),
+        "ms": times,
+        "missing": missing,
+        "tier": "FULL",
+        "cores": cores(),
+        "rounds": ROUNDS,
+    }
+
+
+def sandbox_lines(result: Json) -> Iterator[str]:
+    """The result as a small table."""
+    for name, times in result["ms"].items():
+        ratio = beside(result["ratio"].get(name))
+        yield f"{name:<28} {result[name]:>10.1f} {result['unit']}{ratio}"
+        shown = (f"{each} {t['p50_ms']:.1f} (p95 {t['p95_ms']:.1f})" for each, t in times.items())
+        yield f"{'':<28} ms: {', '.join(shown)}"
+    yield from missing_lines(result)
+    yield (
+        f"{result['cores']} cores, tier {result['tier']}; rates: the plain program, "
+        f"median of {result['rounds']} rounds"
+    )
+
+
+async def _measure(
+    seconds: float, programs: Sequence[str], missing: dict[str, str], note: Note
+) -> tuple[dict[str, float], dict[str, Json]]:
+    """Rates are the medians of rounds in which all take turns: machines are rarely quiet."""
+    async with AsyncExitStack() as stack:
+        runs: dict[str, RunProgram] = {}
+        times: dict[str, Json] = {}
+        for name, opened in _RUNNERS.items():
+            try:
+                run = await stack.enter_async_context(opened())
+                times[name] = {each: await _one_by_one(run, each, seconds / 3) for each in programs}
+                runs[name] = run
+            except (OSError, ToolError) as error:
+                if name == "ours":  # without it there is nothing to compare
+                    raise
+                missing[name] = str(error)
+                note(f"{name} is not measured: {error}")
+        rates: dict[str, list[float]] = {name: [] for name in runs}
+        for _ in range(ROUNDS):
+            for name, run in runs.items():
+                rates[name].append(await _at_once(run, seconds / ROUNDS))
+                note(f"{name}: {rates[name][-1]:.0f} runs/s")
+    return {name: round(statistics.median(found), 1) for name, found in rates.items()}, times
+
+
+def _is_there(program: str) -> bool:
+    """Whether the package that a program is named after is installed."""
+    return program == "plain" or find_spec(program) is not None
+
+
+async def _checked(run: RunProgram, name: str) -> None:
+    program, expected = PROGRAMS[name]
+    found = await run(program)
+    if found != expected:
+        raise ToolError(f"the program {name!r} printed {found!r}, expected {expected!r}.")
+
+
+async def _one_by_one(run: RunProgram, name: str, seconds: float) -> Json:
+    for _ in range(_WARM_UP):
+        await _checked(run, name)
+    taken: list[float] = []
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end or len(taken) < _WARM_UP:
+        started = time.perf_counter()
+        await _checked(run, name)
+        taken.append((time.perf_counter() - started) * 1000)
+    late = statistics.quantiles(taken, n=20)[-1]
+    return {"p50_ms": round(statistics.median(taken), 2), "p95_ms": round(late, 2)}
+
+
+async def _at_once(run: RunProgram, seconds: float) -> float:
+    """Programs per second with two in flight for every core, so that none waits for the next."""
+    done, started = 0, time.perf_counter()
+
+    async def one_after_another() -> None:
+        nonlocal done
+        while time.perf_counter() - started < seconds:
+            await _checked(run, "plain")
+            done += 1
+
+    await asyncio.gather(*(one_after_another() for _ in range(2 * cores())))
+    return done / (time.perf_counter() - started)
+
+
+@asynccontextmanager
+async def _ours() -> AsyncIterator[RunProgram]:
+    async with Sandbox(slots=cores(), packages=PACKAGES) as box:
+
+        async def run(program: str) -> str:
+            return (await box.run(program)).stdout
+
+        yield run
+
+
+@asynccontextmanager
+async def _subprocess() -> AsyncIterator[RunProgram]:
+    async def run(program: str) -> str:
+        return await _spawned([sys.executable, "-I", "-c", program])
+
+    yield run
+
+
+@asynccontextmanager
+async def _bubblewrap() -> AsyncIterator[RunProgram]:
+    bwrap = shutil.which("bwrap")
+    if bwrap is None:
+        raise ToolError("bubblewrap is not installed; apt install bubblewrap.")
+    walls = f"{bwrap} --unshare-all --die-with-parent --ro-bind / / --tmpfs /tmp".split()
+    walls += ["--ro-bind", sys.prefix, sys.prefix, "--"]  # which may be below /tmp
+
+    async def run(program: str) -> str:
+        return await _spawned([*walls, sys.executable, "-I", "-c", program])
+
+    yield run
+
+
+async def _spawned(command: list[str]) -> str:
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+    )
+    out, _ = await process.communicate()
+    return out.decode()
+
+
+_RUNNERS: dict[str, Opened] = {
+    "ours": _ours,
+    "subprocess": _subprocess,
+    "bubblewrap": _bubblewrap,
+}

@@ -22,11 +22,12 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from random import Random
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from coa.engines.base import Sampling, TextCodec, common_prefix
 from coa.environments.atlas.pages import atlas_passages
@@ -35,6 +36,7 @@ from coa.grammar import load_grammar, system_prompt
 from coa.io.machine import cores, native_bfloat16
 from coa.io.runs import Json
 from coa.lab import peer_vllm as vllm_rollout
+from coa.lab.bench import Note, Peers, beside, last_lines, missing_lines, over
 from coa.models.codec import Codec
 from coa.models.references import BASE, model_folder, resolve
 
@@ -187,7 +189,6 @@ class PlayedRollout(NamedTuple):
 Player = Callable[[str, str, Sequence[RolloutWork]], Iterator[PlayedRollout]]
 
 VLLM_PYTHON = ".cache/vllm/bin/python"
-_TAIL_LINES = 5
 
 
 def play_ours(model: str, dtype: str, works: Sequence[RolloutWork]) -> Iterator[PlayedRollout]:
@@ -305,17 +306,14 @@ def play_vllm(model: str, dtype: str, works: Sequence[RolloutWork]) -> Iterator[
             for _ in works:
                 line = process.stdout.readline()
                 if not line:
-                    raise EngineError(f"ended with code {process.wait()}: {_tail(log)}")
+                    code = process.wait()
+                    log.seek(0)
+                    raise EngineError(f"ended with code {code}: {last_lines(log.read())}")
                 yield PlayedRollout(**json.loads(line))
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-
-
-def _tail(log: IO[str]) -> str:
-    log.seek(0)
-    return " | ".join([line.strip() for line in log if line.strip()][-_TAIL_LINES:])
 
 
 def _vllm_settings() -> dict[str, str]:
@@ -325,7 +323,6 @@ def _vllm_settings() -> dict[str, str]:
     return found
 
 
-Note = Callable[[str], None]
 PEERS: Mapping[str, Player] = {"generate": play_generate, "vllm": play_vllm}
 RUNS = 3
 _WARM_UP_TOKENS = 8
@@ -358,13 +355,13 @@ def bench_rollout(
         works = [texts.work(n, warm_up), *(texts.work(n, lengths) for _ in range(runs))]
         ours = measured.play("ours", play_ours, works)
         for name, play in peers.items():
-            measured.try_to_play(name, play, works)
+            measured.attempt(name, partial(measured.play, name, play, works))
         least = cost(works[-1], config, 2 if dtype == "bfloat16" else 4)
         atop[str(n)] = peaks.share(least, works[-1].tokens, ours)
     return {
         "unit": "tokens/s",
         "speed": measured.speeds,
-        "ratio": measured.ratios(),
+        "ratio": {n: over(found) for n, found in measured.speeds.items()},
         "missing": measured.missing,
         "peak": peaks.to_json() | {"rollouts": atop},
         "model": model,
@@ -376,13 +373,13 @@ def bench_rollout(
     }
 
 
-class _Measured:
+class _Measured(Peers):
     """What came out so far, by number of rollouts and name."""
 
     def __init__(self, model: str, dtype: str, note: Note) -> None:
-        self._model, self._dtype, self._note = model, dtype, note
+        super().__init__(note)
+        self._model, self._dtype = model, dtype
         self.speeds: dict[str, dict[str, float]] = {}
-        self.missing: dict[str, str] = {}
         self.versions: dict[str, str] = {}
 
     def play(self, name: str, play: Player, works: Sequence[RolloutWork]) -> float:
@@ -395,26 +392,10 @@ class _Measured:
             speed = done.tokens / done.seconds
             if index:
                 found.append(speed)
-                self._note(f"{name}, {n} rollouts, run {index}: {speed:.0f} tokens/s")
+                self.note(f"{name}, {n} rollouts, run {index}: {speed:.0f} tokens/s")
         median = round(statistics.median(found), 1)
         self.speeds.setdefault(str(n), {})[name] = median
         return median
-
-    def try_to_play(self, name: str, play: Player, works: Sequence[RolloutWork]) -> None:
-        if name in self.missing:
-            return
-        try:
-            self.play(name, play, works)
-        except Exception as exc:  # whatever stops a peer must not stop the measurement
-            self.missing[name] = str(exc) or type(exc).__name__
-            self._note(f"{name} is not measured: {self.missing[name]}")
-
-    def ratios(self) -> dict[str, dict[str, float]]:
-        """Ours over each peer."""
-        return {
-            n: {name: round(found["ours"] / found[name], 2) for name in found if name != "ours"}
-            for n, found in self.speeds.items()
-        }
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -471,11 +452,9 @@ def rollout_lines(result: Json) -> Iterator[str]:
     unit = result["unit"]
     for n, speeds in result["speed"].items():
         for name, speed in speeds.items():
-            ratio = result["ratio"][n].get(name)
-            beside = "" if ratio is None else f"   ours / peer {ratio:.2f}"
-            yield f"{f'{name}, {n} rollouts':<28} {speed:>10.1f} {unit}{beside}"
-    for name, reason in result["missing"].items():
-        yield f"{name} is not measured: {reason}"
+            ratio = beside(result["ratio"][n].get(name))
+            yield f"{f'{name}, {n} rollouts':<28} {speed:>10.1f} {unit}{ratio}"
+    yield from missing_lines(result)
     peak = result["peak"]
     yield (
         f"{result['model']}, {result['dtype']}, {result['threads']} threads, median of "

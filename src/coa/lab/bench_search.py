@@ -20,6 +20,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import metadata
 from itertools import count
 from pathlib import Path
@@ -30,8 +31,8 @@ from coa.environments.atlas.pages import atlas_passages
 from coa.errors import EngineError, Unavailable
 from coa.io.runs import Json
 from coa.lab import peer_bm25s as bm25s_search
+from coa.lab.bench import Note, Peers, beside, last_lines, missing_lines, over
 
-Note = Callable[[str], None]
 PASSAGES, QUERIES, HITS = 50_000, 600, 10
 BM25S_PYTHON = ".cache/search/bin/python"
 _WARM_UP = 20
@@ -73,29 +74,22 @@ def bench_search(
     """Queries per second of every engine, ours over each peer, with delays and recall."""
     work = make_work(passages, queries)
     found: dict[str, Searched] = {}
-    missing: dict[str, str] = {}
+    measured = Peers(note)
     for name, searcher in {"ours": search_ours, **(PEERS if peers is None else peers)}.items():
-        try:
-            found[name] = searcher(work)
-        except Exception as exc:  # whatever stops a peer must not stop the measurement
-            if name == "ours":
-                raise
-            missing[name] = str(exc) or type(exc).__name__
-            note(f"{name} is not measured: {missing[name]}")
-            continue
-        note(f"{name}: {_speed(found[name]):.0f} queries/s")
+        if searched := measured.attempt(name, partial(searcher, work)):
+            found[name] = searched
+            note(f"{name}: {_speed(searched):.0f} queries/s")
     speeds = {name: _speed(each) for name, each in found.items()}
-    ratio = {name: round(speeds["ours"] / speeds[name], 2) for name in speeds if name != "ours"}
     return {
         **{name: round(speed, 1) for name, speed in speeds.items()},
         "unit": "queries/s",
-        "ratio": ratio,
+        "ratio": over(speeds),
         "p95_ms": {name: round(1e3 * _p95(each.seconds), 2) for name, each in found.items()},
         "recall": {name: _recall(work, each) for name, each in found.items()},
         "build_s": {name: round(each.build_s, 1) for name, each in found.items()},
         "passages": len(work.passages),
         "queries": len(work.queries),
-        "missing": missing,
+        "missing": measured.missing,
         "versions": {name: each.version for name, each in found.items()},
     }
 
@@ -229,8 +223,7 @@ def search_bm25s(work: SearchWork) -> Searched:
         check=False,
     )
     if done.returncode:
-        said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        raise EngineError(f"ended with code {done.returncode}: {' | '.join(said[-3:])}")
+        raise EngineError(f"ended with code {done.returncode}: {last_lines(done.stderr)}")
     return Searched(**json.loads(done.stdout))
 
 
@@ -240,14 +233,11 @@ PEERS: Mapping[str, Searcher] = {"fts5": search_fts5, "bm25s": search_bm25s}
 def search_lines(result: Json) -> Iterator[str]:
     """The result as a small table."""
     for name in result["recall"]:
-        ratio = result["ratio"].get(name)
-        beside = "" if ratio is None else f"   ours / peer {ratio:.2f}"
-        delay = f"p95 {result['p95_ms'][name]:.2f} ms"
-        yield f"{name:<28} {result[name]:>10.1f} {result['unit']}   {delay}{beside}"
+        ratio, delay = beside(result["ratio"].get(name)), f"p95 {result['p95_ms'][name]:.2f} ms"
+        yield f"{name:<28} {result[name]:>10.1f} {result['unit']}   {delay}{ratio}"
     for name, shares in result["recall"].items():
         yield f"{name} finds " + ", ".join(f"{kind} {share:.1%}" for kind, share in shares.items())
-    for name, reason in result["missing"].items():
-        yield f"{name} is not measured: {reason}"
+    yield from missing_lines(result)
     built = ", ".join(f"{name} {seconds} s" for name, seconds in result["build_s"].items())
     yield f"{result['passages']} passages, {result['queries']} queries; built in {built}"
     yield "; ".join(result["versions"].values())

@@ -22,7 +22,6 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import IO
 
 from coa.distillation.dataset import DistillSettings, run_distillation
 from coa.environment import bound_for
@@ -32,6 +31,7 @@ from coa.grammar import system_prompt
 from coa.io.machine import cores, native_bfloat16
 from coa.io.runs import Json
 from coa.lab import peer_trl as trl_train
+from coa.lab.bench import Note, Peers, beside, last_lines, missing_lines, over
 from coa.models.codec import Codec
 from coa.models.references import BASE, model_folder, resolve
 from coa.recording.record import Recording, run_recording
@@ -186,7 +186,6 @@ def rl_work(setup: RlSetup) -> TrainWork:
 
 
 PEERS_PYTHON = ".cache/peers/bin/python"
-_TAIL_LINES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +260,8 @@ def _train(command: Sequence[str], asked: Json) -> TrainedBench:
                 process.kill()
                 process.wait()
         if process.returncode:
-            raise EngineError(f"ended with code {process.returncode}: {_tail(log)}")
+            log.seek(0)
+            raise EngineError(f"ended with code {process.returncode}: {last_lines(log.read())}")
         said.seek(0)
         return TrainedBench(**json.load(said), memory_gb=memory_gb)
 
@@ -277,12 +277,6 @@ def _wait(process: subprocess.Popen[str]) -> float:
     return usage.ru_maxrss * unit / 1e9
 
 
-def _tail(log: IO[str]) -> str:
-    log.seek(0)
-    return " | ".join([line.strip() for line in log if line.strip()][-_TAIL_LINES:])
-
-
-Note = Callable[[str], None]
 LOSS_TOLERANCE = 0.02
 """By which share first losses may differ: bfloat16 is rounded in other places."""
 
@@ -329,15 +323,15 @@ def _phases(runs: list[TrainedBench]) -> dict[str, float]:
     }
 
 
-class _TrainMeasured:
+class _TrainMeasured(Peers):
     """What came out so far, by trainer."""
 
     def __init__(
         self, work: TrainWork, unit: str, speed: Callable[[TrainedBench], float], note: Note
     ) -> None:
-        self._work, self._unit, self._speed, self._note = work, unit, speed, note
+        super().__init__(note)
+        self._work, self._unit, self._speed = work, unit, speed
         self.found: dict[str, list[TrainedBench]] = {}
-        self._missing: dict[str, str] = {}
 
     def take_turns(self, setup: Setup, trainers: Mapping[str, Trainer] | None) -> Json:
         """`setup.runs` runs of each trainer, one after the other, so that all see the same
@@ -347,24 +341,18 @@ class _TrainMeasured:
         trainers = trainers_named(setup.peers) if trainers is None else trainers
         for run in range(1, setup.runs + 1):
             for name, trainer in trainers.items():
-                if name not in self._missing:
-                    self._run(name, trainer, run)
+                if done := self.attempt(name, partial(self._run, name, trainer)):
+                    self.found.setdefault(name, []).append(done)
+                    held = f"{done.memory_gb:.2f} GB"
+                    self.note(f"{name}, run {run}: {self._speed(done):.1f} {self._unit}, {held}")
+                else:
+                    self.found.pop(name, None)
         return self._result(setup)
 
-    def _run(self, name: str, trainer: Trainer, run: int) -> None:
-        try:
-            done = trainer(self._work)
-            self._check(name, done)
-        except Exception as exc:  # whatever stops a peer must not stop the measurement
-            if name == "ours":
-                raise
-            self._missing[name] = str(exc) or type(exc).__name__
-            self.found.pop(name, None)
-            self._note(f"{name} is not measured: {self._missing[name]}")
-            return
-        self.found.setdefault(name, []).append(done)
-        held = f"{done.memory_gb:.2f} GB"
-        self._note(f"{name}, run {run}: {self._speed(done):.1f} {self._unit}, {held}")
+    def _run(self, name: str, trainer: Trainer) -> TrainedBench:
+        done = trainer(self._work)
+        self._check(name, done)
+        return done
 
     def _check(self, name: str, done: TrainedBench) -> None:
         """Raise unless the work that was done is the work that was asked for."""
@@ -383,13 +371,13 @@ class _TrainMeasured:
         return {
             **{name: round(speed, 1) for name, speed in speeds.items()},
             "unit": self._unit,
-            "ratio": _over(speeds),
+            "ratio": over(speeds),
             "memory_gb": {name: round(held, 2) for name, held in memory.items()},
-            "memory_ratio": _over(memory),
+            "memory_ratio": over(memory),
             "runs": {
                 name: [self._run_record(run) for run in runs] for name, runs in self.found.items()
             },
-            "missing": self._missing,
+            "missing": self.missing,
             "versions": {name: runs[0].version for name, runs in self.found.items()},
             "tokens": self._work.tokens,
             "setup": setup.to_json(),
@@ -407,26 +395,17 @@ class _TrainMeasured:
         return record
 
 
-def _over(values: Mapping[str, float]) -> dict[str, float]:
-    """Ours over each peer's."""
-    return {n: round(values["ours"] / value, 2) for n, value in values.items() if n != "ours"}
-
-
 def train_lines(result: Json) -> Iterator[str]:
     """The result as a small table."""
     for name, runs in result["runs"].items():
-        ratio = result["ratio"].get(name)
-        beside = "" if ratio is None else f"   ours / peer {ratio:.2f}"
+        ratio = beside(result["ratio"].get(name))
         all_runs = ", ".join(f"{run['speed']:.1f}" for run in runs)
-        yield f"{name:<12} {result[name]:>10.1f} {result['unit']}{beside}   runs {all_runs}"
+        yield f"{name:<12} {result[name]:>10.1f} {result['unit']}{ratio}   runs {all_runs}"
     for name, held in result["memory_gb"].items():
-        ratio = result["memory_ratio"].get(name)
-        beside = "" if ratio is None else f"   ours / peer {ratio:.2f}"
-        yield f"{name:<12} {held:>10.2f} GB at most{beside}"
+        yield f"{name:<12} {held:>10.2f} GB at most{beside(result['memory_ratio'].get(name))}"
     for name, phases in result.get("phases", {}).items():
         yield f"{name}: {phases['rollout_s']} s of an update sample, {phases['train_s']} s train"
-    for name, reason in result["missing"].items():
-        yield f"{name} is not measured: {reason}"
+    yield from missing_lines(result)
     setup, tokens = result["setup"], result["tokens"]
     sampled = f", of which {result['sampled']} sampled" if "sampled" in result else ""
     yield (

@@ -13,21 +13,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from coa.distillation.filters import FilterSettings
-from coa.environments import SETS, make_tasks
-from coa.environments.sets import (
+from coa.environments import (
     ATLAS_CODE,
     ATLAS_REWORDED,
     ATLAS_WEB,
     ATLAS_WIDE,
     DEFAULT_SET,
     GYM,
+    SETS,
+    make_tasks,
 )
 from coa.errors import ConfigError, did_you_mean
 from coa.evaluation.run import EvalPart
 from coa.io.progress import duration
 from coa.io.settings import load_recipe, read_toml
 from coa.tasks import Task
-from coa.tools.controls import check_observations
+from coa.tools.sources import check_observations
 from coa.train.settings import (
     AlarmSettings,
     CheckSettings,

@@ -8,47 +8,22 @@ continues with the same command. With other settings the directory refuses.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from coa.errors import ModelError, UsageError
-from coa.evaluation.spending import parse_price
 from coa.io.runs import Json, Run, write_atomic
-from coa.io.settings import load_recipe, to_json, without_speed
-from coa.lab import study_mask, study_react, study_rl, study_unseen
-from coa.lab.study_arms import Note, StudyPiece, plan_lines
-from coa.lab.study_cost import COMPARED, cost_lines, study_cost
+from coa.io.settings import to_json, without_speed
+from coa.lab.study_arms import Note, Study, StudyPiece, plan_lines, reader
+from coa.lab.study_cost import CostStudy, cost_lines, study_cost
 from coa.lab.study_student import (
-    StudentPart,
     student_lines,
     student_pieces,
     study_student,
 )
-from coa.models.references import BASE, identity
-
-
-class Study(NamedTuple):
-    """How to read its settings, what it will do, how it is done and told."""
-
-    question: str
-    read: Callable[[Sequence[str]], Any]
-    plan: Callable[[Any], list[StudyPiece]]
-    run: Callable[[Any, Path, Note], Json]
-    show: Callable[[Json], Iterable[str]]
-
-
-@dataclass(frozen=True)
-class CostStudy:
-    """What a team costs, and its chain; with a student, what that costs, too."""
-
-    n: int = 600
-    sets: tuple[str, ...] = COMPARED
-    seed: int = 5
-    prices: str = "1,0.1,5"
-    tokenizer: str = BASE
-    student: StudentPart = field(default_factory=StudentPart)
+from coa.lab.study_training import MASK, REACT, RL
+from coa.lab.study_unseen import UNSEEN_TOOL
+from coa.models.references import identity
 
 
 def _plan_cost(settings: CostStudy) -> list[StudyPiece]:
@@ -60,15 +35,7 @@ def _plan_cost(settings: CostStudy) -> list[StudyPiece]:
 
 
 def _run_cost(settings: CostStudy, root: Path, note: Note) -> Json:
-    result = study_cost(
-        root,
-        n=settings.n,
-        sets=settings.sets,
-        seed=settings.seed,
-        model=settings.tokenizer,
-        price=parse_price(settings.prices),
-        note=note,
-    )
+    result = study_cost(settings, root, note)
     if settings.student.model:
         result["student"] = study_student(root / "student", settings.student, note)
     return result
@@ -81,42 +48,18 @@ def _show_cost(result: Json) -> Iterable[str]:
         yield from student_lines(result["student"])
 
 
-def _reader(schema: type[Any]) -> Callable[[Sequence[str]], Any]:
-    """Reads settings. Where a part is overridden, the rest of it stays as the study has it, not as
-    the part's own defaults are."""
-    return lambda overrides: load_recipe(None, overrides, schema, to_json(schema()))
-
-
 STUDIES = {
     "cost": Study(
         "what does a solved task cost a team, its chain, and a student?",
-        _reader(CostStudy),
+        reader(CostStudy),
         _plan_cost,
         _run_cost,
         _show_cost,
     ),
-    "mask": Study(
-        study_mask.QUESTION,
-        _reader(study_mask.MaskStudy),
-        study_mask.plan,
-        study_mask.run,
-        study_mask.show,
-    ),
-    "react": Study(
-        study_react.QUESTION,
-        _reader(study_react.ReactStudy),
-        study_react.plan,
-        study_react.run,
-        study_react.show,
-    ),
-    "rl": Study(study_rl.QUESTION, study_rl.read, study_rl.plan, study_rl.run, study_rl.show),
-    "unseen-tool": Study(
-        study_unseen.QUESTION,
-        _reader(study_unseen.UnseenStudy),
-        study_unseen.plan,
-        study_unseen.run,
-        study_unseen.show,
-    ),
+    "mask": MASK,
+    "react": REACT,
+    "rl": RL,
+    "unseen-tool": UNSEEN_TOOL,
 }
 SHORT = {
     "cost": {"model": "student.model", "n": "n", "prices": "prices", "seed": "seed"},

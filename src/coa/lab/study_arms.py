@@ -23,9 +23,10 @@ from coa.engines.base import Engine
 from coa.environments import make_tasks
 from coa.errors import ConfigError, RecordError, UsageError
 from coa.evaluation.compare import PAIRED_RESAMPLES, SCORES, SUMMARY
-from coa.evaluation.run import EvalPart, run_eval
+from coa.evaluation.run import EvalPart, EvalSettings, run_eval
 from coa.io.progress import duration
 from coa.io.runs import Json, read_jsonl
+from coa.io.settings import load_recipe, to_json
 from coa.lab.speedrun_recipe import PACE
 from coa.models.adapters import MANIFEST
 from coa.models.references import resolve
@@ -303,6 +304,22 @@ class TrainingStudy:
             )
 
 
+class Study(NamedTuple):
+    """How to read its settings, what it will do, how it is done and told."""
+
+    question: str
+    read: Callable[[Sequence[str]], Any]
+    plan: Callable[[Any], list[StudyPiece]]
+    run: Callable[[Any, Path, Note], Json]
+    show: Callable[[Json], Iterable[str]]
+
+
+def reader(schema: type[Any]) -> Callable[[Sequence[str]], Any]:
+    """Reads settings. Where a part is overridden, the rest of it stays as the study has it, not as
+    the part's own defaults are."""
+    return lambda overrides: load_recipe(None, overrides, schema, to_json(schema()))
+
+
 class StudyPiece(NamedTuple):
     """A part of the work, for the estimate."""
 
@@ -434,14 +451,6 @@ class Measurement(NamedTuple):
     run: Callable[[Engine], Any]
 
 
-def evaluation(
-    model: str, tasks: Path, out: Path, part: MeasurePart, grammar: str = "mhqa"
-) -> Measurement:
-    """The usual evaluation as a measurement."""
-    settings = part.settings(model, tasks, grammar=grammar)
-    return Measurement(out, lambda engine: run_eval(settings, out, engine=engine))
-
-
 def measure_all(model: str, measurements: Iterable[Measurement], part: MeasurePart) -> None:
     """Take the measurements that are missing, with one engine; without any, nothing is loaded."""
     missing = [each for each in measurements if not (each.out / SUMMARY).is_file()]
@@ -452,21 +461,6 @@ def measure_all(model: str, measurements: Iterable[Measurement], part: MeasurePa
             each.run(engine)
     del engine
     gc.collect()
-
-
-def measured(
-    model: str,
-    files: Mapping[str, Path],
-    folder: Path,
-    part: MeasurePart,
-    grammar: str = "mhqa",
-    also: Iterable[Measurement] = (),
-) -> dict[str, Path]:
-    """Where a model's evaluations on the task files are, after those that were missing."""
-    outs = {name: folder / f"eval-{name.replace(' ', '-')}" for name in files}
-    wanted = [evaluation(model, files[name], outs[name], part, grammar) for name in files]
-    measure_all(model, [*wanted, *also], part)
-    return outs
 
 
 def with_tokens(
@@ -508,16 +502,51 @@ TITLES = {
 """What all of them measure."""
 
 
-def put_usual(tables: Tables, arm: str, seed: int, outs: Mapping[str, Path]) -> None:
-    """The measures of `TITLES` of one arm."""
-    for name, out in outs.items():
-        tables.put(name, arm, seed, solved(out))
-    tables.put("malformed", arm, seed, counted(outs["held out"], faulty))
+class TrainedArms:
+    """The arms of a study that trains, as they are made and measured."""
+
+    def __init__(self, settings: TrainingStudy, root: Path) -> None:
+        self.settings, self.root = settings, root
+        self.files = held_out(root, settings.eval, settings.chains.families)
+        self.tables = Tables()
+        self.equal: dict[str, list[Json]] = {}
+        """By arm what it was trained on, for each seed."""
+
+    def chains(
+        self, seed: int, grammars: Sequence[str] = ("mhqa",), n: int | None = None
+    ) -> Chains:
+        folder, against = self.root / f"chains-{seed}", self.files.values()
+        return make_chains(folder, self.settings.chains, seed, against, grammars, n=n)
+
+    def measure(
+        self,
+        arm: str,
+        seed: int,
+        model: str,
+        trained: Json,
+        folder: Path,
+        grammar: str = "mhqa",
+        also: Iterable[Measurement] = (),
+    ) -> Path:
+        """Measure a model on the task files, as far as that is missing; where its rollouts on
+        held-out entities are."""
+        part, outs = self.settings.eval, dict[str, Path]()
+        wanted: list[Measurement] = []
+        for name, file in self.files.items():
+            out = outs[name] = folder / f"eval-{name.replace(' ', '-')}"
+            settings = part.settings(model, file, grammar=grammar)
+            wanted.append(Measurement(out, partial(_evaluate, settings, out)))
+        measure_all(model, [*wanted, *also], part)
+        self.equal.setdefault(arm, []).append(trained)
+        for name, out in outs.items():
+            self.tables.put(name, arm, seed, solved(out))
+        faulty = counted(outs["held out"], lambda t: t.usage.malformed > 0)
+        self.tables.put("malformed", arm, seed, faulty)
+        return outs["held out"]
 
 
-def faulty(trajectory: Trajectory) -> float:
-    """Whether a turn was malformed."""
-    return float(trajectory.usage.malformed > 0)
+def _evaluate(settings: EvalSettings, out: Path, engine: Engine) -> None:
+    run_eval(settings, out, engine=engine)
 
 
 def trained_on(chains: Sequence[Trajectory], sft: SftSettings) -> Json:

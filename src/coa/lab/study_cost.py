@@ -18,19 +18,20 @@ from __future__ import annotations
 import collections
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 from typing import NamedTuple
 
 from coa.distillation.dataset import CONVERTED
 from coa.engines.base import TextCodec
-from coa.environments import SETS, make_tasks
-from coa.environments.sets import GYM
+from coa.environments import GYM, SETS, make_tasks
 from coa.errors import RecordError, UsageError
 from coa.evaluation.compare import PAIRED_RESAMPLES, Resamples
+from coa.evaluation.spending import parse_price
 from coa.grammar.prompt import PromptKind
 from coa.io.runs import Json, read_records, write_atomic
+from coa.lab.study_student import StudentPart
 from coa.lab.token_counts import (
     CACHINGS,
     EXAMPLE_PRICE,
@@ -210,27 +211,36 @@ PEER_CALLS = {
 """Which call of smolagents does the work of a part: it has two agents, one leads and judges."""
 
 
+@dataclass(frozen=True)
+class CostStudy:
+    """What a team costs, and its chain; with a student, what that costs, too."""
+
+    n: int = 600
+    sets: tuple[str, ...] = COMPARED
+    seed: int = 5
+    prices: str = "1,0.1,5"
+    tokenizer: str = BASE
+    student: StudentPart = field(default_factory=StudentPart)
+
+
 def study_cost(
+    settings: CostStudy,
     out: Path,
-    *,
-    n: int = 600,
-    sets: Sequence[str] = COMPARED,
-    seed: int = 5,
-    model: str = BASE,
-    price: Price = EXAMPLE_PRICE,
     note: Note = lambda line: None,
+    *,
     codec: TextCodec | None = None,
     resamples: int = PAIRED_RESAMPLES,
 ) -> Json:
-    """Record and distil `n` fresh tasks of every set below `out`, and compare; it continues."""
-    if unknown := [name for name in sets if name not in SETS]:
+    """Record and distil fresh tasks of every set below `out`, and compare; it continues."""
+    if unknown := [name for name in settings.sets if name not in SETS]:
         raise UsageError(f"{unknown[0]!r} is not a task set; expected {', '.join(SETS)}.")
     made = {}
-    for name in sets:
+    for name in settings.sets:
         note(f"== {name}")
-        made[name] = make_files(out / name, name, n, seed)
+        made[name] = make_files(out / name, name, settings.n, settings.seed)
+    price = parse_price(settings.prices)
     result = study_files(
-        made, model=model, price=price, note=note, codec=codec, resamples=resamples
+        made, model=settings.tokenizer, price=price, note=note, codec=codec, resamples=resamples
     )
     write_atomic(out / "cost.json", json.dumps(result, indent=2) + "\n")
     return result

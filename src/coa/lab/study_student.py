@@ -12,8 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from coa.environments import SETS, make_tasks
-from coa.environments.sets import GYM
+from coa.environments import GYM, SETS, make_tasks
 from coa.errors import ConfigError, did_you_mean
 from coa.evaluation.compare import PAIRED_RESAMPLES, SCORES, SUMMARY, Resamples
 from coa.evaluation.run import EvalPart, run_eval

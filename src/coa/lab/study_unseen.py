@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import date, timedelta
@@ -34,10 +34,12 @@ from coa.lab.study_arms import (
     Measurement,
     MeasurePart,
     Note,
+    Study,
     StudyPiece,
     Tables,
     lines,
     measure_all,
+    reader,
 )
 from coa.loop import Decoding
 from coa.models.references import BASE, identity
@@ -67,22 +69,7 @@ Operation = Literal["add", "subtract", "multiply", "divide"]
 COLUMNS = ("captain", "cargo", "berth", "fee")
 Column = Literal["captain", "cargo", "berth", "fee"]
 _SIGNS = {"add": "plus", "subtract": "minus", "multiply": "times", "divide": "divided by"}
-_PARTS = (
-    "ta",
-    "ro",
-    "mi",
-    "len",
-    "vor",
-    "ka",
-    "shu",
-    "bel",
-    "no",
-    "dri",
-    "fa",
-    "quin",
-    "os",
-    "per",
-)
+_PARTS = tuple("ta ro mi len vor ka shu bel no dri fa quin os per".split())
 _CARGOES = ("tin", "salt", "cedar", "wool", "olives", "slate", "amber", "rice", "copper", "tea")
 
 
@@ -112,15 +99,9 @@ def declaration(offered: Tool) -> str:
 
 @cache
 def _tool(name: str, seed: int) -> Tool:
-    made: Tool
-    if name == "convert":
-        made = tool(convert)
-    elif name == "calculate":
-        made = tool(calculate)
-    elif name == "days_between":
-        made = tool(days_between)
-    else:
-        made = tool(_register(seed), name="ship_register")
+    known: dict[str, Callable[..., str]]
+    known = {each.__name__: each for each in (convert, calculate, days_between)}
+    made: Tool = tool(known.get(name) or _register(seed))
     return made
 
 
@@ -240,18 +221,12 @@ def _entry(rng: random.Random, seed: int) -> Task:
 def same_arguments(found: Json, wanted: Json) -> bool:
     """Whether a call asks what the task needs; letters may be small or capital, 3 is 3.0."""
 
-    def plain(arguments: Json) -> dict[str, Any]:
-        return dict(_plain(arguments))
+    def plain(value: Any) -> Any:
+        return value.strip().casefold() if isinstance(value, str) else value
 
-    return plain(found) == plain(wanted)
-
-
-def _plain(arguments: Json) -> Iterator[tuple[str, Any]]:
-    for name, value in arguments.items():
-        yield name, value.strip().casefold() if isinstance(value, str) else value
+    return {k: plain(v) for k, v in found.items()} == {k: plain(v) for k, v in wanted.items()}
 
 
-QUESTION = "can a trained model use a JSON tool that it never saw, and does a grammar help?"
 STAGES = ("called", "valid", "right", "solved")
 AGAINST = "base"
 PREAMBLE = """You answer a question with the help of a tool. You work as a team of agents that \
@@ -454,3 +429,12 @@ def show(result: Json) -> Iterable[str]:
         for named, shares in by_tool.items():
             told = "  ".join(f"{shares[stage]:6.1%}" for stage in STAGES)
             yield f"  {name + ', ' + named:<52}{told}   n = {shares['n']}"
+
+
+UNSEEN_TOOL = Study(
+    "can a trained model use a JSON tool that it never saw, and does a grammar help?",
+    reader(UnseenStudy),
+    plan,
+    run,
+    show,
+)

@@ -20,8 +20,11 @@ Value = Any
 MAX_LETTERS = 100_000
 _MAX_DEPTH = 60
 _FENCE = re.compile(r"\A```[a-z]*\n(.*?)\n?```\Z", re.DOTALL)
-_TRAILING_COMMA = re.compile(r",(\s*[}\]])")
-_STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_TRAILING_COMMA = re.compile(r'("(?:[^"\\]|\\.)*")|,(?=\s*[}\]])', re.DOTALL)
+_CONSTANT = re.compile(
+    r"""("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')|\b(true|false|null)\b""", re.DOTALL
+)
+_PYTHON_CONSTANTS = {"true": "True", "false": "False", "null": "None"}
 _TYPES: dict[str, tuple[type, ...]] = {
     "object": (dict,),
     "array": (list,),
@@ -85,13 +88,13 @@ def _candidates(text: str, schema: Mapping[str, Any]) -> Iterator[Value]:
     bare = text.strip()
     if fenced := _FENCE.match(bare):
         bare = fenced[1].strip()
-    objects = list(_objects(bare))
+    objects = [bare[start:end] for start, end, _ in _scan(bare)]
     if len(objects) <= 1:  # of two objects, nobody knows which was meant
         for piece in dict.fromkeys([bare, *objects]):
             for form in dict.fromkeys([piece, _closed(piece)]):
                 yield _parsed(form, json.loads)
                 yield _parsed(form, _loosely)
-                yield _parsed(_unquoted(_TRAILING_COMMA.sub(r"\1", form)), ast.literal_eval)
+                yield _parsed(_as_python(form), ast.literal_eval)
     required = schema.get("required", [])
     if len(required) == 1 and bare and bare[0] != "[" and "{" not in bare:
         value = {required[0]: _parsed(bare, json.loads)}
@@ -110,30 +113,12 @@ def _parsed(text: str, read: Callable[[str], Value]) -> Value:
 
 def _loosely(text: str) -> Value:
     """With line breaks inside strings and commas before closing brackets."""
-    kept: list[str] = []
-
-    def put_aside(match: re.Match[str]) -> str:
-        kept.append(match[0])
-        return f'"{len(kept) - 1}"'
-
-    outside = _TRAILING_COMMA.sub(r"\1", _STRING.sub(put_aside, text))
-    restored = _STRING.sub(lambda match: kept[int(match[0][1:-1])], outside)
-    return json.loads(restored, strict=False)
+    return json.loads(_TRAILING_COMMA.sub(lambda match: match[1] or "", text), strict=False)
 
 
-def _unquoted(text: str) -> str:
+def _as_python(text: str) -> str:
     """JSON's constants as Python writes them, outside of strings, for mixtures of the two."""
-    names = {"true": "True", "false": "False", "null": "None"}
-    pattern = re.compile(
-        r"""("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')|\b(true|false|null)\b""", re.DOTALL
-    )
-    return pattern.sub(lambda m: m[1] or names[m[2]], text)
-
-
-def _objects(text: str) -> Iterator[str]:
-    """The outermost {...} of a text, strings respected; an unclosed last one goes to the end."""
-    for start, end, _ in _scan(text):
-        yield text[start:end]
+    return _CONSTANT.sub(lambda match: match[1] or _PYTHON_CONSTANTS[match[2]], text)
 
 
 def _closed(text: str) -> str:
@@ -171,20 +156,18 @@ def _scan(text: str) -> Iterator[tuple[int, int, str]]:
         yield start, len(text), quote + "".join(reversed(stack))
 
 
-def find_problem(value: Value, schema: Mapping[str, Any], where: str = "") -> str:
+def find_problem(value: Value, schema: Mapping[str, Any]) -> str:
     """What is wrong with a value, in one sentence; empty when nothing is.
 
     Knows the keywords that describe arguments; others are left to the tool.
     """
-    schema = _resolved(schema, schema)
-    return _problem(value, schema, schema, where)
+    return _problem(value, schema, schema, "")
 
 
 def _problem(value: Value, schema: Mapping[str, Any], root: Mapping[str, Any], at: str) -> str:
     schema = _resolved(schema, root)
     name = at or "The argument"
-    options = schema.get("anyOf") or schema.get("oneOf")
-    if options:
+    if options := schema.get("anyOf") or schema.get("oneOf"):
         problems = [_problem(value, option, root, at) for option in options]
         return "" if "" in problems else problems[0]
     if "enum" in schema and value not in schema["enum"]:
@@ -198,60 +181,53 @@ def _problem(value: Value, schema: Mapping[str, Any], root: Mapping[str, Any], a
         return f"{name} is {_shown(value)}, expected {' or '.join(map(_a, kinds))}."
     if isinstance(value, dict):
         return _object_problem(value, schema, root, at)
-    if isinstance(value, list):
-        return _list_problem(value, schema, root, name)
-    return _size_problem(value, schema, name)
+    problem = _size_problem(value, schema, name)
+    items = schema.get("items")
+    if not problem and isinstance(value, list) and isinstance(items, dict):
+        inside = (_problem(v, items, root, f"{name}[{i}]") for i, v in enumerate(value))
+        return next(filter(None, inside), "")
+    return problem
 
 
 def _object_problem(
     value: dict[str, Value], schema: Mapping[str, Any], root: Mapping[str, Any], at: str
 ) -> str:
-    known = schema.get("properties", {})
+    before = f"{at}." if at else ""
     for key in schema.get("required", []):
         if key not in value:
-            return f"{at + '.' if at else ''}{key} is missing."
-    rest = schema.get("additionalProperties", True)
+            return f"{before}{key} is missing."
+    known, rest = schema.get("properties", {}), schema.get("additionalProperties", True)
     for key, each in value.items():
-        inside = f"{at}.{key}" if at else key
         part = known.get(key, rest)
         if part is False:
-            return f"{inside} is not an argument."
-        if isinstance(part, dict) and (problem := _problem(each, part, root, inside)):
+            return f"{before}{key} is not an argument."
+        if isinstance(part, dict) and (problem := _problem(each, part, root, f"{before}{key}")):
             return problem
     return ""
 
 
-def _list_problem(
-    value: list[Value], schema: Mapping[str, Any], root: Mapping[str, Any], name: str
-) -> str:
-    if not schema.get("minItems", 0) <= len(value) <= schema.get("maxItems", len(value)):
-        return f"{name} has {len(value)} items, expected {_range(schema, 'Items')}."
-    items = schema.get("items")
-    if isinstance(items, dict):
-        problems = (_problem(v, items, root, f"{name}[{i}]") for i, v in enumerate(value))
-        return next(filter(None, problems), "")
-    return ""
-
-
 def _size_problem(value: Value, schema: Mapping[str, Any], name: str) -> str:
-    if isinstance(value, str):
-        if not schema.get("minLength", 0) <= len(value) <= schema.get("maxLength", len(value)):
-            return f"{name} has {len(value)} characters, expected {_range(schema, 'Length')}."
+    """What is wrong with how large a number is, or how long a list or a text."""
+    size: float
+    if isinstance(value, list):
+        size, of, found = len(value), "Items", f"has {len(value)} items"
+    elif isinstance(value, str):
+        size, of, found = len(value), "Length", f"has {len(value)} characters"
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        size, of, found = value, "imum", f"is {value}"
+    else:
         return ""
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        if not schema.get("minimum", value) <= value <= schema.get("maximum", value):
-            return f"{name} is {value}, expected {_range(schema, 'imum')}."
-        low, high = schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum")
-        if (low is not None and value <= low) or (high is not None and value >= high):
-            return f"{name} is {value}, which is out of range."
+    low, high = schema.get(f"min{of}"), schema.get(f"max{of}")
+    if (low is not None and size < low) or (high is not None and size > high):
+        one_end = f"at least {low}" if high is None else f"at most {high}"
+        both = low is not None and high is not None
+        return f"{name} {found}, expected {f'{low} to {high}' if both else one_end}."
+    above, below = schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum")
+    if of == "imum" and (
+        (above is not None and size <= above) or (below is not None and size >= below)
+    ):
+        return f"{name} is {value}, which is out of range."
     return ""
-
-
-def _range(schema: Mapping[str, Any], what: str) -> str:
-    low, high = schema.get(f"min{what}"), schema.get(f"max{what}")
-    if low is None or high is None:
-        return f"at least {low}" if high is None else f"at most {high}"
-    return f"{low} to {high}"
 
 
 def _resolved(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:

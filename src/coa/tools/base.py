@@ -11,12 +11,22 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Hashable,
+    Iterable,
+    Iterator,
+    Mapping,
+)
+from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
-from weakref import WeakKeyDictionary
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeVar
+from weakref import WeakValueDictionary
 
 from coa.errors import CoaError, ConfigError, ToolError, ToolMistake, ToolTimeout, boundary
 from coa.grammar.grammar import Body, Grammar, Role
@@ -26,7 +36,7 @@ __all__ = ["Observation", "Tool", "ToolCall", "ToolMistake", "ToolUsage", "Toolb
 
 Failure = Literal["failed", "timeout", "mistake"]
 RunTool = Callable[[str], Awaitable[str]]
-_SPACE = {"\r\n": "\n", "\r": "\n"}
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,19 +134,20 @@ class Tool:
         return json.dumps(read_arguments(text, json.loads(self.schema)), ensure_ascii=False)
 
 
-@dataclass
-class _Shared:
-    """What all toolboxes that were made from one have in common: places and counts."""
+class Turns:
+    """Semaphores by name, each of the event loop that runs: a program may have many. One is kept
+    while anybody holds it or waits for it."""
 
-    usage: dict[str, ToolUsage] = field(default_factory=dict)
-    places: WeakKeyDictionary[Any, dict[str, asyncio.Semaphore]] = field(
-        default_factory=WeakKeyDictionary
-    )
+    def __init__(self) -> None:
+        self._held: WeakValueDictionary[tuple[int, Hashable], asyncio.Semaphore]
+        self._held = WeakValueDictionary()
 
-    def place(self, tool: Tool) -> asyncio.Semaphore:
-        """Of this event loop: a toolbox may outlive one."""
-        places = self.places.setdefault(asyncio.get_running_loop(), {})
-        return places.setdefault(tool.name, asyncio.Semaphore(tool.concurrency))
+    def of(self, name: Hashable, at_once: int = 1) -> asyncio.Semaphore:
+        key = (id(asyncio.get_running_loop()), name)
+        turn = self._held.get(key)
+        if turn is None:
+            turn = self._held[key] = asyncio.Semaphore(at_once)
+        return turn
 
 
 class Toolbox(Mapping[str, Tool]):
@@ -145,7 +156,9 @@ class Toolbox(Mapping[str, Tool]):
     def __init__(self, tools: Iterable[Tool] = (), *, beside: Toolbox | None = None) -> None:
         """`beside`: another toolbox with which limits and counts are shared."""
         self._tools: dict[str, Tool] = {}
-        self._shared: _Shared = beside._shared if beside is not None else _Shared()
+        self.usage: dict[str, ToolUsage] = {} if beside is None else beside.usage
+        """What was called so far, by tool."""
+        self._turns: Turns = Turns() if beside is None else beside._turns
         for each in tools:
             if each.name in self._tools:
                 raise ConfigError(f"two tools are named {each.name!r}; give one another name.")
@@ -159,11 +172,6 @@ class Toolbox(Mapping[str, Tool]):
 
     def __len__(self) -> int:
         return len(self._tools)
-
-    @property
-    def usage(self) -> dict[str, ToolUsage]:
-        """What was called so far, by tool."""
-        return self._shared.usage
 
     def bind(self, grammar: Grammar) -> Grammar:
         """The grammar with exactly these tools as its tool roles.
@@ -188,10 +196,10 @@ class Toolbox(Mapping[str, Tool]):
         if all(each.with_state is None for each in self._tools.values()):
             return self
         bound = (
-            each if each.with_state is None else replace(each, run=each.with_state(state))
+            replace(each, run=each.with_state(state), with_state=None) if each.with_state else each
             for each in self._tools.values()
         )
-        return Toolbox((replace(each, with_state=None) for each in bound), beside=self)
+        return Toolbox(bound, beside=self)
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[Toolbox]:
@@ -211,27 +219,22 @@ class Toolbox(Mapping[str, Tool]):
         chosen = self._tools.get(call.tool)
         if chosen is None:
             return Observation(f"Error: there is no tool {call.tool!r}.", "mistake")
-        if not chosen.concurrency:
-            return await self._counted(chosen, call.argument, limit_s)
-        started, place = time.monotonic(), self._shared.place(chosen)
-        try:
-            async with asyncio.timeout(limit_s):
-                await place.acquire()
-        except TimeoutError:
-            return chosen.show(f"Error: {chosen.name} gave no answer in time.", "timeout")
-        try:
-            if limit_s is not None:
-                limit_s = max(0.0, limit_s - (time.monotonic() - started))
-            return await self._counted(chosen, call.argument, limit_s)
-        finally:
-            place.release()
-
-    async def _counted(self, tool: Tool, argument: str, limit_s: float | None) -> Observation:
         started = time.monotonic()
-        seen = await _observe(tool, argument, limit_s)
-        usage = self.usage.setdefault(tool.name, ToolUsage())
-        usage.count(seen, time.monotonic() - started)
-        return seen
+        async with AsyncExitStack() as stack:
+            if chosen.concurrency:
+                try:
+                    async with asyncio.timeout(limit_s):
+                        await stack.enter_async_context(
+                            self._turns.of(chosen.name, chosen.concurrency)
+                        )
+                except TimeoutError:
+                    return chosen.show(f"Error: {chosen.name} gave no answer in time.", "timeout")
+            begun = time.monotonic()
+            left = None if limit_s is None else max(0.0, limit_s - (begun - started))
+            seen = await _observe(chosen, call.argument, left)
+            usage = self.usage.setdefault(chosen.name, ToolUsage())
+            usage.count(seen, time.monotonic() - begun)
+            return seen
 
 
 async def _observe(tool: Tool, argument: str, limit_s: float | None) -> Observation:
@@ -246,9 +249,9 @@ async def _observe(tool: Tool, argument: str, limit_s: float | None) -> Observat
                 raise TypeError(f"it returned {type(text).__name__}, expected str")
     except ToolMistake as mistake:
         return tool.show(f"Error: {mistake}", "mistake")
+    except ToolTimeout as late:
+        return tool.show(f"Error: {late}", "timeout")
     except CoaError as error:
-        if isinstance(error, ToolTimeout):
-            return tool.show(f"Error: {error}", "timeout")
         if isinstance(error.__cause__, TimeoutError):
             return tool.show(f"Error: {tool.name} gave no answer in time.", "timeout")
         return tool.show(f"Error: {error}", "failed")
@@ -262,6 +265,25 @@ async def _observe(tool: Tool, argument: str, limit_s: float | None) -> Observat
     return tool.show(text)
 
 
+async def in_thread(function: Callable[..., T], *args: Any, **arguments: Any) -> T:
+    """Run a plain function in a thread of its own, which dies with the process: one that hangs
+    takes no place in a shared pool and does not keep the program from ending."""
+    future: Future[T] = Future()
+    future.set_running_or_notify_cancel()  # nobody who stops waiting takes it away from the thread
+
+    def work() -> None:
+        try:
+            future.set_result(function(*args, **arguments))
+        except StopIteration:  # asyncio cannot carry it: the caller would wait for ever
+            future.set_exception(RuntimeError("StopIteration"))
+        except BaseException as error:
+            future.set_exception(error)
+
+    called = getattr(function, "__name__", "")
+    threading.Thread(target=work, name=f"tool {called}", daemon=True).start()
+    return await asyncio.wrap_future(future)
+
+
 def fingerprint_of(*settings: Any) -> str:
     """A short name for everything besides the argument that decides what a tool answers."""
     return hashlib.sha256(json.dumps(settings, default=str).encode()).hexdigest()[:16]
@@ -269,9 +291,8 @@ def fingerprint_of(*settings: Any) -> str:
 
 def clean(text: str) -> str:
     """Plain line ends, and no characters that could not be stored or shown."""
-    for old, new in _SPACE.items():
-        text = text.replace(old, new)
-    return text.replace("\x00", "").encode("utf-8", "replace").decode("utf-8").strip()
+    text = text.replace("\r\n", "\n").replace("\r", "\n").replace("\x00", "")
+    return text.encode("utf-8", "replace").decode("utf-8").strip()
 
 
 def shorten(text: str, max_chars: int) -> str:

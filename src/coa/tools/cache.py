@@ -1,8 +1,23 @@
 """ToolCache: what tools answered, in one SQLite file that many processes share.
 
-An answer is kept under a key, a hash of everything that decides it (see `replay`). The file grows
-up to a limit; then the answers that were used least recently go. A file that is not a cache of ours
-is never changed, and is an error in one line.
+An answer is kept under a key, a hash of everything that decides it: the tool's name, its
+fingerprint (a corpus, a question, settings) and the argument. The file grows up to a limit; then
+the answers that were used least recently go. A file that is not a cache is never changed, and is an
+error in one line.
+
+`cached` puts the tools of a toolbox behind a cache, in one of three modes:
+
+* `live`: every call goes to the tool; nothing is read or stored.
+* `record`: an answer that is stored and has not expired is given; otherwise the tool is called
+  and its answer stored. Calls with the same key that come at the same time are made once.
+* `replay`: only what is stored, whatever its age, and the tool is never called, so that a run can
+  be repeated without its tools. What is not stored is a `ToolError` that says so.
+
+Answers and the mistakes of the model are stored. Failures of the world are not answers: they are
+remembered for `replay` only, so that it repeats the run as it was, and `record` calls again; so is
+a text of which a part failed (`Provisional`). When the same call first failed and then worked, what
+worked is what remains. A call that was stopped by a time limit of the caller leaves nothing. A tool
+that remembers (`session`) is recorded, too: its key holds the calls before in its session.
 """
 
 from __future__ import annotations
@@ -14,13 +29,12 @@ import os
 import sqlite3
 import threading
 import time
-import weakref
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, NamedTuple, cast, get_args
+from typing import Literal, cast, get_args
 
 from coa.errors import (
     CoaError,
@@ -33,7 +47,7 @@ from coa.errors import (
     boundary,
     did_you_mean,
 )
-from coa.tools.base import RunTool, Tool, Toolbox
+from coa.tools.base import RunTool, Tool, Toolbox, Turns
 
 Kind = Literal["text", "mistake", "provisional", "failed", "timeout"]
 
@@ -47,28 +61,26 @@ _KEPT = 0.9
 """Which part of the limit remains after old entries were dropped."""
 _TOUCH_S = 60.0
 """How exact 'used least recently' is: reading writes no more often than that."""
-_OF_PARENTS: list[sqlite3.Connection | None] = []
-_TABLES = """
-CREATE TABLE entries (
-    key BLOB PRIMARY KEY,
-    tool TEXT NOT NULL,
-    argument BLOB NOT NULL,
-    kind TEXT NOT NULL,
-    text BLOB NOT NULL,
-    size INTEGER NOT NULL,
-    stored REAL NOT NULL,
-    used REAL NOT NULL
-) WITHOUT ROWID;
-CREATE INDEX entries_by_use ON entries (used);
-CREATE TABLE total (bytes INTEGER NOT NULL);
-INSERT INTO total VALUES (0);
-CREATE TRIGGER added AFTER INSERT ON entries
-    BEGIN UPDATE total SET bytes = bytes + NEW.size; END;
-CREATE TRIGGER changed AFTER UPDATE OF size ON entries
-    BEGIN UPDATE total SET bytes = bytes + NEW.size - OLD.size; END;
-CREATE TRIGGER dropped AFTER DELETE ON entries
-    BEGIN UPDATE total SET bytes = bytes - OLD.size; END;
-"""
+_TABLES = (
+    "CREATE TABLE entries (key BLOB PRIMARY KEY, tool TEXT NOT NULL, argument BLOB NOT NULL, "
+    "kind TEXT NOT NULL, text BLOB NOT NULL, size INTEGER NOT NULL, stored REAL NOT NULL, "
+    "used REAL NOT NULL) WITHOUT ROWID",
+    "CREATE INDEX entries_by_use ON entries (used)",
+    "CREATE TABLE total (bytes INTEGER NOT NULL)",
+    "INSERT INTO total VALUES (0)",
+    "CREATE TRIGGER added AFTER INSERT ON entries "
+    "BEGIN UPDATE total SET bytes = bytes + NEW.size; END",
+    "CREATE TRIGGER changed AFTER UPDATE OF size ON entries "
+    "BEGIN UPDATE total SET bytes = bytes + NEW.size - OLD.size; END",
+    "CREATE TRIGGER dropped AFTER DELETE ON entries "
+    "BEGIN UPDATE total SET bytes = bytes - OLD.size; END",
+)
+_OLDEST = """
+DELETE FROM entries WHERE key IN (
+    SELECT key FROM (
+        SELECT key, sum(size) OVER (ORDER BY used, key) - size AS before FROM entries WHERE key != ?
+    ) WHERE before < ?
+)"""
 
 
 class Provisional(str):
@@ -131,13 +143,11 @@ class ToolCache:
         """Of this process: calls answered from the file (`stored`), made (`called`), not found."""
         self.read_only, self._clock = read_only, clock
         self._lock = threading.RLock()
-        self._owner = 0
-        self._connection: sqlite3.Connection | None = None
-        self._seen: _State | None = None
-        """In which the file is read as one that does not change."""
-        self._flights: weakref.WeakValueDictionary[tuple[int, bytes], asyncio.Lock] = (
-            weakref.WeakValueDictionary()
-        )
+        self._connections: dict[int, sqlite3.Connection] = {}
+        """By process: one that was opened before a fork belongs to the parent, and closing it in
+        the child could take the parent's files away."""
+        self.turns = Turns()
+        """Of those who want the same answer: one makes the call."""
         with self._using():
             pass  # what is wrong with the file is said now, not in the middle of a run
 
@@ -177,24 +187,10 @@ class ToolCache:
                 f"stored = excluded.stored, used = excluded.used {keep}",
                 row,
             )
-            self._drop_oldest(connection, key)
+            (total,) = connection.execute("SELECT bytes FROM total").fetchone()
+            if total > self.max_bytes:
+                connection.execute(_OLDEST, (key, total - int(self.max_bytes * _KEPT)))
             connection.execute("COMMIT")
-
-    def _drop_oldest(self, connection: sqlite3.Connection, newest: bytes) -> None:
-        (total,) = connection.execute("SELECT bytes FROM total").fetchone()
-        if total <= self.max_bytes:
-            return
-        goal = total - int(self.max_bytes * _KEPT)
-        oldest = connection.execute(
-            "SELECT key, size FROM entries WHERE key != ? ORDER BY used, key", (newest,)
-        )
-        doomed = []
-        for key, size in oldest:
-            doomed.append((key,))
-            goal -= size
-            if goal <= 0:
-                break
-        connection.executemany("DELETE FROM entries WHERE key = ?", doomed)
 
     def stats(self) -> CacheStats:
         with self._using() as connection:
@@ -234,77 +230,47 @@ class ToolCache:
 
     def close(self) -> None:
         with self._lock:
-            if self._connection is not None and self._owner == os.getpid():
-                self._connection.close()
-            self._connection = None
-
-    def flight(self, key: bytes) -> asyncio.Lock:
-        """Held while a call is made, by all who want the same answer in this event loop."""
-        name = (id(asyncio.get_running_loop()), key)
-        lock = self._flights.get(name)
-        if lock is None:
-            lock = self._flights[name] = asyncio.Lock()
-        return lock
+            if held := self._connections.pop(os.getpid(), None):
+                held.close()
 
     @contextmanager
     def _using(self) -> Iterator[sqlite3.Connection]:
         """The connection of this process; what SQLite says becomes one line."""
         try:
             with self._lock:
-                if self._connection is None or self._owner != os.getpid():
-                    # One that was opened before a fork belongs to the parent: closing it here, be
-                    # it by forgetting it, could take the parent's files away.
-                    _OF_PARENTS.append(self._connection)
-                    self._connection, self._owner = self._open(), os.getpid()
-                elif self._seen is not None and self._seen != _state(self.path):
-                    self._connection.close()  # somebody records meanwhile
-                    self._connection = None
-                    self._connection = self._open()
+                connection = self._connections.get(os.getpid()) or self._open()
                 try:
-                    yield self._connection
+                    yield connection
                 finally:
-                    if self._connection.in_transaction:
-                        self._connection.execute("ROLLBACK")
+                    if connection.in_transaction:
+                        connection.execute("ROLLBACK")
+                    if self.read_only:  # the next reader has to see what was recorded meanwhile
+                        connection.close()
         except sqlite3.Error as error:
             raise _said(self.path, error) from error
 
     def _open(self) -> sqlite3.Connection:
-        if self.read_only and not self.path.is_file():
-            raise UsageError(f"{self.path}: no such file. Record a run first.")
-        if not self.read_only:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+        if self.read_only:
+            if not self.path.is_file():
+                raise UsageError(f"{self.path}: no such file. Record a run first.")
+            # With nothing left to be written into the file, SQLite reads it as one that does not
+            # change: it then makes no files beside it.
+            try:
+                finished = not self.path.with_name(f"{self.path.name}-wal").stat().st_size
+            except OSError:  # there is none, or it is being removed
+                finished = True
+            return _connect(self.path, f"mode=ro&immutable={int(finished)}")
+        self.path.parent.mkdir(parents=True, exist_ok=True)
         end = time.monotonic() + _BUSY_S
         while True:
             try:
-                if not self.read_only:
-                    return _connect(self.path, "mode=rwc")
-                state = _state(self.path)
-                self._seen = None if state.unfinished else state
-                return _connect(self.path, f"mode=ro&immutable={int(not state.unfinished)}")
+                made = self._connections[os.getpid()] = _connect(self.path, "mode=rwc")
+                return made
             except sqlite3.OperationalError as error:
                 # While others make the same file SQLite does not wait, for fear of a deadlock.
                 if "locked" not in str(error) or time.monotonic() > end:
                     raise
             time.sleep(0.02)
-
-
-class _State(NamedTuple):
-    """Of a cache on disk. A finished one can be read as a file that does not change, until its
-    state does; SQLite then makes no files beside it, as it would for a mere reader, too."""
-
-    mtime: int
-    size: int
-    unfinished: bool
-    """Something was written that is not in the file itself yet."""
-
-
-def _state(path: Path) -> _State:
-    log = path.with_name(f"{path.name}-wal")
-    try:
-        found = path.stat()
-        return _State(found.st_mtime_ns, found.st_size, log.is_file() and log.stat().st_size > 0)
-    except OSError:  # one of them is being removed
-        return _State(0, 0, False)
 
 
 def _connect(path: Path, how: str) -> sqlite3.Connection:
@@ -326,7 +292,7 @@ def _connect(path: Path, how: str) -> sqlite3.Connection:
             connection.execute("PRAGMA synchronous = NORMAL")
             connection.execute("BEGIN IMMEDIATE")
             if _check(path, connection) == 0:  # another process may have been first
-                for statement in _statements():
+                for statement in _TABLES:
                     connection.execute(statement)
                 connection.execute(f"PRAGMA application_id = {_APPLICATION}")
                 connection.execute(f"PRAGMA user_version = {_SCHEMA}")
@@ -335,16 +301,6 @@ def _connect(path: Path, how: str) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
-
-
-def _statements() -> Iterator[str]:
-    """The statements one by one: a script would commit the transaction that it runs in."""
-    held = ""
-    for line in _TABLES.splitlines():
-        held += line + "\n"
-        if sqlite3.complete_statement(held):
-            yield held
-            held = ""
 
 
 def _check(path: Path, connection: sqlite3.Connection) -> int:
@@ -374,29 +330,6 @@ def _said(path: Path, error: sqlite3.Error) -> CoaError:
             f"{path}: the tool cache is damaged. It was left as it is; move it away to begin anew."
         )
     return ToolError(f"{path}: the tool cache cannot be used ({said}).")
-
-
-# ------------------------------------------------------------------------------------------------
-# Record and replay: the tools of a toolbox, answering through a ToolCache.
-#
-# The key of an answer is a hash of everything that decides it: the tool's name, its fingerprint
-# (a corpus, a question, settings) and the argument. Three modes:
-#
-# * `live`: every call goes to the tool; nothing is read or stored.
-# * `record`: an answer that is stored and has not expired is given; otherwise the tool is called
-#   and its answer stored. Calls with the same key that come at the same time are made once.
-# * `replay`: only what is stored, whatever its age, and the tool is never called, so that a run can
-#   be repeated without its tools. What is not stored is a `ToolError` that says so.
-#
-# Answers and the mistakes of the model are stored. Failures of the world are not answers: they
-# are remembered for `replay` only, so that it repeats the run as it was, and `record` calls
-# again; so is a text of which a part failed (`Provisional`). When the same call first failed and
-# then worked, what worked is what remains. A call that was stopped by a time limit of the caller
-# leaves nothing.
-#
-# A tool that remembers (`session`) is recorded, too: its key holds the calls before in its
-# session.
-# ------------------------------------------------------------------------------------------------
 
 
 Mode = Literal["live", "record", "replay"]
@@ -452,7 +385,7 @@ class _Through:
         key = key_of(self.real, argument)
         if self.mode == "replay":
             return await self._stored(key)
-        async with self.cache.flight(key):
+        async with self.cache.turns.of(key):
             answer = await asyncio.to_thread(self.cache.get, key)
             if answer is None:
                 return await self._called(self.real.run, key, argument)
@@ -495,22 +428,20 @@ class _Through:
             with boundary(ToolError, self.real.name):
                 text = await run(argument)
         except CoaError as error:
-            await self._store(key, argument, self._failure(error))
+            kind: Kind = "failed"
+            said = str(error)
+            if isinstance(error, ToolMistake):
+                kind = "mistake"
+            elif isinstance(error, ToolTimeout):
+                kind = "timeout"
+            elif isinstance(error.__cause__, TimeoutError):
+                kind, said = "timeout", f"{self.real.name} gave no answer in time."
+            await self._store(key, argument, Answer(kind, said))
             raise
         if isinstance(text, str):  # what is not is the caller's to complain about
-            kind: Kind = "provisional" if isinstance(text, Provisional) else "text"
+            kind = "provisional" if isinstance(text, Provisional) else "text"
             await self._store(key, argument, Answer(kind, text))
         return text
 
     async def _store(self, key: bytes, argument: str, answer: Answer) -> None:
         await asyncio.to_thread(self.cache.put, key, self.real.name, argument, answer)
-
-    def _failure(self, error: CoaError) -> Answer:
-        """An error as an answer that raises one which looks the same to the model."""
-        if isinstance(error, ToolMistake):
-            return Answer("mistake", str(error))
-        if isinstance(error, ToolTimeout):
-            return Answer("timeout", str(error))
-        if isinstance(error.__cause__, TimeoutError):
-            return Answer("timeout", f"{self.real.name} gave no answer in time.")
-        return Answer("failed", str(error))

@@ -18,9 +18,7 @@ import ipaddress
 import re
 import socket
 import ssl
-import weakref
 import zlib
-from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -31,6 +29,7 @@ import httpcore
 import httpx
 
 from coa.errors import ConfigError, ToolError, ToolMistake, ToolTimeout
+from coa.tools.base import Turns
 
 Ip: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 Resolve = Callable[[str], Awaitable[Sequence[str]]]
@@ -101,27 +100,13 @@ def literal_ip(host: str) -> Ip | None:
             return ipaddress.IPv6Address(host)
         except ValueError:
             raise ToolMistake(f"{host!r} is not an IPv6 address.") from None
-    parts = host.removesuffix(".").lower().split(".")
-    if not _NUMBER.fullmatch(parts[-1]):
+    host = host.removesuffix(".").lower()
+    if not _NUMBER.fullmatch(host.rpartition(".")[2]):
         return None
     try:
-        numbers = [_number(part) for part in parts]
-        *front, last = numbers
-        fits = len(parts) <= 4 and all(n < 256 for n in front) and last < 256 ** (5 - len(parts))
-    except ValueError:
-        fits = False
-    if not fits:
-        raise ToolMistake(f"{host[:100]!r} is neither a name nor an IPv4 address.")
-    high = sum(n << (24 - 8 * place) for place, n in enumerate(front))
-    return ipaddress.IPv4Address(high + last)
-
-
-def _number(part: str) -> int:
-    if len(part) > 20:
-        raise ValueError(part)
-    if part.startswith("0x"):
-        return int(part[2:] or "0", 16)
-    return int(part, 8 if part.startswith("0") else 10)
+        return ipaddress.IPv4Address(socket.inet_aton(host))
+    except OSError:
+        raise ToolMistake(f"{host[:100]!r} is neither a name nor an IPv4 address.") from None
 
 
 def not_public(ip: Ip) -> str:
@@ -130,19 +115,13 @@ def not_public(ip: Ip) -> str:
         for network, shift in _HOLDS_V4:
             if ip in network:
                 return not_public(ipaddress.IPv4Address(int(ip) >> shift & 0xFFFFFFFF))
-    for kind, found in (
-        ("unspecified", ip.is_unspecified),
-        ("loopback", ip.is_loopback),
-        ("link-local", ip.is_link_local),
-        ("multicast", ip.is_multicast),
-        ("private", ip.is_private),
-        ("reserved", ip.is_reserved or not ip.is_global),
-    ):
-        if found:
-            return kind
+    for kind in ("unspecified", "loopback", "link_local", "multicast", "private"):
+        if getattr(ip, f"is_{kind}"):
+            return kind.replace("_", "-")
     special = any(ip.version == network.version and ip in network for network in _SPECIAL)
     outside = isinstance(ip, ipaddress.IPv6Address) and ip not in _PUBLIC_V6
-    return "reserved" if special or outside else ""
+    reserved = ip.is_reserved or not ip.is_global or special or outside
+    return "reserved" if reserved else ""
 
 
 async def system_resolver(host: str) -> list[str]:
@@ -236,14 +215,6 @@ class GuardedBackend(httpcore.AnyIOBackend):
         assert failure is not None, f"the guard admitted no address of {host}"
         raise failure
 
-    async def connect_unix_socket(
-        self,
-        path: str,
-        timeout: float | None = None,
-        socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
-    ) -> httpcore.AsyncNetworkStream:
-        raise ToolError(f"{path}: pages are not read from sockets of this machine.")
-
 
 AGENT = "chain-of-agents (reads single pages on request)"
 _HEADERS = {
@@ -299,9 +270,7 @@ class Fetcher:
         self._headers = {**_HEADERS, "User-Agent": agent}
         self._trust = trust
         self._per_host = per_host
-        self._gates: weakref.WeakKeyDictionary[
-            asyncio.AbstractEventLoop, defaultdict[str, asyncio.Semaphore]
-        ] = weakref.WeakKeyDictionary()
+        self._turns = Turns()
 
     async def fetch(self, address: str) -> Fetched:
         """The page at an address; waiting for its host's turn counts as time, too."""
@@ -323,18 +292,11 @@ class Fetcher:
             if len(seen) > self.redirects:
                 raise ToolMistake(f"{url.host}: more than {self.redirects} redirects.")
             seen.add(key)
-            async with self._gate(url.host):
+            async with self._turns.of(url.host, self._per_host):
                 found = await self._request(url)
             if isinstance(found, Fetched):
                 return found
             url = found
-
-    def _gate(self, host: str) -> asyncio.Semaphore:
-        """The turns of a host. They belong to an event loop, of which a program may have many."""
-        loop = asyncio.get_running_loop()
-        if loop not in self._gates:
-            self._gates[loop] = defaultdict(lambda: asyncio.Semaphore(self._per_host))
-        return self._gates[loop][host]
 
     async def _request(self, url: httpx.URL) -> Fetched | httpx.URL:
         """One request: the page, or where it redirects to."""

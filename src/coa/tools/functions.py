@@ -9,19 +9,16 @@ of the rollout, which the environment's `setup` made.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import inspect
 import json
 import re
-import threading
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from coa.errors import CoaError, ConfigError, RecordError, ToolError, ToolMistake, ToolTimeout
 from coa.tasks import Task
 from coa.tools.arguments import described, without_words
-from coa.tools.base import RunTool, Tool
+from coa.tools.base import RunTool, Tool, in_thread
 
 Blames = Literal["model", "outside"]
 _ANNOTATIONS = ("title", "default", "description")
@@ -62,7 +59,12 @@ def tool(
 
 
 def _tool(function: Callable[..., Any], name: str, errors: Blames, limits: dict[str, Any]) -> Tool:
-    hints = _hints(function, name)
+    try:
+        hints = get_type_hints(function, include_extras=True)
+    except Exception as exc:
+        raise ConfigError(
+            f"tool {name!r}: a type of its parameters cannot be read: {type(exc).__name__}: {exc}."
+        ) from exc
     states = [each for each, hint in hints.items() if is_state(hint)]
     parameters = [
         each for each in inspect.signature(function).parameters.values() if each.name not in states
@@ -70,16 +72,7 @@ def _tool(function: Callable[..., Any], name: str, errors: Blames, limits: dict[
     about = (inspect.getdoc(function) or "").partition("\n")[0].rstrip(".")
     meanings = argument_meanings(inspect.getdoc(function) or "")
 
-    async def call(*given: Any, **arguments: Any) -> str:
-        try:
-            return _text(await call_function(function, *given, **arguments))
-        except CoaError:
-            raise
-        except TimeoutError:
-            raise ToolTimeout(f"{name} gave no answer in time.") from None
-        except Exception as exc:
-            kind = ToolMistake if errors == "model" else ToolError
-            raise kind(f"{name} failed: {type(exc).__name__}: {exc}") from exc
+    call = _caller(function, name, errors)
 
     def with_state(run: Callable[..., Awaitable[str]]) -> dict[str, Any]:
         """The function of a tool without a state, or what makes one of a state."""
@@ -103,8 +96,7 @@ def _tool(function: Callable[..., Any], name: str, errors: Blames, limits: dict[
             return await call(**{only: argument}, **state)
 
         return Tool(name=name, about=about, parameter=only, **with_state(run), **limits)
-    model = _arguments_model(parameters, hints, name)
-    schema = _schema_of(model, name)
+    model, schema = _arguments_model(parameters, hints, name)
     for each, part in schema.get("properties", {}).items():
         if each in meanings:
             part.setdefault("description", meanings[each])
@@ -141,15 +133,6 @@ def argument_meanings(doc: str) -> dict[str, str]:
     return {each: said.rstrip(".") for each, said in found.items() if said}
 
 
-def _hints(function: Callable[..., Any], name: str) -> dict[str, Any]:
-    try:
-        return get_type_hints(function, include_extras=True)
-    except Exception as exc:
-        raise ConfigError(
-            f"tool {name!r}: a type of its parameters cannot be read: {type(exc).__name__}: {exc}."
-        ) from exc
-
-
 def is_state(hint: Any) -> bool:
     """Whether an annotation asks for the state of a rollout, perhaps optionally."""
     if isinstance(hint, str):
@@ -166,9 +149,12 @@ def _takes_text(parameters: list[inspect.Parameter], hints: dict[str, Any]) -> b
     return hints.get(parameters[0].name, str) is str
 
 
-def _arguments_model(parameters: list[inspect.Parameter], hints: dict[str, Any], name: str) -> Any:
-    """A pydantic model with a field for each parameter."""
+def _arguments_model(
+    parameters: list[inspect.Parameter], hints: dict[str, Any], name: str
+) -> tuple[Any, dict[str, Any]]:
+    """A pydantic model with a field for each parameter, and its JSON schema."""
     from pydantic import ConfigDict, PydanticSchemaGenerationError, create_model
+    from pydantic.errors import PydanticInvalidForJsonSchema
 
     fields: dict[str, Any] = {}
     for parameter in parameters:
@@ -185,18 +171,9 @@ def _arguments_model(parameters: list[inspect.Parameter], hints: dict[str, Any],
         default = ... if parameter.default is parameter.empty else parameter.default
         fields[parameter.name] = (hints[parameter.name], default)
     try:
-        return create_model(name, __config__=ConfigDict(extra="forbid"), **fields)
-    except PydanticSchemaGenerationError as exc:
-        first = str(exc).partition("\n")[0]
-        raise ConfigError(f"tool {name!r}: a parameter's type has no schema: {first}") from exc
-
-
-def _schema_of(model: Any, name: str) -> Any:
-    from pydantic.errors import PydanticInvalidForJsonSchema
-
-    try:
-        return model.model_json_schema()
-    except PydanticInvalidForJsonSchema as exc:
+        model = create_model(name, __config__=ConfigDict(extra="forbid"), **fields)
+        return model, model.model_json_schema()
+    except (PydanticSchemaGenerationError, PydanticInvalidForJsonSchema) as exc:
         first = str(exc).partition("\n")[0]
         raise ConfigError(f"tool {name!r}: a parameter's type has no schema: {first}") from exc
 
@@ -214,62 +191,44 @@ def _converted(model: Any, argument: str) -> dict[str, Any]:
     return {field: getattr(values, field) for field in model.model_fields}
 
 
-def _text(result: Any) -> str:
-    if isinstance(result, str):
-        return result
-    return json.dumps(result, ensure_ascii=False, default=str)
+def _caller(
+    function: Callable[..., Any], name: str, errors: Blames
+) -> Callable[..., Awaitable[str]]:
+    """Calls the function, shows what it returns as text, and says whose fault its errors are."""
 
-
-async def call_function(function: Callable[..., Any], *args: Any, **arguments: Any) -> Any:
-    """Run an async function here, a plain one in a thread of its own, which dies with the process:
-    one that hangs takes no place in a shared pool and does not keep the program from ending."""
-    if inspect.iscoroutinefunction(function):
-        return await function(*args, **arguments)
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[Any] = loop.create_future()
-
-    def settle(value: Any, error: BaseException | None) -> None:
-        if future.done():  # timed out or cancelled meanwhile
-            return
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(value)
-
-    def work() -> None:
-        value: Any = None
-        error: BaseException | None = None
+    async def call(*given: Any, **arguments: Any) -> str:
         try:
-            value = function(*args, **arguments)
-        except StopIteration:  # a future cannot carry it: the caller would wait for ever
-            error = RuntimeError("StopIteration")
-        except BaseException as exc:
-            error = exc
-        with contextlib.suppress(RuntimeError):  # the loop has ended; nobody waits any more
-            loop.call_soon_threadsafe(settle, value, error)
+            if inspect.iscoroutinefunction(function):
+                result = await function(*given, **arguments)
+            else:
+                result = await in_thread(function, *given, **arguments)
+            if isinstance(result, str):
+                return result
+            return json.dumps(result, ensure_ascii=False, default=str)
+        except CoaError:
+            raise
+        except TimeoutError:
+            raise ToolTimeout(f"{name} gave no answer in time.") from None
+        except Exception as exc:
+            kind = ToolMistake if errors == "model" else ToolError
+            raise kind(f"{name} failed: {type(exc).__name__}: {exc}") from exc
 
-    threading.Thread(
-        target=work, name=f"tool {getattr(function, '__name__', '')}", daemon=True
-    ).start()
-    return await future
+    return call
 
 
-# ------------------------------------------------------------------------------------------------
-# Tools that a task brings along as JSON declarations, and that nobody implements.
-#
-# A benchmark of function calls asks which calls are made, not what comes of them. Each
-# declaration under `meta["tools"]` (name, description, and parameters as a JSON schema: the
-# `function` of what OpenAI's clients send) becomes a tool whose arguments are checked like any
-# other's, and which says that the call was noted. The reward `calls` reads the calls from the
-# chain.
-# ------------------------------------------------------------------------------------------------
-
+# Tools that a task declares as JSON, and that nobody implements.
 
 NOTED = "The call was noted. Make another one if the task needs it; otherwise answer."
 
 
 def declared_tools(task: Task) -> list[Tool]:
-    """The tools that a task declares; none where it does not."""
+    """The tools that a task declares under `meta["tools"]`; none where it does not.
+
+    A benchmark of function calls asks which calls are made, not what comes of them. Each
+    declaration (name, description, and parameters as a JSON schema: the `function` of what OpenAI's
+    clients send) becomes a tool whose arguments are checked like any other's, and which says that
+    the call was noted. The reward `calls` reads the calls from the chain.
+    """
     listed = task.meta.get("tools") or []
     if not isinstance(listed, list):
         found = type(listed).__name__

@@ -8,7 +8,6 @@ from the recipe and is trusted; its key from an environment variable, and is wri
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import re
 from collections.abc import Sequence
@@ -26,6 +25,7 @@ from coa.tools.web import summarise
 _MAX_ANSWER = 2_000_000
 _SUMMARY_CHARS = 24_000
 """Letters of a page that a language model is given to summarise."""
+_SUMMARY_TOKENS = 400
 _SUMMARY_S, _SUMMARY_RETRIES, _SUMMARY_WAIT_S = 45.0, 2, 1.0
 """Most for one summary, how often it is asked for again, and the wait before that."""
 _READING_TURNS = 3
@@ -78,35 +78,23 @@ class SearchProvider:
         headers = {"User-Agent": AGENT, "Accept": "application/json"}
         async with httpx.AsyncClient(headers=headers, timeout=None, trust_env=False) as client:
             if self.kind == "serper":
-                body = {"q": query, "num": k}
-                request = client.build_request(
-                    "POST", self.url, json=body, headers={"X-API-KEY": key}
-                )
+                body, own = {"q": query, "num": k}, {"X-API-KEY": key}
+                answer = await client.post(self.url, json=body, headers=own)
             else:
                 fields = {"q": query, "format": "json"}
                 bearer = {"Authorization": f"Bearer {key}"} if key else {}
-                request = client.build_request("GET", self.url, params=fields, headers=bearer)
-            answer = await client.send(request, stream=True)
-            try:
-                if not answer.is_success:
-                    raise ToolError(_said(answer.status_code))
-                content = bytearray()
-                async for chunk in answer.aiter_bytes():
-                    content += chunk
-                    if len(content) > _MAX_ANSWER:
-                        raise ToolError("the search provider's answer is too long.")
-            finally:
-                await answer.aclose()
+                answer = await client.get(self.url, params=fields, headers=bearer)
+        if answer.status_code in (401, 403):
+            raise ToolError(
+                f"the search provider refuses the request ({answer.status_code}): "
+                "check its key and settings."
+            )
+        if not answer.is_success:
+            raise ToolError(f"the search provider answered {answer.status_code}.")
         try:
-            return json.loads(content)
+            return answer.json()
         except ValueError:
             raise ToolError("the search provider's answer is not JSON.") from None
-
-
-def _said(status: int) -> str:
-    if status in (401, 403):
-        return f"the search provider refuses the request ({status}): check its key and settings."
-    return f"the search provider answered {status}."
 
 
 def _hits(found: Any, k: int) -> list[WebHit]:
@@ -156,22 +144,14 @@ class ChatSummariser:
     a page that says 'ignore the above' is summarised, not obeyed, as far as the model can tell.
     """
 
-    def __init__(
-        self,
-        model: str,
-        url: str,
-        *,
-        max_tokens: int = 400,
-        timeout_s: float = _SUMMARY_S,
-        slots: int = 8,
-    ) -> None:
+    def __init__(self, model: str, url: str) -> None:
         from coa.engines.transport import Transport
 
         self._transport = Transport(
-            url, at_once=slots, timeout_s=timeout_s, retries=_SUMMARY_RETRIES, backoff_s=0.5
+            url, at_once=8, timeout_s=_SUMMARY_S, retries=_SUMMARY_RETRIES, backoff_s=0.5
         )
-        self._model, self._max_tokens = model, max_tokens
-        self.fingerprint = fingerprint_of("chat", model, url, max_tokens)
+        self._model = model
+        self.fingerprint = fingerprint_of("chat", model, url, _SUMMARY_TOKENS)
 
     async def close(self) -> None:
         await self._transport.close()
@@ -183,7 +163,7 @@ class ChatSummariser:
         body = {
             "model": self._model,
             "messages": [{"role": "user", "content": content}],
-            "max_tokens": self._max_tokens,
+            "max_tokens": _SUMMARY_TOKENS,
             "temperature": 0,
         }
         answer = await self._transport.post(f"{self._transport.api}/chat/completions", body)

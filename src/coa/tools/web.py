@@ -336,19 +336,24 @@ def crawl_page(
     async def crawl(argument: str) -> str:
         addresses = parse_addresses(argument)
         left_out = len(addresses) - PAGES_AT_ONCE
-        addresses = addresses[:PAGES_AT_ONCE]
-        pages = await asyncio.gather(*(_read(source, address) for address in addresses))
+        views = [_View(n, each) for n, each in enumerate(addresses[:PAGES_AT_ONCE], start=1)]
+        await asyncio.gather(*(view.read(source, focus, links) for view in views))
         room = max_chars - 80  # the line about what was left out
-        pairs = zip(addresses, pages, strict=True)
-        views = [_View(n, address, page) for n, (address, page) in enumerate(pairs, start=1)]
-        await _fill(views, focus, room, links, summariser)
-        if all(isinstance(view.found, CoaError) for view in views):
-            raise _all_failed(views)
+        room -= sum(len(view.head) + len(view.links) + 3 for view in views)
+        rooms = share(room, [len(view.page.text) if view.page else 0 for view in views])
+        pairs = zip(views, rooms, strict=True)
+        await asyncio.gather(*(view.condense(focus, room, summariser) for view, room in pairs))
+        failed = [view.error for view in views if view.error]
+        settled = all(isinstance(error, ToolMistake) for error in failed)
+        if len(views) == len(failed) == 1:
+            raise failed[0]
+        if len(views) == len(failed):
+            kind = ToolMistake if settled else ToolError  # the world's if it failed at least once
+            lines = "\n".join(view.head for view in views)
+            raise kind(f"none of the pages could be read.\n{lines}")
         blocks = [view.shown() for view in views]
         if left_out > 0:
             blocks.append(f"{left_out} more were not read: at most {PAGES_AT_ONCE} at once.")
-        failed = [view.found for view in views if isinstance(view.found, CoaError)]
-        settled = all(isinstance(error, ToolMistake) for error in failed)
         return "\n".join(blocks) if settled else Provisional("\n".join(blocks))
 
     writer = "" if summariser is None else getattr(summariser, "fingerprint", "some summariser")
@@ -366,65 +371,44 @@ def crawl_page(
     )
 
 
-async def _read(source: Source, address: str) -> WebPage | CoaError:
-    try:
-        with boundary(ToolError, "the page"):
-            return await source.page(address)
-    except CoaError as error:
-        return error
-
-
 @dataclass
 class _View:
     """A page, or what was wrong with it, on its way into an observation."""
 
     number: int
     address: str
-    found: WebPage | CoaError
+    page: WebPage | None = None
+    error: CoaError | None = None
     text: str = ""
     links: str = ""
 
+    async def read(self, source: Source, focus: str, links: int) -> None:
+        try:
+            with boundary(ToolError, "the page"):
+                self.page = await source.page(self.address)
+            self.links = show_links(self.page, focus, links)
+        except CoaError as error:
+            self.error = error
+
+    async def condense(self, focus: str, room: int, summariser: Summariser | None) -> None:
+        """Find what fits into this share of the room."""
+        if self.page is None:
+            return
+        try:
+            self.text = await _condensed(self.page.text, focus, room, summariser)
+        except CoaError as error:
+            self.error, self.links = error, ""
+
     @property
     def head(self) -> str:
-        if isinstance(self.found, WebPage):
-            return f"[{self.number}] {_named(self.found.title, self.found.url)}"
-        return (
-            f"[{self.number}] {self.address[:200]} - not read: {' '.join(str(self.found).split())}"
-        )
+        if self.error is not None:
+            why = " ".join(str(self.error).split())
+            return f"[{self.number}] {self.address[:200]} - not read: {why}"
+        assert self.page is not None
+        return f"[{self.number}] {_named(self.page.title, self.page.url)}"
 
     def shown(self) -> str:
         return "\n".join(part for part in (self.head, self.text, self.links) if part)
-
-
-async def _fill(
-    views: Sequence[_View], focus: str, room: int, links: int, summariser: Summariser | None
-) -> None:
-    """Give every page its links, its fair share of the room, and what fits into that."""
-    pages = [(view, view.found) for view in views if isinstance(view.found, WebPage)]
-    for view, page in pages:
-        view.links = show_links(page, focus, links)
-    room -= sum(len(view.head) + len(view.links) + 3 for view in views)
-    rooms = share(room, [len(page.text) for _, page in pages])
-
-    async def condense(view: _View, page: WebPage, room: int) -> None:
-        try:
-            view.text = await _condensed(page.text, focus, room, summariser)
-        except CoaError as error:
-            view.found, view.links = error, ""
-
-    tried = zip(pages, rooms, strict=True)
-    await asyncio.gather(*(condense(view, page, room) for (view, page), room in tried))
-
-
-def _all_failed(views: Sequence[_View]) -> CoaError:
-    """The error of the only page, or of all: the model's unless the world failed at least once."""
-    errors = [view.found for view in views if isinstance(view.found, CoaError)]
-    if len(errors) == 1:
-        return errors[0]
-    lines = [view.head for view in views]
-    worst = next((error for error in errors if not isinstance(error, ToolMistake)), errors[0])
-    kind = ToolMistake if isinstance(worst, ToolMistake) else ToolError
-    return kind("none of the pages could be read.\n" + "\n".join(lines))
 
 
 async def _condensed(text: str, focus: str, room: int, summariser: Summariser | None) -> str:

@@ -6,8 +6,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from coa.environment import Environment, Terms
 from coa.environments.search import check_any_corpus, named_by, reading_tools, world_of
 from coa.tasks import Task, TaskSet
@@ -27,19 +25,13 @@ GROUPS = ("family", "hops", "phrasing_heldout", "world", "level")
 FIRST = "atlas-mhqa"
 """Its tasks name no set, so their tools follow the grammar that they are answered in."""
 SPLITS = {"train": "train", "test": "heldout_entity"}
-
-
-@dataclass(frozen=True)
-class _Kind:
-    grammar: str
-    tools: tuple[str, ...]
-
-
-_LOOKUPS = _Kind("mhqa", ("wiki_search",))
-_KINDS = {
-    "atlas-web": _Kind("web", ("web_search", "crawl_page")),
-    "atlas-code": _Kind("afm", ("wiki_search", "code")),
+_Kind = tuple[str, tuple[str, ...]]
+_LOOKUPS: _Kind = ("mhqa", ("wiki_search",))
+_KINDS: dict[str, _Kind] = {
+    "atlas-web": ("web", ("web_search", "crawl_page")),
+    "atlas-code": ("afm", ("wiki_search", "code")),
 }
+"""Set -> its grammar and its tools; the others are look-ups."""
 
 
 def atlas(
@@ -54,14 +46,14 @@ def atlas(
 ) -> Environment:
     """A set of the Atlas. `n`, `seed`, `world` and `families` say which tasks it makes; `corpus`
     stands in for the Atlas."""
-    kind = _KINDS.get(name, _LOOKUPS)
+    usual, named = _KINDS.get(name, _LOOKUPS)
     if grammar and name == FIRST:
-        kind = _Kind(grammar, named_by(grammar))
+        named = named_by(grammar)
     if corpus:
         check_any_corpus(corpus)
 
     def tools(task: Task) -> list[ToolSource]:
-        return reading_tools(kind.tools, corpus, passages, world_of(task, world))
+        return reading_tools(named, corpus, passages, world_of(task, world))
 
     def tasks(split: str) -> TaskSet:
         from coa.environments import make_tasks
@@ -74,7 +66,7 @@ def atlas(
     return Environment(
         name,
         tools=tools,
-        grammar=grammar or kind.grammar,
+        grammar=grammar or usual,
         tasks=tasks,
         teacher="experts",
         groups=GROUPS,

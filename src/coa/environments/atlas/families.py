@@ -290,11 +290,3 @@ _ALL = (
 )
 
 FAMILIES: Mapping[str, Family] = {family.name: family for family in _ALL}
-
-
-# ------------------------------------------------------------------------------------------------
-# Formula: a question that ends in a calculation with numbers that are looked up.
-#
-# The result is worked out in exact fractions and rounded as the question says. A result so near
-# to a tie that it would depend on how a program rounds is no clear answer, and is not asked for.
-# ------------------------------------------------------------------------------------------------

@@ -9,10 +9,13 @@ The shapes here ask for more than one passage states, so that it pays to open pa
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
 from itertools import accumulate
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from coa.environments.atlas.families import CLEAR_MARGIN, Fact, Slots, Solution
 from coa.environments.atlas.reckoning import amount, lettered, side_by_side, weighed
@@ -42,21 +45,43 @@ class Conclusion(NamedTuple):
     """How the facts combine, in a sentence."""
 
 
-class Inquiry(Protocol):
+class Inquiry(ABC):
     """A shape that says what is looked up and what follows."""
 
+    kind: str
+
     @property
-    def kind(self) -> str: ...
-    @property
+    @abstractmethod
     def slots(self) -> Mapping[str, str]: ...
     @property
+    @abstractmethod
     def relations(self) -> tuple[str, ...]: ...
+    @abstractmethod
     def looks(self, slots: Slots) -> tuple[Look, ...]: ...
+    @abstractmethod
     def conclude(self, slots: Slots, facts: Facts) -> Conclusion | None:
         """What follows from the facts; None when they give no single clear answer."""
-        ...
 
-    def solve(self, world: World, slots: Slots) -> Solution | None: ...
+    def solve(self, world: World, slots: Slots) -> Solution | None:
+        """The solution in a world: every fact of every step, and what follows."""
+        facts: dict[tuple[str, str], tuple[str, ...]] = {}
+        bridges: list[tuple[str, str]] = []
+        looks = self.looks(slots)
+        for step, look in enumerate(looks):
+            kind, first = next(iter(self.slots.values())), look.subjects[0]
+            if first.startswith("#"):
+                kind = RELATIONS[looks[int(first[1:])].relations[0]].value
+            for subject in subjects_of(looks, step, facts):
+                bridges.append((kind, subject))
+                for relation in look.relations:
+                    facts[relation, subject] = values_of(world, relation, subject)
+                    if not facts[relation, subject]:
+                        return None
+        end = self.conclude(slots, facts)
+        if end is None:
+            return None
+        found = tuple(Fact(*known, values) for known, values in facts.items())
+        return Solution(found, end.answer, end.kind, tuple(dict.fromkeys(bridges)))
 
 
 def subjects_of(looks: Sequence[Look], step: int, facts: Facts) -> list[str]:
@@ -73,33 +98,6 @@ def subjects_of(looks: Sequence[Look], step: int, facts: Facts) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def worked_out(shape: Inquiry, world: World, slots: Slots) -> Solution | None:
-    """The solution in a world: every fact of every step, and what follows."""
-    facts: dict[tuple[str, str], tuple[str, ...]] = {}
-    bridges: list[tuple[str, str]] = []
-    looks = shape.looks(slots)
-    for step, look in enumerate(looks):
-        kind = _kind_looked_at(shape, looks, step)
-        for subject in subjects_of(looks, step, facts):
-            bridges.append((kind, subject))
-            for relation in look.relations:
-                facts[relation, subject] = values_of(world, relation, subject)
-                if not facts[relation, subject]:
-                    return None
-    end = shape.conclude(slots, facts)
-    if end is None:
-        return None
-    found = tuple(Fact(relation, subject, values) for (relation, subject), values in facts.items())
-    return Solution(found, end.answer, end.kind, tuple(dict.fromkeys(bridges)))
-
-
-def _kind_looked_at(shape: Inquiry, looks: Sequence[Look], step: int) -> str:
-    first = looks[step].subjects[0]
-    if first.startswith("#"):
-        return RELATIONS[looks[int(first[1:])].relations[0]].value
-    return next(iter(shape.slots.values()))
-
-
 def only_amount(values: Sequence[str]) -> int | None:
     """The number that these values are; None if there are several, or it is no number."""
     return amount(values[0]) if len(values) == 1 else None
@@ -111,16 +109,8 @@ def _amounts(facts: Facts, relation: str, names: Sequence[str]) -> list[int] | N
     return known if known and len(known) == len(numbers) else None
 
 
-def _follow(relations: Sequence[str], start: str) -> tuple[Look, ...]:
-    """The steps of a chain, one relation each."""
-    subjects = [start, *(f"#{step}" for step in range(len(relations) - 1))]
-    return tuple(
-        Look((name,), (subject,)) for name, subject in zip(relations, subjects, strict=True)
-    )
-
-
 @dataclass(frozen=True)
-class Choice:
+class Choice(Inquiry):
     """A fact of the one of two countries that has more (or less) of something."""
 
     by: str
@@ -152,12 +142,9 @@ class Choice:
         because = f"{steps}, which has {asked[0]}."
         return Conclusion(asked[0], RELATIONS[self.ask].value, because)
 
-    def solve(self, world: World, slots: Slots) -> Solution | None:
-        return worked_out(self, world, slots)
-
 
 @dataclass(frozen=True)
-class Tally:
+class Tally(Inquiry):
     """How many neighbours have more (less, the same) of something than the country itself."""
 
     by: str
@@ -228,12 +215,9 @@ class Tally:
         )
         return Conclusion(str(sum(holds)), "", f"Against {own}: {compared}. That is {sum(holds)}.")
 
-    def solve(self, world: World, slots: Slots) -> Solution | None:
-        return worked_out(self, world, slots)
-
 
 @dataclass(frozen=True)
-class Kin:
+class Kin(Inquiry):
     """The one neighbour that has the country's own value of something."""
 
     by: str
@@ -266,34 +250,199 @@ class Kin:
         )
         return Conclusion(kept[0], "country", f"Against {own[0]}: {compared}. That is {kept[0]}.")
 
-    def solve(self, world: World, slots: Slots) -> Solution | None:
-        return worked_out(self, world, slots)
-
 
 @dataclass(frozen=True)
-class Trail:
+class Trail(Inquiry):
     """Follow relations from page to page: city -> country -> highest point."""
 
     start: str
-    relations: tuple[str, ...]
+    way: tuple[str, ...]
     kind: str = "chain"
 
     @property
     def slots(self) -> Mapping[str, str]:
         return {self.start: self.start}
 
+    @property
+    def relations(self) -> tuple[str, ...]:
+        return self.way
+
     def looks(self, slots: Slots) -> tuple[Look, ...]:
-        return _follow(self.relations, slots[self.start])
+        subjects = [slots[self.start], *(f"#{step}" for step in range(len(self.way) - 1))]
+        steps = zip(self.way, subjects, strict=True)
+        return tuple(Look((name,), (subject,)) for name, subject in steps)
 
     def conclude(self, slots: Slots, facts: Facts) -> Conclusion | None:
         subject = slots[self.start]
-        for relation in self.relations:
+        for relation in self.way:
             values = facts.get((relation, subject), ())
             if len(values) != 1:
                 return None
             subject = values[0]
-        end = RELATIONS[self.relations[-1]].value
+        end = RELATIONS[self.way[-1]].value
         return Conclusion(subject, end, f"The last report gives {subject}.")
 
+
+# Questions that end in a calculation with numbers that are looked up. The result is worked out in
+# exact fractions and rounded as the question says. A result so near to a tie that it would depend
+# on how a program rounds is no clear answer, and is not asked for.
+
+_DECIMALS = ("", "one decimal", "two decimals")
+_ORDINALS = ("first", "second", "third", "fourth", "fifth")
+_NEAR_TIE = Fraction(1, 1000)
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """A calculation over numbers `n`: in words, as Python source, and exactly."""
+
+    called: str
+    source: str
+    exact: Callable[[Sequence[Fraction]], Fraction]
+    places: int | None = None
+    """Decimals to round to; None when the result is a whole number by itself."""
+    ordered: bool = False
+    """Whether the first number has to be clearly larger ('how many times larger')."""
+
+    @property
+    def expression(self) -> str:
+        """The source with the rounding that the question asks for."""
+        if self.places is None:
+            return self.source
+        return f"round({self.source}{f', {self.places}' if self.places else ''})"
+
+    @property
+    def form(self) -> str:
+        """What the result looks like, in words that complete 'it is ...'."""
+        return f"rounded to {_DECIMALS[self.places]}" if self.places else "a whole number"
+
+    def fits(self, text: str) -> bool:
+        """Whether a text has the form of a result."""
+        decimals = rf"\.\d{{1,{self.places}}}" if self.places else ""
+        return bool(re.fullmatch(rf"-?\d+{decimals}", text))
+
+    def result(self, numbers: Sequence[int]) -> str | None:
+        """The answer as the program prints it; None when it is not clear how to round it."""
+        if self.ordered and numbers[0] < CLEAR_MARGIN * numbers[1]:
+            return None
+        value = self.exact([Fraction(number) for number in numbers])
+        scaled = value * 10 ** (self.places or 0)
+        rest = scaled - scaled.__floor__()
+        if abs(rest - Fraction(1, 2)) < _NEAR_TIE:
+            return None
+        whole = round(scaled)
+        if not self.places:
+            return str(whole)
+        return str(float(Fraction(whole, 10**self.places)))
+
+
+TEN_MILLION = 10_000_000
+TOTAL = Work("the sum", "sum(n)", lambda n: sum(n, Fraction()))
+GAP = Work("the difference", "abs(n[0] - n[1])", lambda n: abs(n[0] - n[1]))
+SPAN = Work("the highest minus the lowest", "max(n) - min(n)", lambda n: max(n) - min(n))
+TIMES = Work("the ratio", "n[0] / n[1]", lambda n: n[0] / n[1], places=2, ordered=True)
+MEAN = Work("the average", "sum(n) / len(n)", lambda n: sum(n, Fraction()) / len(n), places=0)
+DENSITY = Work("people for each unit of area", "n[0] / n[1]", lambda n: n[0] / n[1], places=1)
+
+
+DENSITY_GAP = Work(
+    "the difference of the densities",
+    "abs(n[0] / n[1] - n[2] / n[3])",
+    lambda n: abs(n[0] / n[1] - n[2] / n[3]),
+    places=1,
+)
+SHARE = Work("the share in percent", "100 * n[0] / n[1]", lambda n: 100 * n[0] / n[1], places=1)
+ABOVE = Work(
+    "how many are above ten million",
+    f"sum(x > {TEN_MILLION} for x in n)",
+    lambda n: Fraction(sum(x > TEN_MILLION for x in n)),
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Formula(Inquiry):
+    """A calculation with numbers that are looked up.
+
+    `steps` and `terms` name subjects by slot, `{first}`, or by step, `#0`; a term is a relation of
+    such a subject, and the terms in order are the numbers `n` of the work.
+    """
+
+    entity: str
+    count: int
+    steps: tuple[Look, ...]
+    terms: tuple[tuple[str, str], ...]
+    work: Work
+    kind: str = "arithmetic"
+
+    @property
+    def slots(self) -> Mapping[str, str]:
+        names = (self.entity,) if self.count == 1 else _ORDINALS[: self.count]
+        return dict.fromkeys(names, self.entity)
+
+    @property
+    def relations(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(name for look in self.steps for name in look.relations))
+
+    def looks(self, slots: Slots) -> tuple[Look, ...]:
+        return tuple(
+            Look(look.relations, tuple(subject.format(**slots) for subject in look.subjects))
+            for look in self.steps
+        )
+
+    def numbers(self, slots: Slots, facts: Facts) -> list[tuple[str, str, int]] | None:
+        """(relation, subject, number) of every term; None when a fact is no number."""
+        found = []
+        for relation, subject in self._terms(slots, facts):
+            number = only_amount(facts.get((relation, subject), ()))
+            if number is None:
+                return None
+            found.append((relation, subject, number))
+        return found
+
+    def _terms(self, slots: Slots, facts: Facts) -> Iterator[tuple[str, str]]:
+        looks = self.looks(slots)
+        for relation, where in self.terms:
+            if not where.startswith("#"):
+                yield relation, where.format(**slots)
+                continue
+            end = (*looks, Look((relation,), (where,)))
+            yield from ((relation, name) for name in subjects_of(end, len(looks), facts))
+
+    def conclude(self, slots: Slots, facts: Facts) -> Conclusion | None:
+        around = facts.get(("neighbours", slots.get(self.entity, "")))
+        if around is not None and not 2 <= len(around) <= MOST_AROUND:
+            return None
+        numbers = self.numbers(slots, facts)
+        result = self.work.result([n for _, _, n in numbers]) if numbers else None
+        return None if result is None else Conclusion(result, "", f"The result is {result}.")
+
     def solve(self, world: World, slots: Slots) -> Solution | None:
-        return worked_out(self, world, slots)
+        solution = super().solve(world, slots)
+        if solution is None or not self.work.places:
+            return solution
+        padded = f"{float(solution.answer):.{self.work.places}f}"  # 3.1 may be written 3.10
+        return replace(solution, also=(padded,) if padded != solution.answer else ())
+
+
+def of_each(entity: str, count: int, relations: tuple[str, ...], work: Work) -> Formula:
+    """A calculation over numbers of the entities that the question names."""
+    names = (entity,) if count == 1 else _ORDINALS[:count]
+    subjects = tuple(f"{{{name}}}" for name in names)
+    terms = tuple((relation, subject) for subject in subjects for relation in relations)
+    return Formula(entity, count, (Look(relations, subjects),), terms, work)
+
+
+def of_neighbours(by: str, work: Work) -> Formula:
+    """A calculation over a number of every neighbour."""
+    steps = (Look(("neighbours",), ("{country}",)), Look((by,), ("#0",)))
+    return Formula("country", 1, steps, ((by, "#0"),), work)
+
+
+def of_capitals(count: int, work: Work, home: bool = False) -> Formula:
+    """A calculation over the populations of capitals, and of their country if `home`."""
+    names = ("country",) if count == 1 else _ORDINALS[:count]
+    subjects = tuple(f"{{{name}}}" for name in names)
+    own = ("population",) if home else ()
+    steps = (Look(("capital", *own), subjects), Look(("population",), ("#0",)))
+    terms = (("population", "#0"), *(("population", subject) for subject in subjects if home))
+    return Formula("country", count, steps, terms, work)

@@ -4,17 +4,25 @@ A passage has one topic and at most a few dozen words, because a small model is 
 search returns and every token costs time. The wording of a topic varies from subject to subject by
 a checksum of the name, so that reading is more than one fixed pattern; lists too long for a passage
 are split into numbered parts, so that each part is true by itself.
+
+`atlas_corpus` is the pages as a corpus; `read` reads a fact out of them again.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache, lru_cache
+from pathlib import Path
 
+from coa.corpus.index import INDEX_VERSION, SearchIndex
 from coa.corpus.page import Page, Passage
+from coa.corpus.site import Corpus
 from coa.environments.atlas.world import (
+    RELATIONS,
+    WORDS,
     City,
     Country,
     Currency,
@@ -25,200 +33,10 @@ from coa.environments.atlas.world import (
     number,
     with_article,
 )
+from coa.errors import UsageError, did_you_mean
 
-Variant = tuple[str, ...]
-
-TOPICS: Mapping[str, tuple[Variant, ...]] = {
-    "country place": (
-        (
-            "{subject} is a {kind} in {region}, on the continent of {continent}.",
-            "The capital of {subject} is {capital}.",
-        ),
-        (
-            "{subject} lies in {region}, which is a part of the continent of {continent}.",
-            "The capital city of {subject} is {capital}.",
-        ),
-        (
-            "{capital} is the capital of {subject}.",
-            "{subject} belongs to the continent of {continent} and to the region of {region}.",
-        ),
-    ),
-    "country place without region": (
-        (
-            "{subject} is a {kind} on the continent of {continent}.",
-            "The capital of {subject} is {capital}.",
-        ),
-        (
-            "{subject} lies on the continent of {continent}.",
-            "The capital city of {subject} is {capital}.",
-        ),
-        (
-            "{capital} is the capital of {subject}.",
-            "{subject} is a part of the continent of {continent}.",
-        ),
-    ),
-    "country size": (
-        (
-            "The population of {subject} is about {population}.",
-            "The area of {subject} is {area} square kilometres.",
-        ),
-        (
-            "{subject} has a population of about {population} and an area of {area} square "
-            "kilometres.",
-        ),
-        (
-            "{subject} has an area of {area} square kilometres.",
-            "About {population} people make up the population of {subject}.",
-        ),
-    ),
-    "country language": (
-        (
-            "The official language of {subject} is {languages}.",
-            "The currency of {subject} is the {currency}.",
-        ),
-        ("{subject} has one official language, {languages}, and its currency is the {currency}.",),
-        (
-            "The {currency} is the currency of {subject}.",
-            "{languages} is the only official language of {subject}.",
-        ),
-    ),
-    "country languages": (
-        (
-            "The official languages of {subject} are {languages}.",
-            "The currency of {subject} is the {currency}.",
-        ),
-        (
-            "{subject} has these official languages: {languages}.",
-            "The currency used in {subject} is the {currency}.",
-        ),
-        (
-            "The {currency} is the currency of {subject}.",
-            "The official languages in {subject} are {languages}.",
-        ),
-    ),
-    "country borders": (
-        ("{subject} has land borders with {neighbour_count} neighbours: {neighbours}.",),
-        ("{subject} has {neighbour_count} neighbours along its land borders: {neighbours}.",),
-        ("The land borders of {subject} touch {neighbour_count} neighbours: {neighbours}.",),
-    ),
-    "country border": (
-        ("{subject} has a land border with {neighbour_count} neighbour: {neighbours}.",),
-        ("{subject} has {neighbour_count} neighbour along its land borders: {neighbours}.",),
-        ("The land borders of {subject} touch {neighbour_count} neighbour: {neighbours}.",),
-    ),
-    "country without borders": (
-        ("{subject} has no land borders and {neighbour_count} land neighbours.",),
-        ("{subject} has {neighbour_count} neighbours by land, as it has no land borders.",),
-    ),
-    "country codes": (
-        ("The calling code of {subject} is {calling_code}, and its internet domain is {domain}.",),
-        (
-            "Phone numbers in {subject} have the calling code {calling_code}.",
-            "The internet domain of {subject} is {domain}.",
-        ),
-        ("{subject} has the calling code {calling_code} and the internet domain {domain}.",),
-    ),
-    "country summit": (
-        ("The highest point of {subject} is {summit}, at {elevation} metres.",),
-        ("At {elevation} metres, {summit} is the highest point of {subject}.",),
-        ("{summit}, the highest point of {subject}, rises to {elevation} metres.",),
-    ),
-    "city place": (
-        ("{subject} is a city in {country}.",),
-        ("The city of {subject} lies in {country}.",),
-        ("{subject} is a city of {country}, on the continent of {continent}.",),
-    ),
-    "capital place": (
-        ("{subject} is the capital city of {capital_of}.",),
-        ("The city of {subject} lies in {country}.", "{subject} is the capital of {capital_of}."),
-        ("The capital city of {capital_of} is {subject}.",),
-    ),
-    "city size": (
-        ("The population of {subject} is about {population}.",),
-        ("{subject} has a population of about {population}.",),
-        ("About {population} people make up the population of {subject}.",),
-    ),
-    "city time": (
-        ("{subject} lies at {latitude} degrees {hemisphere}, in the time zone {time_zone}.",),
-        ("{subject} is in the time zone {time_zone}, at {latitude} degrees {hemisphere}.",),
-    ),
-    "currency code": (
-        ("The {subject} has the ISO code {currency_code} and {decimals} decimal places.",),
-        (
-            "The ISO code of the {subject} is {currency_code}.",
-            "Amounts in the {subject} are written with {decimals} decimal places.",
-        ),
-        ("{currency_code} is the ISO code of the {subject}, which has {decimals} decimal places.",),
-    ),
-    "currency user": (("The {subject} is the currency of one country or territory: {users}.",),),
-    "currency users": (
-        ("The {subject} is the currency of {user_count} countries and territories: {users}.",),
-        ("{user_count} countries and territories use the {subject} as their currency: {users}.",),
-    ),
-    "currency users part": (
-        ("Users of the {subject} as currency, part {part} of {parts}: {users}.",),
-        ("The {subject} is a currency used in (list {part} of {parts}): {users}.",),
-    ),
-    "language family": (
-        (
-            "{subject} is a language of the {language_family} family.",
-            "The ISO code of {subject} is {language_code}.",
-        ),
-        (
-            "The {subject} language belongs to the {language_family} family and has the ISO code "
-            "{language_code}.",
-        ),
-        ("{subject}, ISO code {language_code}, is a language of the {language_family} family.",),
-    ),
-    "language user": (
-        ("{subject} is an official language of one country or territory: {users}.",),
-    ),
-    "language users": (
-        ("{subject} is an official language of {user_count} countries and territories: {users}.",),
-        ("{user_count} countries and territories have {subject} as official language: {users}.",),
-    ),
-    "language users part": (
-        ("{subject} as an official language, part {part} of {parts}: {users}.",),
-        ("{subject} is an official language in (list {part} of {parts}): {users}.",),
-    ),
-    "element identity": (
-        ("{subject} is a chemical element with the symbol {symbol} and atomic number {number}.",),
-        ("The chemical symbol of {subject} is {symbol}, and its atomic number is {number}.",),
-        ("{subject}, symbol {symbol}, is the chemical element with the atomic number {number}.",),
-    ),
-    "element table": (
-        (
-            "{subject} is {category} in period {period}, {group} of the periodic table.",
-            "The atomic mass of {subject} is about {mass}.",
-        ),
-        (
-            "In the periodic table, {subject} is {category} in period {period}, {group}.",
-            "{subject} has an atomic mass of about {mass}.",
-        ),
-    ),
-    "element discovery": (
-        ("{subject} was discovered in {year}, in {place}.",),
-        ("{subject} was first discovered in {year}, in {place}.",),
-        ("{subject} was discovered in {place} in the year {year}.",),
-    ),
-    "element year": (
-        ("{subject} was discovered in {year}.",),
-        ("{subject} was first discovered in the year {year}.",),
-    ),
-    "element unknown discovery": (
-        ("It is not known when {subject} was discovered.",),
-        ("The year when {subject} was discovered is not known.",),
-    ),
-    "continent count": (
-        ("The continent of {subject} has {country_count} countries and territories.",),
-        ("There are {country_count} countries and territories on the continent of {subject}.",),
-    ),
-    "continent part": (
-        ("Countries and territories of {subject}, list {part} of {parts}: {countries}.",),
-    ),
-}
-
-
+TOPICS: Mapping[str, list[list[str]]] = WORDS["pages"]
+"""Topic -> variants -> sentences."""
 SITE = "https://atlas.example"
 LIST_PART = 9
 """How many names of a long list one passage holds."""
@@ -462,3 +280,128 @@ def _parts(names: Sequence[str]) -> Iterator[tuple[dict[str, str], Sequence[str]
     for place, start in enumerate(starts, start=1):
         slots = {"part": str(place), "parts": str(len(starts))}
         yield slots, names[start : start + LIST_PART]
+
+
+@cache
+def atlas_index(seed: int = 0) -> SearchIndex:
+    """The index of one world, built once for a process."""
+    return SearchIndex.build(atlas_passages(seed), titles_are_names=True)
+
+
+class _AtlasSite:
+    """The pages of a world of the Atlas."""
+
+    def __init__(self, seed: int) -> None:
+        self._pages = {page.url.removeprefix(f"{SITE}/"): page for page in pages(load_world(seed))}
+
+    def find(self, keys: Iterable[str]) -> Page | None:
+        return next((self._pages[key] for key in keys if key in self._pages), None)
+
+    def pages(self) -> Iterator[Page]:
+        return iter(self._pages.values())
+
+    def digest(self) -> str:
+        """Of what can be read and how it is found: another release may say it otherwise."""
+        made = hashlib.sha256(str(INDEX_VERSION).encode())
+        for page in self._pages.values():
+            made.update(repr(page).encode())
+        return made.hexdigest()[:16]
+
+
+@cache
+def atlas_corpus(seed: int = 0) -> Corpus:
+    """The Atlas of a world as a corpus; its index is the one that `atlas_index` keeps."""
+    site = _AtlasSite(seed)
+    return Corpus(atlas_index(seed), site, SITE, f"atlas:{seed}:{site.digest()}")
+
+
+def any_corpus(name: str) -> Corpus:
+    """The corpus that a command names: `atlas`, `atlas:K` for world K, or a corpus directory."""
+    kind, _, world = name.partition(":")
+    if kind == "atlas" and (not world or world.isdecimal()):
+        return atlas_corpus(int(world or 0))
+    if not Path(name).is_dir():
+        raise UsageError(
+            f"corpus {name!r}: expected atlas, atlas:K for world K, or the directory of a corpus "
+            "made with: coa corpus build FOLDER"
+        )
+    return Corpus.open(Path(name))
+
+
+_SLOT = re.compile(r"\{(\w+)\}")
+_START = r"(?:^|(?<=[.:] ))"
+_END = r"\.(?= |$)"
+_NUMBERS = (
+    "area", "decimals", "elevation", "latitude", "neighbour_count", "number", "period",
+    "population", "user_count", "year",
+)  # fmt: skip
+_VALUE = {"domain": r"\.[a-z]+", "mass": r"[\d.]+", "time_zone": r"UTC[\d:+-]+"} | dict.fromkeys(
+    _NUMBERS, r"\d[\d,]*"
+)
+_LISTS = ("languages", "neighbours", "users")
+_STATED_AS = {"country": ("country", "capital_of")}
+
+
+def read(relation: str, subject: str, text: str) -> list[str]:
+    """The values of a relation of a subject that the text states; empty when it states none.
+
+    This is what a reader who knows the house style can do, by the sentences that pages are written
+    in: it is given text only (a passage, or a line of search results), never the World, so what it
+    returns is stated in the text.
+    """
+    if relation not in RELATIONS:
+        raise UsageError(f"unknown relation {relation!r}.{did_you_mean(relation, RELATIONS)}")
+    if subject[1:] not in text:
+        return []
+    found: list[str] = []
+    for pattern in _compiled(relation, subject):
+        for match in pattern.finditer(text):
+            found += _split(relation, match["value"])
+    return list(dict.fromkeys(found))
+
+
+@lru_cache(maxsize=4096)  # compiling took more than a third of a recording
+def _compiled(relation: str, subject: str) -> tuple[re.Pattern[str], ...]:
+    name = rf"(?:[Tt]he )?[{re.escape(subject[:1].upper() + subject[:1].lower())}]"
+    name += re.escape(subject[1:])
+    named = (pattern.replace("SUBJECT", name) for pattern in _patterns(relation))
+    return tuple(re.compile(pattern, re.MULTILINE) for pattern in named)
+
+
+def _split(relation: str, value: str) -> list[str]:
+    parts = re.split(r", and |, | and ", value) if relation in _LISTS else [value]
+    if RELATIONS[relation].value == "country":
+        parts = [re.sub(r"^[Tt]he ", "", part) for part in parts]
+    return parts
+
+
+@cache
+def _patterns(relation: str) -> tuple[str, ...]:
+    """One pattern for each sentence that states the relation."""
+    slots = _STATED_AS.get(relation, (relation,))
+    sentences = dict.fromkeys(
+        sentence for variants in TOPICS.values() for variant in variants for sentence in variant
+    )
+    found = [_pattern(sentence, "subject", slot) for sentence in sentences for slot in slots]
+    if relation in ("capital_of", "country"):
+        found += [_pattern(sentence, "capital", "subject") for sentence in sentences]
+    return tuple(dict.fromkeys(pattern for pattern in found if pattern))
+
+
+def _pattern(sentence: str, subject: str, value: str) -> str:
+    names = _SLOT.findall(sentence)
+    if subject not in names or value not in names:
+        return ""
+    parts = _SLOT.split(sentence.removesuffix("."))
+    for place in range(1, len(parts), 2):
+        inner = _VALUE.get(parts[place], r"[^.:\n]+?")
+        parts[place] = (
+            "SUBJECT"
+            if parts[place] == subject
+            else f"(?P<value>{inner})"
+            if parts[place] == value
+            else f"(?:{inner})"
+        )
+    for place in range(0, len(parts), 2):
+        parts[place] = re.escape(parts[place])
+    return _START + "".join(parts) + _END

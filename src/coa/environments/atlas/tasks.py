@@ -7,17 +7,15 @@ phrasings never occur in `train` and make up about a quarter of `heldout_entity`
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import count, islice
 from random import Random
 from typing import Any
 
-from coa.environments.atlas.catalogues import MHQA
-from coa.environments.atlas.families import Catalogue, Family, Slots, Solution
+from coa.environments.atlas.catalogues import MHQA, is_held_out
+from coa.environments.atlas.families import Catalogue, Fact, Family, Slots, Solution
 from coa.environments.atlas.pages import passage_for
-from coa.environments.atlas.phrasings import is_held_out
 from coa.environments.atlas.world import World, load_world, query_for, with_article
 from coa.errors import UsageError, did_you_mean
 from coa.tasks import Task, TaskSet, in_turn
@@ -26,29 +24,9 @@ HELD_OUT_SHARE = 0.25
 CLUSTER = 8
 
 
-@dataclass(frozen=True)
-class HeldOut:
-    """The held-out names of one world."""
-
-    countries: frozenset[str]
-    cities: frozenset[str]
-    currencies: frozenset[str]
-    languages: frozenset[str]
-    elements: frozenset[str]
-
-    def __contains__(self, entity: tuple[str, str]) -> bool:
-        kind, name = entity
-        return name in {
-            "country": self.countries,
-            "city": self.cities,
-            "currency": self.currencies,
-            "language": self.languages,
-            "element": self.elements,
-        }.get(kind, frozenset())
-
-
 @cache
-def held_out(world: World) -> HeldOut:
+def held_out(world: World) -> frozenset[tuple[str, str]]:
+    """The held-out entities of a world: kind and name."""
     for attempt in count():
         rng = Random(f"atlas split of world {world.seed}, attempt {attempt}")
         countries = _clusters(world, rng) | _islands(world, rng)
@@ -56,17 +34,14 @@ def held_out(world: World) -> HeldOut:
         if abs(share - HELD_OUT_SHARE) < 0.03:
             break
     elements = sorted(world.elements)
-    return HeldOut(
-        countries=countries,
-        cities=frozenset(c.name for c in world.cities.values() if c.country in countries),
-        currencies=frozenset(
-            n for n, users in world.currency_users.items() if countries >= {*users}
-        ),
-        languages=frozenset(
-            n for n, users in world.language_users.items() if countries >= {*users}
-        ),
-        elements=frozenset(rng.sample(elements, round(len(elements) * HELD_OUT_SHARE))),
-    )
+    kinds: dict[str, Iterable[str]] = {
+        "country": countries,
+        "city": (name for name, city in world.cities.items() if city.country in countries),
+        "currency": (n for n, users in world.currency_users.items() if countries >= {*users}),
+        "language": (n for n, users in world.language_users.items() if countries >= {*users}),
+        "element": rng.sample(elements, round(len(elements) * HELD_OUT_SHARE)),
+    }
+    return frozenset((kind, name) for kind, names in kinds.items() for name in names)
 
 
 def _islands(world: World, rng: Random) -> frozenset[str]:
@@ -264,23 +239,19 @@ def _task(
         question=question[0].upper() + question[1:],
         answers=(*answers_for(world, solution.answer), *solution.also),
         meta=meta,
-        gold={
-            "hops": [
-                _hop(world, fact.relation, fact.subject, fact.values) for fact in solution.facts
-            ]
-        },
+        gold={"hops": [_hop(world, fact) for fact in solution.facts]},
     )
 
 
-def _hop(world: World, relation: str, subject: str, values: Sequence[str]) -> Mapping[str, Any]:
-    passage = passage_for(world, relation, subject)
+def _hop(world: World, fact: Fact) -> Mapping[str, Any]:
+    passage = passage_for(world, fact.relation, fact.subject)
     return {
-        "query": query_for(relation, subject),
+        "query": query_for(fact.relation, fact.subject),
         "page": passage.title,
         "passage": passage.text,
-        "answer": ", ".join(values),
-        "relation": relation,
-        "subject": subject,
+        "answer": ", ".join(fact.values),
+        "relation": fact.relation,
+        "subject": fact.subject,
     }
 
 

@@ -15,9 +15,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, NamedTuple
 
-from coa.environments.atlas.catalogues import MHQA
+from coa.environments.atlas.catalogues import MHQA, understand
 from coa.environments.atlas.families import (
     Catalogue,
     Comparison,
@@ -27,18 +28,51 @@ from coa.environments.atlas.families import (
     Slots,
     Superlative,
 )
-from coa.environments.atlas.formulas import Formula
-from coa.environments.atlas.inquiries import Choice, Conclusion, Inquiry, Kin, Look, Tally, Trail
-from coa.environments.atlas.reading import read
+from coa.environments.atlas.inquiries import (
+    Choice,
+    Conclusion,
+    Formula,
+    Inquiry,
+    Kin,
+    Look,
+    Tally,
+    Trail,
+)
+from coa.environments.atlas.pages import listing, read
 from coa.environments.atlas.reckoning import Side, amount, apart, lettered, weighed
-from coa.environments.atlas.understanding import understand
-from coa.environments.atlas.wording import WORDINGS, sentence_for, wanted, wanted_of
-from coa.environments.atlas.world import RELATIONS, query_for
+from coa.environments.atlas.world import RELATIONS, WORDS, query_for
 from coa.recording.episode import USER
 from coa.recording.recorder import MAX_TRIES, EpisodeRecorder, ratings
 
 Shape = LookupChain | Comparison | Difference | Intersection | Superlative
 _COUNTS = ("no", "one look-up", "two look-ups", "three look-ups", "four look-ups")
+
+
+class Wording(NamedTuple):
+    """`need` completes 'I need ...'; `found` is a sentence with subject {s} and value {v}."""
+
+    need: str
+    found: str
+
+
+WORDINGS = {relation: Wording(*texts) for relation, texts in WORDS["experts"].items()}
+
+
+def wanted(relation: str, subject: str) -> str:
+    """What is looked for: 'the capital of Peru'."""
+    return WORDINGS[relation].need.format(s=subject)
+
+
+def sentence_for(relation: str, subject: str, values: Sequence[str]) -> str:
+    """What was found: 'The capital of Peru is Lima.'"""
+    return WORDINGS[relation].found.format(s=subject, v=", ".join(values))
+
+
+def wanted_of(relations: Sequence[str], subjects: Sequence[str]) -> str:
+    """Several facts of several subjects: 'the area and the capital of Peru and Chile'."""
+    *others, last = relations
+    nouns = [WORDINGS[name].need.removesuffix(" of {s}") for name in others]
+    return listing([*nouns, wanted(last, listing(list(subjects)))])
 
 
 class Find(NamedTuple):
@@ -201,32 +235,34 @@ TOOL = "wiki_search"
 _NUMBERED = re.compile(r"^\[\d+\] ", re.MULTILINE)
 
 
-class Librarians:
+class LookupAgents:
     """Three agents that find one fact."""
 
     def __init__(self, rated: bool = False) -> None:
         self.rated = rated
 
-    async def look_up(self, desk: EpisodeRecorder, find: Find) -> list[str] | None:
+    async def look_up(self, recorder: EpisodeRecorder, find: Find) -> list[str] | None:
         """Search, read and reflect until a report stands; None after too many tries."""
         for attempt in range(MAX_TRIES):
-            careless = attempt == 0 and desk.happens(desk.rates.error)
-            passages = await self._search(desk, find, attempt, careless)
-            values = self.report(desk, find, passages)
+            careless = attempt == 0 and recorder.happens(recorder.rates.error)
+            passages = await self._search(recorder, find, attempt, careless)
+            values = self.report(recorder, find, passages)
             if values is not None:
                 return values
         return None
 
-    async def _search(self, desk: EpisodeRecorder, find: Find, attempt: int, careless: bool) -> str:
-        query = self._query(desk, find, attempt, careless)
+    async def _search(
+        self, recorder: EpisodeRecorder, find: Find, attempt: int, careless: bool
+    ) -> str:
+        query = self._query(recorder, find, attempt, careless)
         careless = careless and query != query_for(find.relation, find.subject)
-        desk.count("careless_queries", careless)
-        text = await desk.use("searcher", TOOL, query, f"I need {wanted(*find)}.", careless)
+        recorder.count("careless_queries", careless)
+        text = await recorder.use("searcher", TOOL, query, f"I need {wanted(*find)}.", careless)
         for agent in ("reader", "reflector"):
-            desk.tell(agent, f"Look-up: {wanted(*find)}.\n{text}")
+            recorder.tell(agent, f"Look-up: {wanted(*find)}.\n{text}")
         return plain(text)
 
-    def _query(self, desk: EpisodeRecorder, find: Find, attempt: int, careless: bool) -> str:
+    def _query(self, recorder: EpisodeRecorder, find: Find, attempt: int, careless: bool) -> str:
         """A query that was not made before in this episode."""
         good = query_for(find.relation, find.subject)
         kind = RELATIONS[find.relation].subject
@@ -235,30 +271,30 @@ class Librarians:
         if self.rated:  # the best that was not tried yet
             forms = [good, f"{kind} {good}", f"{find.subject} {kind}", find.subject]
         if careless:
-            forms.insert(0, desk.rng.choice(careless_queries(find.relation, find.subject)))
-        return next((form for form in forms if form not in desk.calls), good)
+            forms.insert(0, recorder.rng.choice(careless_queries(find.relation, find.subject)))
+        return next((form for form in forms if form not in recorder.calls), good)
 
-    def report(self, desk: EpisodeRecorder, find: Find, passages: str) -> list[str] | None:
+    def report(self, recorder: EpisodeRecorder, find: Find, passages: str) -> list[str] | None:
         """The reader reports, the reflector judges; None sends the searcher out again."""
         for careful in (False, True):
             reported = read(find.relation, find.subject, passages)
-            misread = [] if careful or not reported else self._misread(desk, find, passages)
-            self._read_aloud(desk, find, misread or reported, erred=bool(misread))
-            objection, todo = self._judge(desk, find, passages, misread or reported, careful)
-            desk.count("misreadings", bool(misread))
-            desk.count("missed_mistakes", bool(misread) and not objection)
-            desk.count("false_alarms", bool(objection and reported and not misread))
+            misread = [] if careful or not reported else self._misread(recorder, find, passages)
+            self._read_aloud(recorder, find, misread or reported, erred=bool(misread))
+            objection, todo = self._judge(recorder, find, passages, misread or reported, careful)
+            recorder.count("misreadings", bool(misread))
+            recorder.count("missed_mistakes", bool(misread) and not objection)
+            recorder.count("false_alarms", bool(objection and reported and not misread))
             if not objection:
                 said, erred = "The report agrees with the passages.", self.rated and bool(misread)
-                desk.say("reflector", "verifier", said, erred=erred, part="approval")
+                recorder.say("reflector", "verifier", said, erred=erred, part="approval")
                 return misread or reported
-            self._object(desk, find, objection, todo, reported, sound=not misread)
+            self._object(recorder, find, objection, todo, reported, sound=not misread)
             if todo == "search":
                 return None
         return None
 
     def _judge(
-        self, desk: EpisodeRecorder, find: Find, passages: str, reported: list[str], again: bool
+        self, recorder: EpisodeRecorder, find: Find, passages: str, reported: list[str], again: bool
     ) -> tuple[str, Literal["", "read", "search"]]:
         """The reflector's objection and what to do again, from the report and its own reading.
 
@@ -267,21 +303,21 @@ class Librarians:
         """
         if not reported:
             return "The search missed. Search again with other words.", "search"
-        attentive = not desk.happens(desk.rates.miss)
+        attentive = not recorder.happens(recorder.rates.miss)
         if attentive and reported != read(find.relation, find.subject, passages):
             return f"The passages give another value for {wanted(*find)}. Read again.", "read"
-        if not again and desk.happens(desk.rates.false_alarm):
+        if not again and recorder.happens(recorder.rates.false_alarm):
             return f"I am not sure about {wanted(*find)}. Search again.", "search"
         return "", ""
 
-    def _misread(self, desk: EpisodeRecorder, find: Find, passages: str) -> list[str]:
+    def _misread(self, recorder: EpisodeRecorder, find: Find, passages: str) -> list[str]:
         """Another fact of the same subject, taken by mistake; empty when the reader is careful."""
-        if not desk.happens(desk.rates.error / 2):
+        if not recorder.happens(recorder.rates.error / 2):
             return []
         kind = RELATIONS[find.relation].subject
         others = [name for name, rel in RELATIONS.items() if rel.subject == kind]
         others = [name for name in others if name != find.relation]
-        desk.rng.shuffle(others)
+        recorder.rng.shuffle(others)
         right = read(find.relation, find.subject, passages)
         for name in others:
             values = read(name, find.subject, passages)
@@ -290,16 +326,16 @@ class Librarians:
         return []
 
     def _read_aloud(
-        self, desk: EpisodeRecorder, find: Find, values: list[str], erred: bool = False
+        self, recorder: EpisodeRecorder, find: Find, values: list[str], erred: bool = False
     ) -> None:
         found = sentence_for(*find, values) if values else ""
         found = found or f"The passages do not give {wanted(*find)}."
         said = found[0].upper() + found[1:]
-        desk.say("reader", "reflector", said, erred=erred, part="finding", values=values)
+        recorder.say("reader", "reflector", said, erred=erred, part="finding", values=values)
 
     def _object(
         self,
-        desk: EpisodeRecorder,
+        recorder: EpisodeRecorder,
         find: Find,
         text: str,
         todo: str,
@@ -307,18 +343,78 @@ class Librarians:
         sound: bool,
     ) -> None:
         """Tell whoever has to act on it; `sound`: the report was not a mistake."""
-        desk.count("alarms")
+        recorder.count("alarms")
         if not self.rated:
-            desk.say("reflector", "searcher", text, part="alarm")
+            recorder.say("reflector", "searcher", text, part="alarm")
         elif reported:
             worker = "reader" if todo == "read" else "searcher"
             average = f"{ratings(conflict='average')} {text}"
-            desk.say("reflector", worker, average, erred=sound, part="alarm")
+            recorder.say("reflector", worker, average, erred=sound, part="alarm")
         else:
             poor = f"{ratings(tools='poor', progress='average')} {text}"
-            desk.say("reflector", "planner", poor, part="alarm")
+            recorder.say("reflector", "planner", poor, part="alarm")
             again = f"Search for {wanted(*find)} with other words."
-            desk.say("planner", "searcher", again, "The search missed.", part="plan")
+            recorder.say("planner", "searcher", again, "The search missed.", part="plan")
+
+
+class WikiTeam:
+    """Answers the questions of `atlas-mhqa`, or of a set like it, with `wiki_search`.
+
+    Look-ups that need nothing of each other (two countries that are compared, each neighbour of
+    one) are made at the same time.
+    """
+
+    def __init__(self, catalogue: Catalogue = MHQA) -> None:
+        self.catalogue = catalogue
+        self.lookups = LookupAgents()
+
+    async def work(self, recorder: EpisodeRecorder) -> None:
+        plan = plan_for(recorder.episode.question, self.catalogue)
+        if plan is None:
+            text = "I do not know how to break this question into look-ups."
+            recorder.say("planner", USER, text, part="failure")
+            recorder.fail("the planner could not plan")
+            return
+        steps = [[find.relation, find.subject] for find in plan.steps]
+        recorder.say("planner", "searcher", plan.text, plan.thought, part="plan", steps=steps)
+        findings: list[list[str]] = []
+        first, *rest = plan.lanes
+        if rest and rest[0][0].subject.endswith("*"):  # each result of the first is a lane
+            found = await self._follow(recorder, first)
+            names = found[0] if found else []
+            findings += found or []
+            lanes = [[Find(rest[0][0].relation, name)] for name in names]
+        else:
+            lanes = [first, *rest]
+        works = [partial(self._follow, steps=lane) for lane in lanes]
+        for values in await recorder.together(works) if works else []:
+            findings += values or []
+        if recorder.episode.error is None:
+            self._verify(recorder, plan, findings)
+
+    async def _follow(self, recorder: EpisodeRecorder, steps: list[Find]) -> list[list[str]] | None:
+        """Look-ups one after the other, each about what the one before found."""
+        findings: list[list[str]] = []
+        for find in steps:
+            if find.subject.startswith("#"):
+                find = Find(find.relation, findings[-1][0])
+            values = await self.lookups.look_up(recorder, find)
+            if values is None:
+                recorder.fail("a look-up brought no report")
+                recorder.episode.meta["failed_look_up"] = wanted(*find)
+                return None
+            findings.append(values)
+        return findings
+
+    def _verify(self, recorder: EpisodeRecorder, plan: Plan, findings: list[list[str]]) -> None:
+        reports = "\n".join(", ".join(values) for values in findings)
+        recorder.tell("verifier", f"{recorder.episode.question}\n{plan.text}\n{reports}")
+        verdict = conclude(plan, findings)
+        if verdict is None:
+            recorder.fail("the reports do not combine to an answer")
+            return
+        recorder.say("verifier", USER, verdict.answer, verdict.thought, part="verdict", score=4)
+        recorder.episode.answer = verdict.answer
 
 
 def plain(results: str) -> str:
@@ -399,19 +495,19 @@ class Outline:
         return ""
 
 
-def planned(desk: EpisodeRecorder, catalogue: Catalogue) -> Outline | None:
+def planned(recorder: EpisodeRecorder, catalogue: Catalogue) -> Outline | None:
     """The planner decomposes the question and tells the searcher; None when it cannot."""
-    understood = understand(desk.episode.question, catalogue)
+    understood = understand(recorder.episode.question, catalogue)
     if understood is None:
         text = "I do not know which pages or numbers this question needs."
-        desk.say("planner", USER, text, part="failure")
-        desk.fail("the planner could not plan")
+        recorder.say("planner", USER, text, part="failure")
+        recorder.fail("the planner could not plan")
         return None
     shape = understood.meaning.shape
     assert isinstance(shape, Choice | Tally | Kin | Trail | Formula), shape
     outline = Outline(shape, understood.slots, shape.looks(understood.slots))
     steps = [[list(look.relations), list(look.subjects)] for look in outline.looks]
-    desk.say("planner", "searcher", outline.text, outline.thought, part="plan", steps=steps)
+    recorder.say("planner", "searcher", outline.text, outline.thought, part="plan", steps=steps)
     return outline
 
 
@@ -443,26 +539,26 @@ PROGRAM = Review(
 )
 
 
-def close(desk: EpisodeRecorder, right: Conclusion, slip: Conclusion | None = None) -> None:
+def close(recorder: EpisodeRecorder, right: Conclusion, slip: Conclusion | None = None) -> None:
     """Combine the reports, suggest and check, until an answer stands.
 
     `slip` is what a wrong combination would give; the verifier errs once at most.
     """
     for careful in (False, True):
-        erring = slip is not None and not careful and desk.happens(desk.rates.error / 2)
+        erring = slip is not None and not careful and recorder.happens(recorder.rates.error / 2)
         suggested = slip if erring and slip is not None else right
-        desk.count("wrong_combinations", erring)
+        recorder.count("wrong_combinations", erring)
         answer, because = suggested.answer, suggested.because
-        desk.say("verifier", "verifier", answer, because, erring, part="suggestion")
+        recorder.say("verifier", "verifier", answer, because, erring, part="suggestion")
         objection = "The reports give another answer." if suggested != right else ""
         found = f"The reports give {answer}."
-        if stands(desk, REPORTS, answer, found, objection, wary=not careful):
+        if stands(recorder, REPORTS, answer, found, objection, wary=not careful):
             return
     raise AssertionError("the second check of a careful suggestion always passes")
 
 
 def stands(
-    desk: EpisodeRecorder,
+    recorder: EpisodeRecorder,
     review: Review,
     answer: str,
     found: str,
@@ -474,19 +570,19 @@ def stands(
     `objection` is what an attentive verifier has against it, empty for a sound one. `wary`: the
     verifier may also doubt it without a reason.
     """
-    noticed = not desk.happens(desk.rates.miss) and bool(objection)
-    doubted = wary and not noticed and desk.happens(desk.rates.false_alarm)
-    desk.count("missed_mistakes", bool(objection) and not (noticed or doubted))
-    desk.count("false_alarms", doubted and not objection)
+    noticed = not recorder.happens(recorder.rates.miss) and bool(objection)
+    doubted = wary and not noticed and recorder.happens(recorder.rates.false_alarm)
+    recorder.count("missed_mistakes", bool(objection) and not (noticed or doubted))
+    recorder.count("false_alarms", doubted and not objection)
     if not noticed and not doubted:
         said, wrong = f"{found} Score: {RIGHT}", bool(objection)
-        desk.say("verifier", "verifier", said, review.thought, wrong, part="check", score=RIGHT)
-        desk.say("verifier", USER, answer, "The check passed.", part="verdict", score=RIGHT)
-        desk.episode.answer = answer
+        recorder.say("verifier", "verifier", said, review.thought, wrong, part="check", score=RIGHT)
+        recorder.say("verifier", USER, answer, "The check passed.", part="verdict", score=RIGHT)
+        recorder.episode.answer = answer
         return True
-    desk.count("alarms")
+    recorder.count("alarms")
     reason, wrong = objection if noticed else "I am not sure of it.", not objection
     said = f"{reason} Score: {DOUBTFUL}"
-    desk.say("verifier", "planner", said, review.thought, wrong, part="check", score=DOUBTFUL)
-    desk.say("planner", review.worker, review.again, "The check failed.", part="plan")
+    recorder.say("verifier", "planner", said, review.thought, wrong, part="check", score=DOUBTFUL)
+    recorder.say("planner", review.worker, review.again, "The check failed.", part="plan")
     return False

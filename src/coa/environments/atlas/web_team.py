@@ -13,10 +13,16 @@ from dataclasses import dataclass, field, replace
 
 from coa.environments.atlas.catalogues import WEB
 from coa.environments.atlas.inquiries import Choice, Conclusion, Facts, Look, Tally, subjects_of
-from coa.environments.atlas.pages import listing
-from coa.environments.atlas.reading import read
-from coa.environments.atlas.team import Outline, alike, careless_queries, close, planned
-from coa.environments.atlas.wording import sentence_for, wanted_of
+from coa.environments.atlas.pages import listing, read
+from coa.environments.atlas.team import (
+    Outline,
+    alike,
+    careless_queries,
+    close,
+    planned,
+    sentence_for,
+    wanted_of,
+)
 from coa.environments.atlas.world import RELATIONS, query_for
 from coa.recording.recorder import MAX_TRIES, EpisodeRecorder, ratings
 
@@ -61,8 +67,8 @@ class _Visit:
 class WebTeam:
     """Answers `atlas-web` questions with `web_search` and `crawl_page`."""
 
-    async def work(self, desk: EpisodeRecorder) -> None:
-        outline = planned(desk, WEB)
+    async def work(self, recorder: EpisodeRecorder) -> None:
+        outline = planned(recorder, WEB)
         if outline is None:
             return
         facts: dict[Fact, list[str]] = {}
@@ -70,49 +76,51 @@ class WebTeam:
         for step, look in enumerate(outline.looks):
             visit = _Visit(look, subjects_of(outline.looks, step, facts), seen, hits)
             if step:
-                desk.tell("searcher", f"Next: {visit.need}.")
-            found = await self._visit(desk, visit)
+                recorder.tell("searcher", f"Next: {visit.need}.")
+            found = await self._visit(recorder, visit)
             if found is None:
-                desk.fail("a step brought no report")
-                desk.episode.meta["failed_step"] = visit.need
+                recorder.fail("a step brought no report")
+                recorder.episode.meta["failed_step"] = visit.need
                 return
             facts |= found
             seen = visit.read
-        self._close(desk, outline, facts)
+        self._close(recorder, outline, facts)
 
-    async def _visit(self, desk: EpisodeRecorder, visit: _Visit) -> dict[Fact, list[str]] | None:
+    async def _visit(
+        self, recorder: EpisodeRecorder, visit: _Visit
+    ) -> dict[Fact, list[str]] | None:
         """Search and open pages until everything is read; None after too many tries."""
         if not visit.unread():
-            return self._recall(desk, visit)
+            return self._recall(recorder, visit)
         for attempt in range(MAX_TRIES + len(visit.subjects) + 1):
             lacking = visit.unread()
             if not lacking:
-                return self._report(desk, visit)
+                return self._report(recorder, visit)
             lost = [subject for subject in lacking if not visit.address(subject)]
             if lost:
-                await self._search(desk, visit, lost, attempt)
+                await self._search(recorder, visit, lost, attempt)
                 if visit.unread() and all(not visit.address(subject) for subject in lost):
-                    self._missed(desk, visit, lost)
+                    self._missed(recorder, visit, lost)
                 continue
-            if not await self._open(desk, visit, lacking[:PAGES_AT_ONCE], attempt):
+            if not await self._open(recorder, visit, lacking[:PAGES_AT_ONCE], attempt):
                 return None
             if visit.unread() == lacking:
-                self._missed(desk, visit, lacking)
+                self._missed(recorder, visit, lacking)
         return None
 
     # -- searching and opening ---------------------------------------------------------------
 
     async def _search(
-        self, desk: EpisodeRecorder, visit: _Visit, lost: list[str], attempt: int
+        self, recorder: EpisodeRecorder, visit: _Visit, lost: list[str], attempt: int
     ) -> None:
-        careless = attempt == 0 and desk.happens(desk.rates.error)
-        query = self._query(desk, visit, lost, attempt, careless)
+        careless = attempt == 0 and recorder.happens(recorder.rates.error)
+        query = self._query(recorder, visit, lost, attempt, careless)
         careless = careless and query != self._forms(visit, lost)[0]
-        desk.count("careless_queries", careless)
+        recorder.count("careless_queries", careless)
         need = wanted_of(visit.look.relations, lost)
-        text = await desk.use("searcher", SEARCH, query, f"I need {need}.", careless)
+        text = await recorder.use("searcher", SEARCH, query, f"I need {need}.", careless)
         for agent in ("reader", "reflector"):
-            desk.tell(agent, f"Look-up: {need}.\n{text}")
+            recorder.tell(agent, f"Look-up: {need}.\n{text}")
         visit.hits.update({hit["title"]: hit["address"] for hit in _HIT.finditer(text)})
         visit.read += f"\n{text}"
 
@@ -127,7 +135,12 @@ class WebTeam:
         return [fact, *names] if len(visit.look.relations) == 1 else [*names, fact]
 
     def _query(
-        self, desk: EpisodeRecorder, visit: _Visit, lost: list[str], attempt: int, careless: bool
+        self,
+        recorder: EpisodeRecorder,
+        visit: _Visit,
+        lost: list[str],
+        attempt: int,
+        careless: bool,
     ) -> str:
         """A query that was not made before in this episode."""
         forms = self._forms(visit, lost)
@@ -136,85 +149,85 @@ class WebTeam:
             forms.insert(0, listing(lost[:-1]))
         elif careless:
             hurried = careless_queries(visit.look.relations[0], lost[0])
-            forms.insert(0, desk.rng.choice(hurried))
-        return next((form for form in forms if form not in desk.calls), forms[0])
+            forms.insert(0, recorder.rng.choice(hurried))
+        return next((form for form in forms if form not in recorder.calls), forms[0])
 
     async def _open(
-        self, desk: EpisodeRecorder, visit: _Visit, subjects: list[str], attempt: int
+        self, recorder: EpisodeRecorder, visit: _Visit, subjects: list[str], attempt: int
     ) -> bool:
         """Open the pages of the subjects; False when they have been opened before."""
         addresses = {subject: visit.address(subject) for subject in subjects}
         others = [url for url in visit.hits.values() if url not in addresses.values()]
-        wrong = attempt < 2 and bool(others) and desk.happens(desk.rates.error / 2)
+        wrong = attempt < 2 and bool(others) and recorder.happens(recorder.rates.error / 2)
         if wrong:
-            addresses[desk.rng.choice(subjects)] = desk.rng.choice(others)
+            addresses[recorder.rng.choice(subjects)] = recorder.rng.choice(others)
         argument = "|".join(dict.fromkeys(addresses.values()))
-        if argument in desk.calls:
+        if argument in recorder.calls:
             return False
-        desk.count("wrong_pages", wrong)
+        recorder.count("wrong_pages", wrong)
         pages = "page" if len(subjects) == 1 else "pages"
         thought = f"I open the {pages} of {listing(subjects)}."
-        text = await desk.use("reader", CRAWL, argument, thought, wrong)
-        desk.tell("reflector", text)
+        text = await recorder.use("reader", CRAWL, argument, thought, wrong)
+        recorder.tell("reflector", text)
         visit.read += f"\n{text}"
         return True
 
-    def _missed(self, desk: EpisodeRecorder, visit: _Visit, subjects: list[str]) -> None:
+    def _missed(self, recorder: EpisodeRecorder, visit: _Visit, subjects: list[str]) -> None:
         """The reader has nothing to report; the reflector says so, the planner what changes."""
         need = wanted_of(visit.look.relations, subjects)
-        desk.say("reader", "reflector", f"I cannot find {need}.", part="finding", values=[])
-        desk.count("alarms")
+        recorder.say("reader", "reflector", f"I cannot find {need}.", part="finding", values=[])
+        recorder.count("alarms")
         names, poor = listing(subjects), ratings(tools="poor", progress="average")
         said = f"{poor} This was not the page of {names}."
-        desk.say("reflector", "planner", said, part="alarm")
+        recorder.say("reflector", "planner", said, part="alarm")
         again = f"Look for the page of {names} itself."
-        desk.say("planner", "searcher", again, "The last call brought nothing.", part="plan")
+        recorder.say("planner", "searcher", again, "The last call brought nothing.", part="plan")
 
     # -- reading -----------------------------------------------------------------------------
 
-    def _recall(self, desk: EpisodeRecorder, visit: _Visit) -> dict[Fact, list[str]]:
+    def _recall(self, recorder: EpisodeRecorder, visit: _Visit) -> dict[Fact, list[str]]:
         """The reader has seen everything already: there is no call to rate."""
         found = {fact: read(*fact, visit.read) for fact in visit.facts}
-        self._read_aloud(desk, found, erred=False)
-        self._approve(desk, rated=False)
+        self._read_aloud(recorder, found, erred=False)
+        self._approve(recorder, rated=False)
         return found
 
-    def _report(self, desk: EpisodeRecorder, visit: _Visit) -> dict[Fact, list[str]]:
+    def _report(self, recorder: EpisodeRecorder, visit: _Visit) -> dict[Fact, list[str]]:
         """The reader reports, the reflector judges, the reader reads again if it must."""
         right = {fact: read(*fact, visit.read) for fact in visit.facts}
         for careful in (False, True):
-            misread = None if careful else self._misread(desk, visit, right)
+            misread = None if careful else self._misread(recorder, visit, right)
             reported = misread or right
-            self._read_aloud(desk, reported, erred=bool(misread))
-            attentive = not desk.happens(desk.rates.miss)
+            self._read_aloud(recorder, reported, erred=bool(misread))
+            attentive = not recorder.happens(recorder.rates.miss)
             noticed = attentive and reported != right
-            doubted = not careful and not noticed and desk.happens(desk.rates.false_alarm)
-            desk.count("misreadings", bool(misread))
-            desk.count("missed_mistakes", bool(misread) and not (noticed or doubted))
-            desk.count("false_alarms", doubted and not misread)
+            doubted = not careful and not noticed and recorder.happens(recorder.rates.false_alarm)
+            recorder.count("misreadings", bool(misread))
+            recorder.count("missed_mistakes", bool(misread) and not (noticed or doubted))
+            recorder.count("false_alarms", doubted and not misread)
             if not noticed and not doubted:
-                self._approve(desk, rated=not careful, erred=bool(misread))
+                self._approve(recorder, rated=not careful, erred=bool(misread))
                 return reported
-            desk.count("alarms")
+            recorder.count("alarms")
             reason = "The text gives another value." if noticed else "I am not sure of a value."
             average = f"{ratings(conflict='average')} {reason} Read again."
-            desk.say("reflector", "reader", average, erred=not misread, part="alarm")
+            recorder.say("reflector", "reader", average, erred=not misread, part="alarm")
         raise AssertionError("the second reading is careful and not doubted")
 
-    def _approve(self, desk: EpisodeRecorder, rated: bool, erred: bool = False) -> None:
+    def _approve(self, recorder: EpisodeRecorder, rated: bool, erred: bool = False) -> None:
         """After an objection the reflector does not rate the same step a second time."""
         text = "The report agrees with the text."
         facts = {"part": "approval", "rated": True} if rated else {"part": "approval"}
         text = f"{ratings()} {text}" if rated else text
-        desk.say("reflector", "verifier", text, "", erred, **facts)
+        recorder.say("reflector", "verifier", text, "", erred, **facts)
 
     def _misread(
-        self, desk: EpisodeRecorder, visit: _Visit, right: dict[Fact, list[str]]
+        self, recorder: EpisodeRecorder, visit: _Visit, right: dict[Fact, list[str]]
     ) -> dict[Fact, list[str]] | None:
         """One value taken from another page, or from another fact; None for a careful reader."""
-        if not desk.happens(desk.rates.error / 2):
+        if not recorder.happens(recorder.rates.error / 2):
             return None
-        for relation, subject in desk.rng.sample(list(right), len(right)):
+        for relation, subject in recorder.rng.sample(list(right), len(right)):
             true = right[relation, subject]
             if relation == "neighbours":
                 others = [true[:-1]] if len(true) > 2 else []
@@ -226,26 +239,26 @@ class WebTeam:
             others = [values for values in others if values and values != true]
             others = [values for values in others if alike(values, true)]
             if others:
-                return {**right, (relation, subject): desk.rng.choice(others)}
+                return {**right, (relation, subject): recorder.rng.choice(others)}
         return None
 
     def _read_aloud(
-        self, desk: EpisodeRecorder, reported: dict[Fact, list[str]], erred: bool
+        self, recorder: EpisodeRecorder, reported: dict[Fact, list[str]], erred: bool
     ) -> None:
         text = " ".join(sentence_for(*fact, values) for fact, values in reported.items())
         said = [[*fact, *values] for fact, values in reported.items()]
-        desk.say("reader", "reflector", text, erred=erred, part="finding", values=said)
+        recorder.say("reader", "reflector", text, erred=erred, part="finding", values=said)
 
     # -- the end -----------------------------------------------------------------------------
 
-    def _close(self, desk: EpisodeRecorder, outline: Outline, facts: Facts) -> None:
+    def _close(self, recorder: EpisodeRecorder, outline: Outline, facts: Facts) -> None:
         reports = " ".join(sentence_for(*fact, values) for fact, values in facts.items())
-        desk.tell("verifier", f"{desk.episode.question}\n{outline.text}\n{reports}")
+        recorder.tell("verifier", f"{recorder.episode.question}\n{outline.text}\n{reports}")
         right = outline.shape.conclude(outline.slots, facts)
         if right is None:
-            desk.fail("the reports do not combine to an answer")
+            recorder.fail("the reports do not combine to an answer")
             return
-        close(desk, right, _slip(outline, facts, right))
+        close(recorder, right, _slip(outline, facts, right))
 
 
 def _slip(outline: Outline, facts: Facts, right: Conclusion) -> Conclusion | None:

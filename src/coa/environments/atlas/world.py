@@ -7,6 +7,7 @@ in common with it: a model that memorised the real world fails there, one that r
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -14,6 +15,14 @@ from importlib.resources import files
 from typing import Any
 
 from coa.errors import UsageError
+
+
+def _shipped(name: str) -> str:
+    return files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+WORDS: Mapping[str, Any] = tomllib.loads(_shipped("words.toml"))
+"""How questions are put, how pages state facts, and how experts speak of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +138,7 @@ def load_world(seed: int = 0) -> World:
 
 @cache
 def _real_world() -> World:
-    text = files("coa.environments.atlas").joinpath("atlas_facts.json").read_text(encoding="utf-8")
-    facts: dict[str, list[Any]] = json.loads(text)
+    facts: dict[str, list[Any]] = json.loads(_shipped("atlas_facts.json"))
     countries = {
         row["name"]: Country(
             **row | {"languages": tuple(row["languages"]), "borders": tuple(row["borders"])}

@@ -26,7 +26,7 @@ from functools import cache
 from itertools import islice
 from typing import Any
 
-from coa.environments.sets import GYM
+from coa.environments import GYM
 from coa.errors import MissingExtra, RecordError, UsageError, did_you_mean
 from coa.tasks import Task, TaskSet, in_turn
 

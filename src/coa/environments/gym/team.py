@@ -4,7 +4,7 @@ Each works only from what was said to it: the planner from the question, the cod
 and plan, the critic from question, program and output, the verifier, who gives the answer, from
 question, plan and output. None ever sees a gold answer.
 
-The coder errs at a set rate (see `coding_mistakes.py`). The critic is not told; it always sees a
+The coder errs at a set rate (see `careless`). The critic is not told; it always sees a
 program that crashes, prints nothing or prints another form than asked for, sees other mistakes when
 it is attentive, and now and then objects to a sound program. Errors, alarms, misses and false
 alarms are counted in `episode.meta`, as those of the other experts are.
@@ -16,8 +16,7 @@ import random
 import re
 from itertools import zip_longest
 
-from coa.environments.gym.knowledge import plan_for
-from coa.environments.gym.plans import ProgramPlan
+from coa.environments.gym.programs import ProgramPlan, plan_for
 from coa.recording.episode import USER
 from coa.recording.recorder import MAX_TRIES, EpisodeRecorder
 from coa.tools.code import NOTHING
@@ -141,53 +140,53 @@ _CHECKED = "# checked\n"
 class CodingTeam:
     """Solves the tasks of `gym-code`; see the module's docstring."""
 
-    async def work(self, desk: EpisodeRecorder) -> None:
-        question = desk.episode.question
+    async def work(self, recorder: EpisodeRecorder) -> None:
+        question = recorder.episode.question
         plan = plan_for(question)
         if plan is None:
             text = "I do not know how to solve this problem with a program."
-            desk.say("planner", USER, text, part="failure")
-            desk.fail("the planner could not plan")
+            recorder.say("planner", USER, text, part="failure")
+            recorder.fail("the planner could not plan")
             return
-        desk.say("planner", "coder", plan.text, part="plan", steps=list(plan.steps))
-        desk.tell("coder", f"Task: {question}")
-        output = await self._solve(desk, plan)
+        recorder.say("planner", "coder", plan.text, part="plan", steps=list(plan.steps))
+        recorder.tell("coder", f"Task: {question}")
+        output = await self._solve(recorder, plan)
         if output is None:
-            desk.fail("no program was approved")
+            recorder.fail("no program was approved")
             return
-        desk.tell("verifier", f"{question}\n{plan.text}\n{output}")
+        recorder.tell("verifier", f"{question}\n{plan.text}\n{output}")
         thought = f"The output is {plan.form.name}. It is the answer."
-        desk.say("verifier", USER, output, thought, part="verdict", score=4)
-        desk.episode.answer = output
+        recorder.say("verifier", USER, output, thought, part="verdict", score=4)
+        recorder.episode.answer = output
 
-    async def _solve(self, desk: EpisodeRecorder, plan: ProgramPlan) -> str | None:
+    async def _solve(self, recorder: EpisodeRecorder, plan: ProgramPlan) -> str | None:
         """Write, run and criticise until an output stands; None after too many tries."""
         thought = plan.idea
         for attempt in range(MAX_TRIES):
             program = plan.program
-            if attempt == 0 and desk.happens(desk.rates.error):
-                program = careless(plan.program, desk.episode.question, desk.rng)
+            if attempt == 0 and recorder.happens(recorder.rates.error):
+                program = careless(plan.program, recorder.episode.question, recorder.rng)
             erred = program != plan.program
-            while (body := f"```py\n{program}\n```") in desk.calls:
+            while (body := f"```py\n{program}\n```") in recorder.calls:
                 program = _CHECKED + program
-            output = (await desk.use("coder", TOOL, body, thought, erred)).strip()
-            told = f"Task: {desk.episode.question}\nProgram:\n{body}\nOutput:\n{output}"
-            desk.tell("critic", told)
-            objection, thought = self._judge(desk, program, output, attempt)
-            desk.count("wrong_programs", erred)
-            desk.count("missed_mistakes", erred and not objection)
+            output = (await recorder.use("coder", TOOL, body, thought, erred)).strip()
+            told = f"Task: {recorder.episode.question}\nProgram:\n{body}\nOutput:\n{output}"
+            recorder.tell("critic", told)
+            objection, thought = self._judge(recorder, program, output, attempt)
+            recorder.count("wrong_programs", erred)
+            recorder.count("missed_mistakes", erred and not objection)
             false_alarm = objection == _DOUBT and not erred
-            desk.count("false_alarms", false_alarm)
+            recorder.count("false_alarms", false_alarm)
             if not objection:
                 text = f"The program ran. The output is {plan.form.name}, as asked."
-                desk.say("critic", "verifier", text, erred=erred, part="approval")
+                recorder.say("critic", "verifier", text, erred=erred, part="approval")
                 return output
-            desk.count("alarms")
-            desk.say("critic", "coder", objection, erred=false_alarm, part="alarm")
+            recorder.count("alarms")
+            recorder.say("critic", "coder", objection, erred=false_alarm, part="alarm")
         return None
 
     def _judge(
-        self, desk: EpisodeRecorder, program: str, output: str, attempt: int
+        self, recorder: EpisodeRecorder, program: str, output: str, attempt: int
     ) -> tuple[str, str]:
         """The critic's objection and what the coder thinks of it; both empty if there is none.
 
@@ -199,14 +198,14 @@ class CodingTeam:
             return f"The program did not run: {crash[0]}", "I repair the program."
         if output in ("", NOTHING):
             return "The program printed nothing. Print the result.", "I print the result."
-        own = plan_for(desk.episode.question)
-        assert own is not None, desk.episode.question
-        attentive = not desk.happens(desk.rates.miss)
+        own = plan_for(recorder.episode.question)
+        assert own is not None, recorder.episode.question
+        attentive = not recorder.happens(recorder.rates.miss)
         wrong = difference(program.replace(_CHECKED, ""), own.program) if attentive else ""
         if wrong:
             return wrong, "I correct this line."
         if not own.form.fits(output):
             return f"The output is not {own.form.name}. Check the program.", "I check each line."
-        if attempt == 0 and desk.happens(desk.rates.false_alarm):
+        if attempt == 0 and recorder.happens(recorder.rates.false_alarm):
             return _DOUBT, "I check each line and run it again."
         return "", ""

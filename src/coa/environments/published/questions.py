@@ -152,18 +152,15 @@ _HOPS = re.compile(r"(\d)hop")
 
 def plain(
     *,
-    question: tuple[str, ...] = QUESTION,
     answer: tuple[str, ...] = ANSWER,
     family: tuple[str, ...] = (),
     level: tuple[str, ...] = (),
-    shown: tuple[str, ...] = (),
 ) -> Reader:
     """A reader of rows with a question, its answers, and fields that a report groups by."""
 
     def read(row: PublishedRow) -> Task:
-        meta = {name: row.get(name) for name in shown}
-        meta |= {"family": row.get(*family), "level": row.get(*level)}
-        return task_of(row, row.text(*question), row.answers(*answer), meta)
+        meta = {"family": row.get(*family), "level": row.get(*level)}
+        return task_of(row, row.text(*QUESTION), row.answers(*answer), meta)
 
     return read
 
