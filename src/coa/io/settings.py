@@ -209,7 +209,7 @@ def _put(values: Json, key: Key, value: Any) -> None:
     """Set what `key` names, making the tables on the way; an item of a list has to be there."""
     at: Any = values
     for depth, name in enumerate(key, start=1):
-        place = _place(at, key[:depth]) if isinstance(at, list) else name
+        place: Any = _place(at, key[:depth]) if isinstance(at, list) else name
         if depth == len(key) and isinstance(at, dict):
             _merge(at, {name: value})
         elif depth == len(key):
