@@ -201,7 +201,7 @@ def test_training_builds_the_ids_that_a_rollout_builds(made: Made) -> None:
     for codec in codecs():
         for trajectory in chosen:
             prompt = codec.encode_prompt(trajectory.segments[0].text, trajectory.question)
-            row = rows.build_row(trajectory, prompt, codec.encode_with_offsets)
+            row = rows.build_row(trajectory, codec)
             again = replay(trajectory, made, codec)
             assert row.ids == again.ids
             expected = [0.0] * len(prompt)
@@ -225,10 +225,7 @@ def test_sampled_ids_train_as_they_were_sampled(made: Made) -> None:
     for codec in codecs():
         sampled = replay(trajectory, made, codec)
 
-        def refuse(text: str) -> tuple[list[int], list[tuple[int, int]]]:
-            raise AssertionError(f"encoded again: {text!r}")
-
-        row = rows.build_row(sampled, sampled.segments[0].ids, refuse)
+        row = rows.build_row(sampled, codec)
         assert row.ids == sampled.ids and [w > 0 for w in row.weights] == mask_of(sampled)
 
 

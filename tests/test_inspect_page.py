@@ -82,11 +82,21 @@ def test_what_is_called_trained_is_what_training_weighs(
 ) -> None:
     rows = pytest.importorskip("coa.train.rows")
 
-    def letters(text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        return [ord(letter) for letter in text], [(at, at + 1) for at in range(len(text))]
+    class Letters:
+        def encode(self, text: str) -> list[int]:
+            return [ord(letter) for letter in text]
+
+        def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+            return self.encode(text), [(at, at + 1) for at in range(len(text))]
+
+        def encode_prompt(self, system: str, user: str) -> list[int]:
+            return self.encode(system)
+
+        def decode(self, ids: list[int]) -> str:
+            return "".join(map(chr, ids))
 
     for record, source in zip(page_of(tmp_path, *chains).records, chains, strict=True):
-        row = rows.build_row(source, letters(source.segments[0].text)[0], letters)
+        row = rows.build_row(source, Letters())
         marks = record["marks"]
         assert marks["trained"] == sum(row.weights)
         assert sum(marks.values()) == len(row.weights)

@@ -171,12 +171,12 @@ def test_masks_come_from_authorship_also_when_the_texts_are_the_same() -> None:
     segments = [Segment(Author.PROMPT, same), *(Segment(author, same) for author in authors)]
     trajectory = Trajectory("t", same, "mhqa", segments)
     prompt = codec.encode_prompt(same, same)
-    row = rows.build_row(trajectory, prompt, codec.encode_with_offsets)
+    row = rows.build_row(trajectory, codec)
     n = len(same)
     assert row.weights == [0.0] * len(prompt) + ([1.0] * n + [0.0] * n) * 2
     trajectory.segments = [s for s in segments if s.author is not Author.MODEL]
     with pytest.raises(TrainingError, match="no trainable token"):
-        rows.build_row(trajectory, prompt, codec.encode_with_offsets)
+        rows.build_row(trajectory, codec)
 
 
 # -- 8 and 9: gold, and the order of arrival -------------------------------------------------
