@@ -63,8 +63,6 @@ def layer(module: str) -> str:
     own = ".".join(parts[1:3])
     if len(parts) == 1:
         return ""
-    if own in ("models.card", "models.gguf_file"):
-        own = "models.export"
     return own if own in LAYERS else {"__main__": "cli"}.get(parts[1], parts[1])
 
 

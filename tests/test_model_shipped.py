@@ -22,9 +22,9 @@ from coa.doctor import examine  # noqa: E402
 from coa.engines import Sampling, load_engine  # noqa: E402
 from coa.errors import ConfigError, MissingExtra, ModelError, Unavailable  # noqa: E402
 from coa.models import references as store  # noqa: E402
-from coa.models.adapters import adapter_hash  # noqa: E402
-from coa.models.card import pack  # noqa: E402
+from coa.models.export import pack  # noqa: E402
 from coa.models.references import describe_models  # noqa: E402
+from coa.models.weights import adapter_hash  # noqa: E402
 from coa.rollouts import choose_prompt, default_environments  # noqa: E402
 from coa.train.policy import Policy  # noqa: E402
 

@@ -106,7 +106,7 @@ def test_an_adapter_in_memory_is_written_for_the_server(server: Loopback, folder
     torch = pytest.importorskip("torch")
     from safetensors.torch import load_file
 
-    from coa.models.adapters import Adapter, pair_up
+    from coa.models.weights import Adapter, pair_up
 
     server.adapters = {}
     loaded = Loaded(server, folder)

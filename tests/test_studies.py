@@ -40,8 +40,8 @@ from coa.lab.study_arms import (
 )
 from coa.lab.study_mask import judge
 from coa.lab.study_react import within
-from coa.models.adapters import MANIFEST
 from coa.models.references import BASE, OURS, is_shipped
+from coa.models.weights import MANIFEST
 from coa.statistics import wilson
 from coa.tasks import TaskSet
 from coa.train.rows import build_row

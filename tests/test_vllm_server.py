@@ -29,7 +29,7 @@ from coa.errors import EngineError, ModelError, Unavailable  # noqa: E402
 from coa.grammar import PRESETS  # noqa: E402
 from coa.loop import Budget  # noqa: E402
 from coa.models import references as store  # noqa: E402
-from coa.models.adapters import MANIFEST, write_adapter  # noqa: E402
+from coa.models.weights import MANIFEST, write_adapter  # noqa: E402
 from coa.trajectory import StopReason  # noqa: E402
 from plain_forward import (  # noqa: E402
     chosen,

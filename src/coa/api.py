@@ -197,8 +197,8 @@ def _trained(adapter: Path, out: Place) -> Trained:
     """The result of a training with the reference by which it is loaded."""
     import json
 
-    from coa.models.adapters import MANIFEST, is_whole
     from coa.models.references import base_of
+    from coa.models.weights import MANIFEST, is_whole
 
     if is_whole(adapter):
         return Trained(adapter, f"hf:{adapter}")

@@ -35,10 +35,9 @@ from coa.engines.server_apis import (
 from coa.engines.transport import ServerRefused, ServerUsage, Transport, offered
 from coa.errors import CoaError, EngineError, ModelError, did_you_mean
 from coa.io.progress import say
-from coa.models.adapters import Adapter, check_base, write_adapter
 from coa.models.codec import Codec
 from coa.models.references import BASE, is_pulled, model_folder, resolve
-from coa.models.weights import base_hash
+from coa.models.weights import Adapter, base_hash, check_base, write_adapter
 
 
 class ServedAdapter:

@@ -11,7 +11,7 @@ import json
 import re
 import sys
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -161,3 +161,19 @@ def _object(path: Path, number: int, row: Any) -> Json:
         found = type(row).__name__
         raise RecordError(f"{path}: row {number} is a {found}, expected an object.")
     return row
+
+
+def markdown_table(
+    head: Sequence[object], rows: Iterable[Sequence[object]], align: str = ""
+) -> list[str]:
+    """The lines of a table in Markdown; `align` has l or r for each column, by default the first is
+    text and the others are numbers."""
+    lines = [_markdown_row(head)]
+    rules = ("---" if each == "l" else "---:" for each in align or "l" + "r" * (len(head) - 1))
+    lines.append("|" + "|".join(rules) + "|")
+    return lines + [_markdown_row(row) for row in rows]
+
+
+def _markdown_row(cells: Sequence[object]) -> str:
+    shown = (f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in cells)
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in shown) + " |"

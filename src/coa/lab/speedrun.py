@@ -28,7 +28,6 @@ from coa.io.settings import to_json, without_speed
 from coa.lab.speedrun_measure import Note, Stages, measure_all, task_file
 from coa.lab.speedrun_recipe import STAGES, SpeedrunRecipe, TaskPart, Who, read_speedrun_recipe
 from coa.loop import Budget, Decoding
-from coa.models.adapters import MANIFEST
 from coa.models.references import (
     BASE,
     OURS,
@@ -39,6 +38,7 @@ from coa.models.references import (
     resolve,
     trained_on,
 )
+from coa.models.weights import MANIFEST
 from coa.recording.record import Recording, run_recording
 from coa.rollouts import choose_environments, choose_prompt
 from coa.sandbox import SandboxError

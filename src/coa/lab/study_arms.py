@@ -26,8 +26,8 @@ from coa.evaluation.run import SCORES, SUMMARY, EvalPart, run_eval
 from coa.io.progress import duration
 from coa.io.runs import Json, read_jsonl
 from coa.lab.speedrun_recipe import PACE
-from coa.models.adapters import MANIFEST
 from coa.models.references import resolve
+from coa.models.weights import MANIFEST
 from coa.recording.record import Recording, run_recording
 from coa.statistics import Estimate, as_share, difference_of, student, tally
 from coa.tasks import TaskSet, in_turn

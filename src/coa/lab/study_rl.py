@@ -42,8 +42,8 @@ from coa.lab.study_arms import (
     with_tokens,
 )
 from coa.lab.study_arms import TITLES as USUAL
-from coa.models.adapters import MANIFEST
 from coa.models.references import resolve
+from coa.models.weights import MANIFEST
 from coa.rewards import RewardSettings
 from coa.tasks import TaskSet
 from coa.train.rl_settings import AlarmSettings, RlRecipe, RlSettings, RolloutSettings

@@ -7,7 +7,6 @@ is spread over processes, by `PlainModel`. A folder that is written carries the 
 
 from __future__ import annotations
 
-import json
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -23,22 +22,26 @@ from coa.engines.local import positions_of
 from coa.errors import ModelError, TrainingError
 from coa.io.files import open_to_others
 from coa.io.progress import say
-from coa.models.adapters import (
+from coa.models.codec import Codec
+from coa.models.references import model_folder, resolve
+from coa.models.weights import (
+    BASE_FILE,
     CONFIG,
     MANIFEST,
     WEIGHTS,
     Adapter,
+    base_hash,
     check_base,
     is_whole,
     load_tensors,
     pair_up,
     rank_and_alpha,
+    read_config,
     read_tensors,
+    sync_folder,
+    unsupported,
+    write_json,
 )
-from coa.models.codec import Codec
-from coa.models.references import base_hash, model_folder, resolve
-from coa.models.shape import read_config, unsupported
-from coa.models.weights import BASE_FILE, sync_folder
 from coa.train.forward import (
     ADAPTER,
     TARGETS,
@@ -88,10 +91,6 @@ def peft_config(base: str, rank: int, alpha: float) -> dict[str, Any]:
         "bias": "none",
         "target_modules": TARGETS,
     }
-
-
-def write_json(path: Path, record: dict[str, Any]) -> None:
-    path.write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 class Policy:

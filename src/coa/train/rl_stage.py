@@ -18,8 +18,8 @@ from coa.errors import ConfigError, MissingExtra, TrainingError
 from coa.io.runs import METRICS, Json, Run, read_jsonl, write_jsonl
 from coa.io.settings import load_recipe, to_json, without_speed
 from coa.loop import Decoding
-from coa.models.adapters import MANIFEST
 from coa.models.references import identity
+from coa.models.weights import MANIFEST
 from coa.rewards import Scored
 from coa.rollouts import References, choose_environments, choose_prompt, known_grammars, remembered
 from coa.statistics import estimate

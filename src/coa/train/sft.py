@@ -33,8 +33,8 @@ from coa.errors import ConfigError, TrainingError, boundary
 from coa.io.machine import fair_cores
 from coa.io.runs import Run
 from coa.io.settings import to_json, without_speed
-from coa.models.adapters import MANIFEST
 from coa.models.references import identity
+from coa.models.weights import MANIFEST
 from coa.train.checkpoint import Checkpoints, held_interrupt
 from coa.train.forward import computing_dtype
 from coa.train.learner import Learner, NotFinite, deal, micro_batches, written
