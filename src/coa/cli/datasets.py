@@ -129,7 +129,12 @@ def distill(
     as_json: JsonFlag = False,
 ) -> None:
     """Turn episodes into a dataset of trajectories; whatever is dropped has its reason."""
-    from coa.distillation.dataset import DistillSettings, rehearse_distillation, run_distillation
+    from coa.distillation.dataset import (
+        Distilling,
+        DistillSettings,
+        rehearse_distillation,
+        run_distillation,
+    )
     from coa.io.settings import find_recipe, load_recipe
 
     if prompt not in ("", "full", "compact"):
@@ -139,19 +144,17 @@ def distill(
     own, others = env_settings(overrides)
     path = find_recipe(recipe) if recipe else None
     settings = load_recipe(path, [*others, *given], DistillSettings)
-    work = rehearse_distillation if dry_run else run_distillation
-    kit = tool_settings(corpus, tool_cache, tool_mode, tool_expire, code_session, unsafe_code)
-    result = work(
+    distillation = Distilling(
         episodes,
-        out,
         tasks,
         settings,
         env=env or (),
-        env_settings=own,
-        against=against or [],
-        kit=kit,
+        against=against or (),
+        settings=own,
+        tools=tool_settings(corpus, tool_cache, tool_mode, tool_expire, code_session, unsafe_code),
         workers=workers,
     )
+    result = (rehearse_distillation if dry_run else run_distillation)(distillation, out)
     if tasks is None and not env:
         note("no --tasks: answers were not judged, so wrong ones are kept")
         if not settings.filter.keep_unjudged:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coa.asking import answer
-from coa.distillation.dataset import DistillSettings, run_distillation
+from coa.distillation.dataset import Distilling, DistillSettings, run_distillation
 from coa.engines import load_engine
 from coa.environment import load_environment, open_environments
 from coa.environments import make_tasks
@@ -286,7 +286,8 @@ def _distil(recipe: SpeedrunRecipe, stages: Stages) -> list[Trajectory]:
     options = {"error_rate": recipe.teacher.error_rate}
     run_recording(Recording(tasks=tasks, options=options, seed=recipe.teacher.seed), episodes)
     out = stages.root / "distilled"
-    distilled = run_distillation(episodes, out, tasks, DistillSettings(filter=recipe.filter))
+    asked = Distilling(episodes, tasks, DistillSettings(filter=recipe.filter))
+    distilled = run_distillation(asked, out)
     stages.note(f"   {len(distilled.kept)} trajectories of {distilled.funnel['episodes']} episodes")
     return distilled.kept
 

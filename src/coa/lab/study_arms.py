@@ -17,7 +17,7 @@ from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from coa.distillation.dataset import DistillSettings, run_distillation
+from coa.distillation.dataset import Distilling, DistillSettings, run_distillation
 from coa.engines.base import Engine
 from coa.environments import make_tasks
 from coa.errors import ConfigError, RecordError, UsageError
@@ -365,7 +365,8 @@ def make_chains(
         run_recording(how, episodes)
     for grammar in missing:
         settings = DistillSettings(grammar=grammar)
-        run_distillation(episodes, outs[grammar], path, settings, against=list(against))
+        asked = Distilling(episodes, path, settings, against=list(against))
+        run_distillation(asked, outs[grammar])
     kept = {grammar: load_trajectories(out / CHAINS) for grammar, out in outs.items()}
     return Chains(tasks, kept)
 
