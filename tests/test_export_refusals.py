@@ -10,14 +10,13 @@ from typing import Any
 
 import pytest
 
-from coa.distillation.exports import FORMATS, Format, check_markers, export
+from coa.distillation.exports import FORMATS, Format, check_markers, export, run_export
 from coa.errors import ModelError, RecordError, UsageError
 from coa.grammar import load_grammar
 from coa.grammar.load import GrammarBook
 from coa.io.runs import Json
 from coa.models.codec import Codec
 from coa.tasks import Task, TaskSet
-from coa.train.export import row_maker, run_export
 from coa.trajectory import Author, Segment, StopReason, Trajectory, save_trajectories
 from export_chains import (
     ANSWER,
@@ -138,9 +137,8 @@ def test_nothing_to_export_is_an_error_and_writes_nothing(
     out = tmp_path / "out"
     with pytest.raises(UsageError, match="there is no trajectory to export"):
         export([], to, out)
-    how: Any = {"make_row": row_maker(codec), "codec": codec}
     with pytest.raises(RecordError, match=r"nothing to export: left out 1: unfinished"):
-        export([spoilt(stop=None)], to, out, **how)
+        export([spoilt(stop=None)], to, out, codec=codec)
     assert not out.exists()
 
 

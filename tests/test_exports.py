@@ -17,7 +17,7 @@ from coa.engines.scripted import ByteCodec
 from coa.errors import MissingExtra, RecordError
 from coa.models.codec import Codec
 from coa.tasks import Task
-from coa.train.export import row_maker
+from coa.train.rows import row_maker
 from coa.trajectory import Author, Segment, Trajectory
 from export_chains import (
     ANSWER,

@@ -19,7 +19,7 @@ LAYERS = (
     *("errors", "io", "statistics", "grammar", "trajectory", "models", "engines", "tasks"),
     *("corpus", "sandbox", "tools", "rewards", "loop", "environment", "rollouts"),
     *("view.terminal", "view.curves", "recording", "distillation", "train"),
-    *("models.export", "evaluation", "view"),
+    *("distillation.exports", "models.export", "evaluation", "view"),
     *("asking", "serving", "checking", "doctor", "api", "environments", "lab", "cli"),
 )
 """A module imports only from those before it."""

@@ -210,7 +210,6 @@ def test_the_command_packs_and_refuses(adapter: Path, tmp_path: Path) -> None:
     assert str(wrong.exception) == "--eval 'no-directory': expected NAME=DIR."
 
 
-@pytest.mark.skipif(not store.is_shipped(), reason="this version ships no afm-135m")
 def test_the_shipped_folder_is_small_complete_and_says_what_it_is() -> None:
     folder = store.SHIPPED
     assert sum(path.stat().st_size for path in folder.iterdir()) <= 12e6

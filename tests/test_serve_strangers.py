@@ -13,7 +13,6 @@ from coa.engines.scripted import ScriptedEngine
 from coa.errors import EngineError, Unavailable, UsageError
 from coa.grammar import load_grammar
 from coa.io.runs import Appender
-from coa.models import references as store
 from coa.serving.agents import open_agents, public_name
 from coa.serving.errors import Refused
 from coa.serving.replies import Reply
@@ -139,7 +138,6 @@ def test_names_of_models_tell_no_folder(tmp_path: Path, monkeypatch: pytest.Monk
     assert public_name("hf:owner/name") == "name"
     monkeypatch.chdir(odd)
     assert public_name("hf:.") == "a+b"
-    monkeypatch.setattr(store, "is_shipped", lambda: True)
     assert public_name("afm-135m") == "afm-135m"
 
 

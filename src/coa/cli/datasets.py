@@ -220,8 +220,7 @@ def export(
     as_json: JsonFlag = False,
 ) -> None:
     """Write a dataset in the format of another trainer."""
-    from coa.distillation.exports import FORMATS
-    from coa.train.export import run_export
+    from coa.distillation.exports import FORMATS, run_export
 
     formats: list[Any] = [name.strip() for name in to.split(",") if name.strip()]
     if not formats:

@@ -67,8 +67,8 @@ from coa.io.runs import (
 from coa.io.settings import load_recipe, to_json
 from coa.io.workers import Crew, Work, crew_size, shortened
 from coa.loop import Budget
-from coa.models.codec import Codec
-from coa.models.references import BASE, is_pulled, model_folder, resolve
+from coa.models.codec import codec_of
+from coa.models.references import BASE, is_pulled
 from coa.recording.episode import Episode, ToolSpec, Use, read_episodes
 from coa.recording.record import one_of_each
 from coa.rewards import RewardSettings
@@ -399,7 +399,7 @@ def _making(asked: Distilling, against: Mapping[str, TaskSet]) -> Making:
     making = Making(command, recipe.filter.seed, recipe.chosen(), tuple(against))
     if not is_pulled():  # the base model's tokenizer is not here: lengths are in characters
         return making
-    codec = Codec.from_folder(model_folder(resolve(BASE)))
+    codec = codec_of(BASE)
     return replace(making, tokenizer=BASE, count_tokens=lambda text: len(codec.encode(text)))
 
 

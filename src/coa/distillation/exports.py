@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from coa.errors import (
     CoaError,
@@ -27,10 +27,11 @@ from coa.grammar import load_grammar, system_prompt
 from coa.io.files import first_record, foreign, whole_file
 from coa.io.runs import Json, write_atomic, write_jsonl
 from coa.io.tables import need_pyarrow
-from coa.models.codec import Codec, Offsets
+from coa.models.codec import Codec, Offsets, codec_of
 from coa.rollouts import choose_environments
 from coa.tasks import Task, TaskSet
-from coa.trajectory import CHAT_MARKER, Author, Segment, StopReason, Trajectory
+from coa.train.rows import Row, row_maker
+from coa.trajectory import CHAT_MARKER, Author, Segment, StopReason, Trajectory, load_trajectories
 
 Format = Literal["alpaca", "sharegpt", "trl", "trl-tokens", "verl"]
 FORMATS: tuple[Format, ...] = get_args(Format)
@@ -59,16 +60,29 @@ class NotExportable(CoaError, ValueError):
     """A trajectory that a format cannot hold as it is; the message is the reason."""
 
 
-class TokenRow(Protocol):
-    """What `coa.train.rows` makes of a trajectory."""
+def run_export(
+    source: Path,
+    to: Format,
+    out: Path | None = None,
+    *,
+    grammar: str = "",
+    model: str = "",
+    tasks: Path | None = None,
+    note: Note = print,
+) -> Json:
+    """`coa export`: by default into `exports/FORMAT` beside the trajectories.
 
-    @property
-    def ids(self) -> Sequence[int]: ...
-    @property
-    def weights(self) -> Sequence[float]: ...
-
-
-MakeRow = Callable[[Trajectory], TokenRow]
+    Where these have several grammars it is `exports/FORMAT-GRAMMAR`, so that exports of one after
+    the other do not replace each other.
+    """
+    codec = codec_of(model) if model else None
+    gold = TaskSet.load(tasks).tasks if tasks else ()
+    chains = load_trajectories(source)
+    mixed = len({chain.grammar for chain in chains}) > 1
+    name = f"{to}-{Path(choose_grammar(chains, grammar)).stem}" if mixed else to
+    target = out or (source if source.is_dir() else source.parent) / "exports" / name
+    report = export(chains, to, target, grammar=grammar, codec=codec, tasks=gold, note=note)
+    return report | {"out": str(target)}
 
 
 def export(
@@ -78,7 +92,6 @@ def export(
     *,
     grammar: str = "",
     codec: Codec | None = None,
-    make_row: MakeRow | None = None,
     tasks: Sequence[Task] = (),
     truth: Truth = "struct",
     note: Note = print,
@@ -87,9 +100,8 @@ def export(
 
     `grammar` chooses among several, the most frequent one by default. `codec` is of the model that
     will be trained: prompts then have its chat format (ChatML otherwise) and cuts lie between its
-    tokens. `make_row` is needed by the tokenised format, which is made of training rows:
-    `coa.train.rows.row_maker(codec)`. `tasks` with gold become verl's rows for reinforcement
-    learning. An `out` that holds something else than an earlier export is refused.
+    tokens; the tokenised format cannot do without. `tasks` with gold become verl's rows for
+    reinforcement learning. An `out` that holds something else than an earlier export is refused.
     """
     if to not in FORMATS:
         raise UsageError(f"{to!r} is not an export format.{did_you_mean(to, FORMATS)}")
@@ -99,7 +111,7 @@ def export(
     check_place(out, [*FILES[to], *([RL] if tasks else ())])
     name = choose_grammar(trajectories, grammar) if trajectories else grammar or _grammar_for(tasks)
     left: Counter[str] = Counter()
-    make, rows, used = _maker(to, codec, make_row), list[Json](), list[Trajectory]()
+    make, rows, used = _maker(to, codec), list[Json](), list[Trajectory]()
     for trajectory in trajectories:
         reason = _objection(trajectory, name) or _oddity(trajectory, plain=to != "trl-tokens")
         if not reason:
@@ -342,16 +354,15 @@ def check_markers(codec: Codec) -> None:
 # ------------------------------------------------------------------------------------------------
 
 
-def _maker(
-    to: Format, codec: Codec | None, make_row: MakeRow | None
-) -> Callable[[Trajectory], Json]:
+def _maker(to: Format, codec: Codec | None) -> Callable[[Trajectory], Json]:
     """What makes a row of a chain."""
     encode = codec.encode_with_offsets if codec else None
     if to == "trl-tokens":
-        if codec is None or make_row is None:
+        if codec is None:
             raise UsageError("trl-tokens needs the model whose tokens it writes: --model REF.")
         check_markers(codec)
-        return lambda trajectory: _token_row(trajectory, make_row(trajectory))
+        make = row_maker(codec)
+        return lambda trajectory: _token_row(trajectory, make(trajectory))
     if to == "alpaca":
         return _alpaca_row
     if to == "sharegpt":
@@ -438,7 +449,7 @@ def _message_row(trajectory: Trajectory, encode: Encode | None) -> Json:
     return {"task_id": trajectory.task_id, "messages": messages}
 
 
-def _token_row(trajectory: Trajectory, row: TokenRow) -> Json:
+def _token_row(trajectory: Trajectory, row: Row) -> Json:
     """Ids and labels of one of our own training rows."""
     labels = [i if w > 0 else IGNORED for i, w in zip(row.ids, row.weights, strict=True)]
     return {"task_id": trajectory.task_id, "input_ids": list(row.ids), "labels": labels}

@@ -512,6 +512,6 @@ def trained_on(chains: Sequence[Trajectory], sft: SftSettings) -> Json:
 
 @cache
 def _codec(model: str) -> Codec:
-    from coa.train.export import codec_of
+    from coa.models.codec import codec_of
 
     return codec_of(model)

