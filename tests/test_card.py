@@ -150,10 +150,9 @@ def test_the_card_counts_rows_and_distinct_chains() -> None:
 def test_the_card_reports_how_good_the_critics_were() -> None:
     done = made()
     text = section(dataset_card(done.kept, done.stages), "Mistakes and critics")
-    assert "| misreadings | 3 |" in text and "| objections of critics | 2 |" in text
-    assert "| of these without cause | 1 |" in text
-    assert "Objections with cause: 50.0%." in text
-    assert "Mistakes that were objected to: 100.0%." in text
+    for line in ("| misreadings | 3 |", "| alarms | 2 |", "| false alarms | 1 |"):
+        assert line in text.splitlines()
+    assert "missed mistakes" not in text
     plain = searched("Peru", meta={"world": 0})
     assert "Mistakes and critics" not in dataset_card([plain], [])
 

@@ -11,6 +11,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
@@ -18,7 +19,9 @@ from coa.distillation.funnel import Stages, markdown
 from coa.environment import Terms, shipped_home
 from coa.io.files import portable
 from coa.io.runs import Json
+from coa.io.settings import read_toml
 from coa.io.tables import markdown_table
+from coa.recording.recorder import COUNTED
 from coa.trajectory import Author, Chain, Trajectory
 
 NAME = "Chain-of-agents trajectories"
@@ -29,73 +32,13 @@ COPY = "copy"
 OTHER_TASKS = "other tasks"
 EXPERTS = "experts"
 """The teacher whose sentences are ours to license."""
-SLIPS = {
-    "careless_queries": "careless queries",
-    "wrong_pages": "wrong pages opened",
-    "misreadings": "misreadings",
-    "wrong_programs": "wrong programs",
-    "wrong_combinations": "findings combined wrongly",
-}
-"""What experts count of their own mistakes, by its key in a chain's meta."""
 _EXAMPLE = 1600
 """Longest example in characters."""
 _LONGEST = 40
 """Most rows of a table of families."""
 _SIZES = ("n<1K", "1K<n<10K", "10K<n<100K", "100K<n<1M", "1M<n<10M", "10M<n<100M")
 """The hub's words for a number of rows, each for ten times as many as the one before."""
-_OTHER_LICENCES = """\
-Other questions, and what tools returned for them, keep the licences of their sources. **State them
-here before publishing.**"""
-_OTHER_TEACHERS = """\
-What another teacher than the experts wrote is under its own terms, say those of the provider of a
-language model. **State them here before publishing.**"""
-_JUDGED = """\
-- Chains with a wrong answer were dropped, so the share of right answers says nothing about the
-  teacher."""
-_UNJUDGED = """\
-- Nobody could judge the answers of {:,} chains: some may be wrong."""
-_REGULAR = """\
-- Rule-based experts write few and regular sentences: a model trained on them learns the protocol
-  and the work, not a way of writing."""
-_BY_WORDS = """\
-- Near-duplicates and contamination are found by words: the same question in other words throughout,
-  or in another language, is not found."""
-_FRONT_MATTER = """\
----
-pretty_name: "{name}"
-license:
-{licences}
-{language}configs:
-- config_name: default
-  data_files: trajectories.jsonl
-size_categories:
-- {size}
-task_categories:
-- question-answering
-- text-generation
-tags:
-- chain-of-agents
-- agent
-- tool-use
-- distillation
-- synthetic
-{grammars}---
-"""
-# Without `configs` the hub would take every file in the directory for rows of one table.
-_HEAD = """\
-# {name}
-
-{rows:,} chain-of-agents trajectories, {distinct:,} of them distinct: each is the work of a \
-multi-agent system on one question, written as one text in which a single model plays all agents \
-and the environment answers its tool calls. Made with `chain-of-agents` (`coa distill`)."""
-_FORMAT = """\
-## Format
-
-`trajectories.jsonl`: one JSON object a line. `segments` is the whole text in order, each with its
-`author` (`prompt`, `model` or `env`) and, where the teacher erred, `errs`: character spans that
-must not be imitated. Only what the model wrote is to be trained on. `meta` has the task's family,
-world and split; `meta.copy` numbers the copies of a repeated chain. `rejected.jsonl` has every
-episode that was dropped or repeated, with stage and reason."""
+_TEXTS = read_toml(Path(__file__).with_name("card.toml"))
 
 
 @dataclass(frozen=True)
@@ -128,7 +71,7 @@ def dataset_card(
     homes = (shipped_home(each.meta) for each in distinct)
     terms = list(dict.fromkeys(home.terms for home in homes if home.terms))
     licences = dict.fromkeys(["apache-2.0", *(name for each in terms for name in each.names)])
-    front = _FRONT_MATTER.format(
+    front = _TEXTS["front_matter"].format(
         name=NAME,
         licences="\n".join(
             f"- {each}" for each in (["unknown"] if others_asked or others_wrote else licences)
@@ -138,7 +81,7 @@ def dataset_card(
         grammars="".join(f"- grammar-{name}\n" for name in sorted(grammars)),
     )
     sections = (
-        _HEAD.format(name=NAME, rows=len(trajectories), distinct=len(distinct)),
+        _TEXTS["head"].format(name=NAME, rows=len(trajectories), distinct=len(distinct)),
         _counts(trajectories, chains, making.unjudged),
         _how(making),
         _section("Funnel", f"![What entered and left each stage]({PLOT})", markdown(stages)),
@@ -147,7 +90,7 @@ def dataset_card(
         _mistakes(chains),
         _sources(distinct),
         _example(chains),
-        _FORMAT,
+        _TEXTS["format"],
         _licences(terms, others_asked, others_wrote),
         _limits(distinct, terms, making.unjudged),
     )
@@ -244,28 +187,14 @@ def _agents(chains: Sequence[Chain]) -> str:
 
 def _mistakes(chains: Sequence[Chain]) -> str:
     """What the teachers' own counts say about the chains that were kept."""
-
-    def total(key: str) -> int:
-        counts = (chain.trajectory.meta.get(key, 0) for chain in chains)
-        return sum(count for count in counts if isinstance(count, int))
-
-    slips = [(name, total(key)) for key, name in SLIPS.items() if total(key)]
-    alarms, misses, false = map(total, ("alarms", "missed_mistakes", "false_alarms"))
-    if not slips and not alarms and not misses:
-        return ""
-    found = max(0, alarms - false)
-    rows = [*slips, ("objections of critics", alarms), ("of these without cause", false)]
-    rows.append(("mistakes that a critic let pass", misses))
-    lines = [f"Objections with cause: {found / alarms:.1%}."] if alarms else []
-    if found + misses:
-        lines.append(f"Mistakes that were objected to: {found / (found + misses):.1%}.")
-    lines.append(
-        "Chains whose answer was judged wrong were dropped, so critics look better here than they "
-        "are. Marked mistakes have weight 0 in training, corrections weight 1."
-    )
-    return _section(
-        "Mistakes and critics", markdown_table(("in the chains kept", "count"), rows), lines
-    )
+    metas = [chain.trajectory.meta for chain in chains]
+    totals = {
+        name: sum(count for meta in metas if isinstance(count := meta.get(name, 0), int))
+        for name in COUNTED
+    }
+    rows = [(name.replace("_", " "), count) for name, count in totals.items() if count]
+    table = markdown_table(("in the chains kept", "count"), rows)
+    return _section("Mistakes and critics", table, _TEXTS["mistakes"]) if rows else ""
 
 
 def _sources(distinct: Sequence[Trajectory]) -> str:
@@ -299,18 +228,20 @@ def _example(chains: Sequence[Chain]) -> str:
 def _licences(terms: Sequence[Terms], others_asked: bool, others_wrote: bool) -> str:
     """Under which terms the texts are."""
     whose = " of the experts" * others_wrote + " of known sets" * others_asked
-    others = [_OTHER_LICENCES] * others_asked + [_OTHER_TEACHERS] * others_wrote
+    others = [_TEXTS["licences"]["questions"]] * others_asked
+    others += [_TEXTS["licences"]["teachers"]] * others_wrote
     own = f"Chains{whose}: Apache-2.0."
     return _section("Licences", own, *(each.text for each in terms), *others)
 
 
 def _limits(distinct: Sequence[Trajectory], terms: Sequence[Terms], unjudged: int) -> str:
     """What not to conclude from it."""
-    lines = [_JUDGED] if len(distinct) > unjudged else []
-    lines += [_UNJUDGED.format(unjudged)] if unjudged else []
-    lines += [_REGULAR] if any(each.weights == EXPERTS for each in distinct) else []
+    texts = _TEXTS["limits"]
+    lines = [texts["judged"]] if len(distinct) > unjudged else []
+    lines += [texts["unjudged"].format(unjudged)] if unjudged else []
+    lines += [texts["experts"]] if any(each.weights == EXPERTS for each in distinct) else []
     lines += [each.limits for each in terms if each.limits]
-    return _section("Limits", [*lines, _BY_WORDS])
+    return _section("Limits", [*lines, texts["words"]])
 
 
 def _most_common(names: Iterable[str]) -> list[tuple[str, int]]:

@@ -263,11 +263,10 @@ class _DistillJob(NamedTuple):
 
 def _job(asked: Distilling) -> _DistillJob:
     recipe = asked.recipe
-    read, unread = _read(asked.episodes)
+    episodes, public, unfit = _read(asked.episodes, not asked.env and recipe.grammar == "auto")
     gold = {task.id: task for task in TaskSet.load(asked.tasks)} if asked.tasks else None
     if not asked.env and recipe.tools == "called":
-        check_shipped(str(each.meta.get("environment", "")) for each in read)
-    episodes, public, unfit = _with_tasks(read, not asked.env and recipe.grammar == "auto")
+        check_shipped(str(each.meta.get("environment", "")) for each in episodes.values())
     environments, found = choose_environments(
         asked.env,
         TaskSet(tuple(public)),
@@ -290,26 +289,8 @@ def _job(asked: Distilling) -> _DistillJob:
     opening = one_of_each(found) if shared["called"] else []
     fit, opened_with = asyncio.run(_try_opening(environments, opening, asked.tools))
     shared["tasks"] = [task.to_json() for task in fit]
-    workers = _workers(asked.workers, len(episodes), environments)
-    held_out = asked.held_out()
-    return _DistillJob(
-        environments, episodes, [*unread, *unfit], gold, held_out, shared, opened_with, workers
-    )
-
-
-def _read(path: Path) -> tuple[list[Episode], list[Conversion]]:
-    """The episodes of a file, and the lines that are none."""
-    sound, unread = list[Episode](), list[Conversion]()
-    for line, each in read_episodes(path):
-        if isinstance(each, Episode):
-            sound.append(each)
-        else:
-            name = f"line {line}"
-            unread.append(Conversion(name, name, reason="not an episode", detail=str(each)))
-    if not sound:
-        first = f" {unread[0].key.capitalize()}: {unread[0].detail}" if unread else ""
-        raise UsageError(f"{path}: holds no episode.{first}")
-    return sound, unread
+    workers, held_out = _workers(asked.workers, len(episodes), environments), asked.held_out()
+    return _DistillJob(environments, episodes, unfit, gold, held_out, shared, opened_with, workers)
 
 
 def keys_of(task_ids: Sequence[str]) -> list[str]:
@@ -325,13 +306,22 @@ def keys_of(task_ids: Sequence[str]) -> list[str]:
     return keys
 
 
-def _with_tasks(
-    episodes: Sequence[Episode], named: bool
-) -> tuple[dict[str, Episode], list[Task], list[Conversion]]:
-    """Episodes by their keys, the public task of each, numbered, and the episodes that are dropped:
-    they are none of a task, or, if `named`, their task names a grammar that is not here."""
-    fit, public, unfit = dict[str, Episode](), list[Task](), list[Conversion]()
-    for key, each in zip(keys_of([e.task_id for e in episodes]), episodes, strict=True):
+def _read(path: Path, named: bool) -> tuple[dict[str, Episode], list[Task], list[Conversion]]:
+    """The episodes of a file by their keys, the public task of each, numbered, and what is dropped:
+    lines that are no episode, and episodes that are none of a task or, if `named`, whose task names
+    a grammar that is not here."""
+    read = list(read_episodes(path))
+    sound = [each for _, each in read if isinstance(each, Episode)]
+    if not sound:
+        first = f" Line {read[0][0]}: {read[0][1]}" if read else ""
+        raise UsageError(f"{path}: holds no episode.{first}")
+    unfit = [
+        Conversion(f"line {line}", f"line {line}", reason="not an episode", detail=str(wrong))
+        for line, wrong in read
+        if isinstance(wrong, RecordError)
+    ]
+    fit, public = dict[str, Episode](), list[Task]()
+    for key, each in zip(keys_of([e.task_id for e in sound]), sound, strict=True):
         try:
             task = Task(each.question, id=each.task_id, meta=each.meta)
             if named and (name := str(each.meta.get("grammar") or "")):

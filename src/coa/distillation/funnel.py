@@ -12,7 +12,6 @@ from html import escape
 from typing import Any
 
 from coa.io.runs import Json
-from coa.io.tables import markdown_table
 
 Stages = Sequence[Mapping[str, Any]]
 _WIDTH, _LABELS, _NUMBERS = 860, 150, 90
@@ -55,9 +54,12 @@ def table(stages: Stages) -> list[str]:
 
 def markdown(stages: Stages) -> list[str]:
     """The funnel as a table of a document."""
-    (first, others, _), *rows = _rows(stages)
-    shown = ((f"**{name}**" if is_stage else name, *cells) for name, cells, is_stage in rows)
-    return markdown_table((first, *others), shown)
+    head, *rows = _rows(stages)
+    lines = [f"| {head[0]} | {' | '.join(head[1])} |", "|---|---:|---:|---:|---:|"]
+    for label, cells, is_stage in rows:
+        name = label.replace("|", "/")
+        lines.append(f"| {f'**{name}**' if is_stage else name} | {' | '.join(cells)} |")
+    return lines
 
 
 def _rows(stages: Stages) -> Iterator[tuple[str, list[str], bool]]:

