@@ -198,16 +198,15 @@ def _mistakes(chains: Sequence[Chain]) -> str:
 
 
 def _sources(distinct: Sequence[Trajectory]) -> str:
-    groups: Mapping[str, Callable[[Trajectory], object]] = {
-        "task set": set_of,
-        "family": lambda each: each.meta.get("family") or each.meta.get("generator"),
-        "world": lambda each: each.meta.get("world"),
-        "split": lambda each: each.meta.get("split"),
-        "teacher": lambda each: each.weights or "not stated",
-    }
+    """How many chains there are of each set, of what environments group by, and of each teacher."""
+    groups: dict[str, list[object]] = {"task set": [set_of(each) for each in distinct]}
+    for key in dict.fromkeys(k for each in distinct for k in shipped_home(each.meta).groups):
+        groups[key] = [each.meta.get(key) for each in distinct]
+    groups["split"] = [each.meta.get("split") for each in distinct]
+    groups["teacher"] = [each.weights or "not stated" for each in distinct]
     tables = []
-    for title, key in groups.items():
-        shown = _most_common(str(name) for each in distinct if (name := key(each)) is not None)
+    for title, names in groups.items():
+        shown = _most_common(str(name) for name in names if name is not None)
         rest = sum(count for _, count in shown[_LONGEST:])
         rows = [*shown[:_LONGEST], *([("all others", rest)] if rest else [])]
         tables.append(markdown_table((title, "chains"), rows) if rows else "")

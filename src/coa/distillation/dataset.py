@@ -80,8 +80,6 @@ from coa.trajectory import Author, Trajectory, save_trajectories
 AT_ONCE = 8
 """Episodes in work at a time: while one waits for a tool, the others go on."""
 CONVERTED = "converted.jsonl"
-NO_TASK = "its task is not in the task file"
-OTHER_QUESTION = "its question is not its task's"
 UNFIT = "its task has no grammar or no tools"
 _GENEROUS = Budget(turns=64, tokens=1 << 20, turn_tokens=1 << 20, context=1 << 22)
 _ANY_LENGTH = 1 << 30
@@ -406,8 +404,8 @@ async def _convert(job: _DistillJob, path: Path, book: GrammarBook) -> list[Conv
         def work(key: str) -> Callable[[], Awaitable[Line]]:
             async def convert() -> Line:
                 if not job.has_task(key):
-                    lost = Conversion(key, job.episodes[key].task_id, reason=NO_TASK)
-                    return Line(lost.to_json())
+                    task_id, why = job.episodes[key].task_id, "its task is not in the task file"
+                    return Line(Conversion(key, task_id, reason=why).to_json())
                 return Line(await crew.do(job.item(key), key))
 
             return convert
@@ -476,7 +474,7 @@ async def convert_one(
     public = Task(episode.question, id=episode.task_id, meta=episode.meta)
     if task is not None and not task.is_asked_by(episode.question):  # its gold is another's
         found = f"{shortened(episode.question)!r}; the task: {shortened(task.question)!r}"
-        return Conversion(key, task.id, reason=OTHER_QUESTION, detail=found)
+        return Conversion(key, task.id, reason="its question is not its task's", detail=found)
     if task is not None and "environment" in episode.meta:  # a file of tasks may not name it
         task = replace(task, meta={**task.meta, "environment": episode.meta["environment"]})
     judging = replace(task, question=public.question) if task is not None else public

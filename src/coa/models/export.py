@@ -171,7 +171,7 @@ def pack(
     stages = stages_of(adapter)
     halves = {}
     for title, tensor in sorted(load_tensors(adapter / WEIGHTS).items()):
-        check_range(adapter, title, tensor, "float16", advice="")
+        check_range(adapter, title, tensor, "float16")
         halves[title] = tensor.to(torch.float16).contiguous()
     for given in (recipe, about):
         if given is not None and not given.is_file():

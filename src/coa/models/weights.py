@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 MANIFEST, CONFIG, WEIGHTS = "manifest.json", "adapter_config.json", "adapter_model.safetensors"
 BASE_FILE = "coa-base.json"
 FAMILY = ("llama", "qwen2", "qwen3", "mistral")
-EXPORT_ADVICE = " Export with --dtype bfloat16 or float32."
 _CHUNK = 1 << 24
 _PREFIX = "base_model.model."
 _HALVED = {"float16": 1, "q8_0": 127}
@@ -213,16 +212,15 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos + torch.cat([-second, first], dim=-1) * sin
 
 
-def check_range(
-    folder: Path, name: str, tensor: Tensor, dtype: str, advice: str = EXPORT_ADVICE
-) -> None:
+def check_range(folder: Path, name: str, tensor: Tensor, dtype: str) -> None:
     """A value that is too large for the type it is written in is an error, not an infinity."""
     if dtype not in _HALVED:
         return
     largest = float(tensor.abs().max())
     if not largest / _HALVED[dtype] < _LARGEST_HALF:  # also where it is not a number
         raise ModelError(
-            f"{folder}: {name!r} has the value {largest:g}, which {dtype} cannot hold.{advice}"
+            f"{folder}: {name!r} has the value {largest:g}, which {dtype} cannot hold. "
+            "Export with --dtype bfloat16 or float32."
         )
 
 
