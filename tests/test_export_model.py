@@ -140,7 +140,7 @@ def test_the_command_of_the_readme_asks_for_what_the_model_was_trained_on(
 
 
 @pytest.mark.parametrize(
-    ("dtype", "error"), [("f32", 0.0), ("", 2**-11), ("bfloat16", 2**-8), ("q8_0", 1 / 127)]
+    ("dtype", "error"), [("float32", 0.0), ("", 2**-11), ("bfloat16", 2**-8), ("q8_0", 1 / 127)]
 )
 def test_a_gguf_holds_the_merged_weights(
     ref: str, merged: Any, dtype: str, error: float, tmp_path: Path

@@ -51,13 +51,10 @@ class Codec:
         names = {key: token_text(config.get(key)) for key in ("bos_token", "eos_token")}
         return cls(Tokenizer.from_file(str(path)), template, names)
 
-    def token_id(self, token: str) -> int | None:
-        found: int | None = self.tokenizer.token_to_id(token)
-        return found
-
     def end_ids(self) -> list[int]:
         """Tokens that end a turn, also where a configuration does not name them."""
-        return [found for token in _ENDS if (found := self.token_id(token)) is not None]
+        found = map(self.tokenizer.token_to_id, _ENDS)
+        return [each for each in found if each is not None]
 
     def encode(self, text: str) -> list[int]:
         ids: list[int] = self._plain.encode(text, add_special_tokens=False).ids

@@ -69,7 +69,6 @@ TYPES = {
     "gguf": {"float16": 2.0, "bfloat16": 2.0, "float32": 4.0, "q8_0": 34 / 32},
 }
 """Format to the types it can hold, the default first, with their bytes for one weight."""
-_SHORT = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 _TRAINED_HERE = "an adapter that coa sft or coa rl wrote"
 Note = Callable[[str], None]
 
@@ -397,8 +396,8 @@ def export_model(ref: str, out: Path, to: str = "hf", dtype: str = "", note: Not
     """Write the merged model of `ref` into the new folder `out`; says what is in it."""
     if to not in TYPES:
         raise UsageError(f"--to {to!r}: unknown format.{did_you_mean(to, TYPES)}")
-    chosen = _SHORT.get(dtype, dtype) or next(iter(TYPES[to]))
-    if chosen not in TYPES[to]:
+    dtype = dtype or next(iter(TYPES[to]))
+    if dtype not in TYPES[to]:
         raise UsageError(f"--dtype {dtype!r}: expected one of {', '.join(TYPES[to])} for {to}.")
     source = resolve(ref)
     if source.kind != "local":
@@ -413,26 +412,26 @@ def export_model(ref: str, out: Path, to: str = "hf", dtype: str = "", note: Not
         check_gguf(folder)
     merged = Merged(source, folder)
     weights = sum(map(math.prod, merged.shapes.values()))
-    size = f"about {weights * TYPES[to][chosen] / 1e6:,.1f} MB"
-    note(f"writing {ref} as {chosen} to {out}, {size}")
+    size = f"about {weights * TYPES[to][dtype] / 1e6:,.1f} MB"
+    note(f"writing {ref} as {dtype} to {out}, {size}")
     title, gguf = ref if ref in (OURS, BASE) else "model", ""
     with whole_folder(out, f"the model needs {size}") as target:
         if to == "hf":
-            _write_hf(target, folder, merged, chosen)
+            _write_hf(target, folder, merged, dtype)
         else:
-            gguf = f"{title}-{QUANTS[chosen].lower()}.gguf"
-            write_gguf(target / gguf, folder, merged.shapes, merged.take, chosen, title)
+            gguf = f"{title}-{QUANTS[dtype].lower()}.gguf"
+            write_gguf(target / gguf, folder, merged.shapes, merged.take, dtype, title)
         merged.take.check_all_used()
         known = trained_on(ref)
         record: Json = {"schema": 1, "base": source.base, "base_sha256": base_hash(folder)}
         record |= {"full": True} if to == "hf" else {}
         record |= {"adapter_sha256": adapter_hash(source.adapter)} if source.adapter else {}
-        write_json(target / MANIFEST, record | {"dtype": chosen} | known)
+        write_json(target / MANIFEST, record | {"dtype": dtype} | known)
         terms = f"Apache-2.0; made from {HUB_BASE} (Apache-2.0)." if source.base == BASE else ""
         text = how_to_prompt(title, folder, known, gguf, terms)
         (target / CARD).write_text(text, encoding="utf-8")
         files = sorted(path.name for path in target.iterdir())
-    return {"model": ref, "to": to, "dtype": chosen, "out": str(out), "files": files}
+    return {"model": ref, "to": to, "dtype": dtype, "out": str(out), "files": files}
 
 
 def _refuse_quantised(folder: Path) -> None:
