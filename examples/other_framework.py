@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from coa import AgentSpec, Episode, Message, ToolUse
-from coa.distillation.dataset import DistillSettings, run_distillation
+from coa import AgentSpec, Episode, Message, ToolUse, distill
 from coa.io.runs import dumps
 
 STEPS = [  # as smolagents, OAgents and others keep them
@@ -26,5 +25,5 @@ lead = AgentSpec("lead", "planner", "You lead a team.")
 events = [event for step in STEPS for event in events_of(step)]
 episode = Episode("run-1", "When was Yaren founded?", "smolagents", [lead], events, "1968")
 Path("episodes.jsonl").write_text(dumps(episode.to_json()) + "\n")
-settings = DistillSettings(grammar="mhqa", tools="recorded")
-print(run_distillation(Path("episodes.jsonl"), Path("dataset"), settings=settings).kept[0].text)
+recipe = {"grammar": "mhqa", "tools": "recorded"}
+print(distill("episodes.jsonl", out="dataset", recipe=recipe).kept[0].text)

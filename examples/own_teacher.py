@@ -4,8 +4,7 @@ import re
 import tempfile
 from pathlib import Path
 
-from coa import Task, ToolCall, load_trajectories
-from coa.distillation.dataset import run_distillation
+from coa import Task, ToolCall, distill
 from coa.recording.episode import AgentSpec, Episode, Message, ToolUse
 from coa.recording.record import Recording, run_recording
 from coa.tools import Toolbox
@@ -30,5 +29,4 @@ if __name__ == "__main__":
         tasks, episodes = Path(name, "questions.csv"), Path(name, "episodes.jsonl")
         tasks.write_text("question,answer,level\nWhat is the capital of Peru?,Lima,1\n")
         run_recording(Recording(tasks=tasks, teacher="own_teacher:Team"), episodes)
-        run_distillation(episodes, Path(name, "dataset"), tasks)
-        print(load_trajectories(Path(name, "dataset", "trajectories.jsonl"))[0].text)
+        print(distill(episodes, tasks=tasks, out=Path(name, "dataset")).kept[0].text)

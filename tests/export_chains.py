@@ -17,7 +17,6 @@ from coa.grammar import load_grammar, system_prompt
 from coa.io.runs import Json
 from coa.models.codec import Codec
 from coa.tasks import Task
-from coa.train.rows import row_maker
 from coa.trajectory import Author, Segment, StopReason, Trajectory
 from scripts import TOOLBOX_OF, episodes_of
 
@@ -119,8 +118,6 @@ def write(
 ) -> tuple[Json, list[str]]:
     """The report and the lines that were told."""
     told: list[str] = []
-    if to == "trl-tokens" and codec is not None:
-        how["make_row"] = row_maker(codec)
     if to == "verl":
         pytest.importorskip("pyarrow")
     report = export(list(trajectories), to, out, codec=codec, note=told.append, **how)

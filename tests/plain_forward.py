@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from coa.engines import Completion
-from coa.models.adapters import Adapter
+from coa.models.weights import Adapter
 
 
 def load_plain(folder: Path) -> Any:

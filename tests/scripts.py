@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from coa.distillation.convert import convert
-from coa.distillation.dataset import Distilled, run_distillation
+from coa.distillation.dataset import Distilled, Distilling, run_distillation
 from coa.environments.atlas.pages import any_corpus
 from coa.environments.experts import Experts
 from coa.errors import UsageError
@@ -62,7 +62,7 @@ def distil(
         gold = folder / "tasks.jsonl"
         TaskSet(tuple(tasks)).save(gold)
     try:
-        return run_distillation(given, out, gold, workers=1, **how)
+        return run_distillation(Distilling(given, gold, workers=1, **how), out)
     except UsageError as error:
         if not str(error).startswith("no episode was kept"):
             raise

@@ -134,7 +134,7 @@ def test_long_questions_of_one_template_are_told_apart_by_their_figures() -> Non
     given = [puzzle(BOARDS[1]), puzzle(BOARDS[2]), f"Dear all! {puzzle(BOARDS[0])} Good luck!"]
     found = find_leaks(given, exam)
     assert set(found) == {2} and found[2].rule == GRAMS
-    assert (found[2].evaluation, found[2].task_id, found[2].share) == ("exam.jsonl", "p0", 1.0)
+    assert (found[2].evaluation, found[2].task_id) == ("exam.jsonl", "p0")
 
 
 STORY = (
@@ -186,7 +186,7 @@ def test_copies_of_a_contaminated_question_do_not_hide_it() -> None:
 def test_the_file_and_the_task_are_named_and_the_first_file_wins() -> None:
     exams = {"a.jsonl": [Task("Who wrote Emma?", id="1")], "b.csv": [OSAKA, Task("Who wrote Emma")]}
     found = find_leaks(["Who wrote Emma?", OSAKA.question, "Who wrote Ivanhoe?"], exams)
-    assert {place: leak[:3] for place, leak in found.items()} == {
+    assert found == {
         0: (SAME, "a.jsonl", "1"),
         1: (SAME, "b.csv", "osaka"),
     }

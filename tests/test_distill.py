@@ -1,4 +1,4 @@
-"""Distilling: every chain that is kept is legal, replays, is right, and trains what it should."""
+"""Distillation: every chain that is kept is legal, replays, is right, and trains what it should."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def made(
     tasks, episodes = recorded
     folder = tmp_path_factory.mktemp("made") / request.param
     settings = DistillSettings(grammar=request.param)
-    distilled = distil(folder, episodes, tasks.values(), settings=settings)
+    distilled = distil(folder, episodes, tasks.values(), recipe=settings)
     grammar, by_task = load_grammar(request.param), {e.task_id: e for e in episodes}
     return Made(grammar, tasks, by_task, distilled, folder / "dataset")
 
@@ -128,7 +128,7 @@ def test_wrong_answers_are_dropped_only_when_the_tasks_are_given(
 ) -> None:
     wrong = {r["task_id"] for r in made.distilled.rejected if r["reason"] == "wrong answer"}
     settings = DistillSettings(grammar=made.grammar.name)
-    lenient = distil(tmp_path / "unjudged", made.episodes.values(), settings=settings)
+    lenient = distil(tmp_path / "unjudged", made.episodes.values(), recipe=settings)
     kept = {t.task_id for t in made.distilled.kept}
     assert wrong and {t.task_id for t in lenient.kept} == kept | wrong
 
@@ -236,7 +236,7 @@ def test_the_prompt_that_is_asked_for_opens_the_chain(made: Made, tmp_path: Path
     episode = made.episodes[made.distilled.kept[0].task_id]
     for kind in ("full", "compact"):
         settings = DistillSettings(grammar=made.grammar.name, prompt=kind)
-        (trajectory,) = distil(tmp_path / kind, [episode], settings=settings).kept
+        (trajectory,) = distil(tmp_path / kind, [episode], recipe=settings).kept
         assert trajectory.prompt == kind
         assert trajectory.segments[0].text == system_prompt(made.grammar, kind)
         task = made.tasks[episode.task_id]
@@ -465,5 +465,5 @@ def test_a_task_with_a_verifier_of_its_own_is_judged_by_it(tmp_path: Path) -> No
         episode = Episode(task.id, task.question, "mine", agents, [plan], answer, meta=task.meta)
         filters = FilterSettings(min_tool_calls=0)
         settings = DistillSettings(tools="recorded", filter=filters)
-        done = distil(tmp_path / str(kept), [episode], [task], settings=settings)
+        done = distil(tmp_path / str(kept), [episode], [task], recipe=settings)
         assert len(done.kept) == kept, done.rejected

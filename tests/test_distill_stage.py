@@ -12,7 +12,12 @@ import pytest
 from typer.testing import CliRunner
 
 from coa.cli import app
-from coa.distillation.dataset import DistillSettings, rehearse_distillation, run_distillation
+from coa.distillation.dataset import (
+    Distilling,
+    DistillSettings,
+    rehearse_distillation,
+    run_distillation,
+)
 from coa.distillation.filters import FilterSettings
 from coa.environments import make_tasks
 from coa.errors import CoaError, ConfigError, RecordError, UsageError
@@ -53,7 +58,7 @@ def files_of(directory: Path) -> dict[str, bytes]:
 
 
 def distil(folder: Path, out: Path, **options: object) -> dict[str, bytes]:
-    run_distillation(folder / "e.jsonl", out, folder / "tasks.jsonl", **options)  # type: ignore[arg-type]
+    run_distillation(Distilling(folder / "e.jsonl", folder / "tasks.jsonl", **options), out)  # type: ignore[arg-type]
     return files_of(out)
 
 
@@ -141,9 +146,9 @@ def test_a_dataset_belongs_to_one_recipe_and_one_input(folder: Path, tmp_path: P
     with pytest.raises(
         ConfigError, match=r"was started with filter\.min_tool_calls 1, and it is 2"
     ):
-        distil(folder, out, settings=strict)
+        distil(folder, out, recipe=strict)
     with pytest.raises(ConfigError, match="was started with input tasks"):
-        run_distillation(folder / "e.jsonl", out)
+        run_distillation(Distilling(folder / "e.jsonl"), out)
 
 
 def test_the_card_and_the_funnel_tell_what_was_dropped(folder: Path, tmp_path: Path) -> None:
@@ -211,7 +216,9 @@ def test_one_bad_record_has_its_reason_and_the_rest_goes_on(
     first = records[0]["task_id"]
     spoil(records)
     (tmp_path / "e.jsonl").write_text("".join(dumps(record) + "\n" for record in records))
-    done = run_distillation(tmp_path / "e.jsonl", tmp_path / "d", folder / "tasks.jsonl")
+    done = run_distillation(
+        Distilling(tmp_path / "e.jsonl", folder / "tasks.jsonl"), tmp_path / "d"
+    )
     (note,) = [note for note in done.rejected if note["reason"] == reason]
     assert note["task_id"] == (key or first) and note["detail"]
     assert done.funnel["episodes"] == len(records)
@@ -224,12 +231,12 @@ def test_nothing_kept_is_an_error_that_says_why(folder: Path, tmp_path: Path) ->
     with pytest.raises(
         UsageError, match=r"no episode was kept: .*too few tool calls.*rejected\.js"
     ):
-        distil(folder, tmp_path / "d", settings=settings)
+        distil(folder, tmp_path / "d", recipe=settings)
     (tmp_path / "empty.jsonl").write_text("")
     with pytest.raises(UsageError, match=r"empty\.jsonl: holds no episode"):
-        run_distillation(tmp_path / "empty.jsonl", tmp_path / "d2")
+        run_distillation(Distilling(tmp_path / "empty.jsonl"), tmp_path / "d2")
     with pytest.raises(UsageError, match=r"none\.jsonl: no such file"):
-        run_distillation(tmp_path / "none.jsonl", tmp_path / "d3")
+        run_distillation(Distilling(tmp_path / "none.jsonl"), tmp_path / "d3")
 
 
 def test_the_record_answers_for_tools_that_are_not_here(tmp_path: Path) -> None:
@@ -243,9 +250,11 @@ def test_the_record_answers_for_tools_that_are_not_here(tmp_path: Path) -> None:
     path = tmp_path / "e.jsonl"
     path.write_text(dumps(episode.to_json()) + "\n")
     with pytest.raises(UsageError, match="the grammar has no agent for a tool"):
-        run_distillation(path, tmp_path / "called", settings=DistillSettings(grammar="mhqa"))
+        run_distillation(
+            Distilling(path, recipe=DistillSettings(grammar="mhqa")), tmp_path / "called"
+        )
     settings = DistillSettings(grammar="mhqa", tools="recorded")
-    (chain,) = run_distillation(path, tmp_path / "d", settings=settings).kept
+    (chain,) = run_distillation(Distilling(path, recipe=settings), tmp_path / "d").kept
     assert chain.tools == ["visit_page"] and chain.answer == "1968"
     assert (
         "Yaren\nwas founded &lt;/observation> in 1968." in chain.text and "x" * 9000 in chain.text
@@ -267,10 +276,10 @@ def test_a_misspelt_part_of_a_message_is_named(part: str, said: str, tmp_path: P
     path.write_text(dumps(episode.to_json()) + "\n")
     settings = DistillSettings(grammar="mhqa", tools="recorded")
     if not said:
-        assert run_distillation(path, tmp_path / "d", settings=settings).kept
+        assert run_distillation(Distilling(path, recipe=settings), tmp_path / "d").kept
         return
     with pytest.raises(UsageError, match=said):
-        run_distillation(path, tmp_path / "d", settings=settings)
+        run_distillation(Distilling(path, recipe=settings), tmp_path / "d")
     assert (
         "event 1 (lead): 'planing'. Did you mean 'plan'?"
         in (tmp_path / "d" / "rejected.jsonl").read_text()
@@ -301,7 +310,9 @@ def test_a_dry_run_writes_nothing_and_says_what_is_left(folder: Path, tmp_path: 
     said = recording.to_json()
     assert (said["items"], said["done"], said["tried"]) == (24, 10, 14)
     assert "24 tasks, 10 of them done, 14 to do" in recording.lines()
-    distilling = rehearse_distillation(folder / "e.jsonl", tmp_path / "d", folder / "tasks.jsonl")
+    distilling = rehearse_distillation(
+        Distilling(folder / "e.jsonl", folder / "tasks.jsonl"), tmp_path / "d"
+    )
     assert distilling.tried == 24 and 15 < distilling.good <= 24
     assert [path.name for path in tmp_path.iterdir()] == ["part.jsonl"]
 
@@ -314,10 +325,12 @@ def test_a_dry_run_of_what_was_killed_says_what_is_left(folder: Path, tmp_path: 
     distil(folder, out)
     journal = out / "converted.jsonl"
     journal.write_bytes(journal.read_bytes()[:-9])
-    rehearsed = rehearse_distillation(folder / "e.jsonl", out, tasks)
+    rehearsed = rehearse_distillation(Distilling(folder / "e.jsonl", tasks), out)
     assert (rehearsed.items, rehearsed.done, rehearsed.tried) == (24, 23, 1)
     with pytest.raises(UsageError, match=r"held\.jsonl: no such file"):
-        rehearse_distillation(folder / "e.jsonl", out, tasks, against=[tmp_path / "held.jsonl"])
+        rehearse_distillation(
+            Distilling(folder / "e.jsonl", tasks, against=[tmp_path / "held.jsonl"]), out
+        )
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 23, 24, 25, 47, 1000])
@@ -334,11 +347,11 @@ def test_a_grammar_of_ones_own_that_has_changed_is_another_run(
     preset = resources.files("coa.grammar").joinpath("presets/mhqa.toml").read_text("utf-8")
     Path("own.toml").write_text(preset.replace('name = "mhqa"', 'name = "own"'))
     settings = DistillSettings(grammar="own.toml")
-    distil(folder, tmp_path / "d", settings=settings)
-    distil(folder, tmp_path / "d", settings=settings)
+    distil(folder, tmp_path / "d", recipe=settings)
+    distil(folder, tmp_path / "d", recipe=settings)
     Path("own.toml").write_text(preset.replace("by searching", "by asking"))
     with pytest.raises(ConfigError, match=r"started with input grammar '.*', and it is '.*' here"):
-        distil(folder, tmp_path / "d", settings=settings)
+        distil(folder, tmp_path / "d", recipe=settings)
 
 
 @pytest.mark.parametrize(
@@ -355,7 +368,7 @@ def test_a_setting_that_no_environment_has_is_refused(
     lines = (folder / "e.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "e.jsonl").write_text("".join(lines[:count]))
     with pytest.raises(ConfigError, match=said):
-        run_distillation(tmp_path / "e.jsonl", tmp_path / "d", env_settings={"pasages": 3})
+        run_distillation(Distilling(tmp_path / "e.jsonl", settings={"pasages": 3}), tmp_path / "d")
     assert not (tmp_path / "d").exists()
 
 
@@ -388,7 +401,7 @@ def test_a_file_of_something_else_is_not_continued_as_episodes(
                 record(of(folder / "tasks.jsonl"), held)
         assert held.read_bytes() == other.read_bytes()
     with pytest.raises(UsageError, match=r"holds no episode\. Line 1: the episode has no field"):
-        run_distillation(chains, tmp_path / "d2")
+        run_distillation(Distilling(chains), tmp_path / "d2")
     assert not (tmp_path / "d2").exists()
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import coa
-from coa.distillation.dataset import run_distillation
+from coa.distillation.dataset import Distilling, run_distillation
 from coa.errors import RecordError
 from coa.grammar import PRESETS, grammar_from_toml, load_grammar
 from coa.io.runs import Json, dumps
@@ -108,7 +108,7 @@ def test_the_episode_in_the_documentation_becomes_the_chain_beside_it(tmp_path: 
     episodes, tasks = tmp_path / "episodes.jsonl", tmp_path / "tasks.jsonl"
     episodes.write_text(dumps(record) + "\n")
     TaskSet((Task(record["question"], ("Lima",), id=record["task_id"]),)).save(tasks)
-    (chain,) = run_distillation(episodes, tmp_path / "made", tasks, workers=1).kept
+    (chain,) = run_distillation(Distilling(episodes, tasks, workers=1), tmp_path / "made").kept
     assert chain.text == shown("distillation.md", "chain").rstrip()
 
 

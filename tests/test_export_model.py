@@ -25,15 +25,19 @@ gguf = pytest.importorskip("gguf")
 from coa.cli import app  # noqa: E402
 from coa.errors import ModelError, UsageError  # noqa: E402
 from coa.io.files import lock_output  # noqa: E402
-from coa.models.adapters import adapter_hash, read_tensors  # noqa: E402
-from coa.models.card import whole_folder  # noqa: E402
 from coa.models.export import (  # noqa: E402
     Merged,
     export_model,
     how_to_prompt,
+    whole_folder,
 )
-from coa.models.references import base_hash, resolve, trained_on  # noqa: E402
-from coa.models.weights import convert_gguf  # noqa: E402
+from coa.models.gguf_file import convert_gguf  # noqa: E402
+from coa.models.references import resolve, trained_on  # noqa: E402
+from coa.models.weights import (  # noqa: E402
+    adapter_hash,
+    base_hash,
+    read_tensors,
+)
 from coa.train.forward import load_causal  # noqa: E402
 from coa.train.policy import Policy  # noqa: E402
 
@@ -136,7 +140,7 @@ def test_the_command_of_the_readme_asks_for_what_the_model_was_trained_on(
 
 
 @pytest.mark.parametrize(
-    ("dtype", "error"), [("f32", 0.0), ("", 2**-11), ("bfloat16", 2**-8), ("q8_0", 1 / 127)]
+    ("dtype", "error"), [("float32", 0.0), ("", 2**-11), ("bfloat16", 2**-8), ("q8_0", 1 / 127)]
 )
 def test_a_gguf_holds_the_merged_weights(
     ref: str, merged: Any, dtype: str, error: float, tmp_path: Path
@@ -334,7 +338,7 @@ KILLED_AT_EVERY_CHANGE = """
 import os, sys
 from itertools import count
 from pathlib import Path
-from coa.models.card import whole_folder
+from coa.models.export import whole_folder
 
 target = Path(sys.argv[1])
 

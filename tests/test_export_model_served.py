@@ -26,7 +26,7 @@ from coa.trajectory import Trajectory
 from test_llama_server import ref  # noqa: F401  # a server, for the file of the fixture below
 
 pytestmark = pytest.mark.slow
-MODEL = os.environ.get("COA_TEST_MODEL") or (store.OURS if store.is_shipped() else store.BASE)
+MODEL = os.environ.get("COA_TEST_MODEL") or store.OURS
 GRAMMAR = load_grammar("mhqa")
 BOUND = {"float16": 0.03, "q8_0": 0.3}
 """Largest difference of a logprob: llama.cpp rounds activations, too."""

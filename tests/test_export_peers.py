@@ -69,7 +69,7 @@ def our_rows(trajectories: tuple[Trajectory, ...], codec: Codec) -> list[Labelle
 
 def write(trajectories: tuple[Trajectory, ...], to: Format, out: Path, codec: Codec) -> None:
     tasks = tasks_of("atlas-mhqa") if to == "verl" else ()
-    how: Any = {"codec": codec, "make_row": row_maker(codec), "tasks": tasks}
+    how: Any = {"codec": codec, "tasks": tasks}
     export(trajectories, to, out, note=lambda line: None, **how)
 
 

@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coa.distillation.export_rows import CHATML, Frame, frame_of, pieces
-from coa.distillation.exports import export
+from coa.distillation.exports import CHATML, Frame, export, pieces
 from coa.engines.scripted import ByteCodec
 from coa.errors import MissingExtra, RecordError
 from coa.models.codec import Codec
@@ -298,7 +297,7 @@ def test_a_frame_with_quotes_and_other_letters_is_a_valid_template() -> None:
 
 
 def test_the_frame_is_read_off_the_models_own_template(tmp_path: Path, codec: Codec) -> None:
-    assert frame_of(codec) == CHATML
+    assert Frame.of(codec) == CHATML
     folder = make_tokenizer_folder(tmp_path)
     settings_ = read_json(folder / "tokenizer_config.json")
     settings_["chat_template"] = (
@@ -307,7 +306,7 @@ def test_the_frame_is_read_off_the_models_own_template(tmp_path: Path, codec: Co
         "[U]{{ m['content'] }}[A]{% endfor %}"
     )
     (folder / "tokenizer_config.json").write_text(json.dumps(settings_))
-    assert frame_of(Codec.from_folder(folder)) == Frame("[U]", "\n\n", "[A]")
+    assert Frame.of(Codec.from_folder(folder)) == Frame("[U]", "\n\n", "[A]")
 
 
 def test_tokens_are_those_of_our_rows(tmp_path: Path, codec: Codec) -> None:

@@ -12,7 +12,6 @@ from coa.distillation.exports import FORMATS, Format, export
 from coa.errors import UsageError
 from coa.models.codec import Codec
 from coa.tasks import Task, TaskSet
-from coa.train.rows import row_maker
 from coa.trajectory import load_trajectories, save_trajectories
 from export_chains import (
     ANSWER,
@@ -116,7 +115,7 @@ def test_an_export_replaces_an_earlier_one_also_beside_notes(
     to: Format, tmp_path: Path, codec: Codec
 ) -> None:
     out = tmp_path / "out"
-    how: Any = {"codec": codec, "make_row": row_maker(codec), "note": lambda line: None}
+    how: Any = {"codec": codec, "note": lambda line: None}
     if to == "verl":
         pytest.importorskip("pyarrow")
         how["tasks"] = tasks_of("atlas-mhqa")

@@ -18,8 +18,8 @@ torch = pytest.importorskip("torch")
 
 from coa.engines import Sampling, load_engine  # noqa: E402
 from coa.errors import ModelError  # noqa: E402
-from coa.models.adapters import Adapter, read_adapter, write_adapter  # noqa: E402
-from coa.models.references import base_hash, trained_on  # noqa: E402
+from coa.models.references import trained_on  # noqa: E402
+from coa.models.weights import Adapter, base_hash, read_adapter, write_adapter  # noqa: E402
 from coa.train.policy import Policy  # noqa: E402
 
 KINDS = ("llama", "qwen2", "qwen3", "gpt2")

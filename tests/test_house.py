@@ -19,7 +19,7 @@ LAYERS = (
     *("errors", "io", "statistics", "grammar", "trajectory", "models", "engines", "tasks"),
     *("corpus", "sandbox", "tools", "rewards", "loop", "environment", "rollouts"),
     *("view.terminal", "view.plots", "recording", "distillation", "train"),
-    *("models.export", "evaluation", "view"),
+    *("distillation.exports", "models.export", "evaluation", "view"),
     *("asking", "serving", "checking", "doctor", "api", "environments", "lab", "cli"),
 )
 """A module imports only from those before it."""
@@ -63,8 +63,6 @@ def layer(module: str) -> str:
     own = ".".join(parts[1:3])
     if len(parts) == 1:
         return ""
-    if own in ("models.card", "models.gguf_file"):
-        own = "models.export"
     return own if own in LAYERS else {"__main__": "cli"}.get(parts[1], parts[1])
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from coa.distillation.dataset import run_distillation
+from coa.distillation.dataset import Distilling, run_distillation
 from coa.engines.base import Completion, OnText, Sampling
 from coa.engines.scripted import ByteCodec, ScriptedEngine
 from coa.environment import Environment, open_environments
@@ -105,7 +105,9 @@ def test_the_loop_and_the_converter_follow_the_value(tmp_path: Path) -> None:
     episode.events = [said, ToolUse("a", "oracle", "where", result), end]
     episode.answer = "Delphi"
     write_jsonl(tmp_path / "episodes.jsonl", [episode.to_json()])
-    (kept,) = run_distillation(tmp_path / "episodes.jsonl", tmp_path / "out", env=env).kept
+    (kept,) = run_distillation(
+        Distilling(tmp_path / "episodes.jsonl", env=env), tmp_path / "out"
+    ).kept
     opened = re.sub(r"<(think|oracle|answer)>", r"<\1> ", trajectory.text)
     assert kept.text == opened.replace("</think><", "</think>\n<")
 
@@ -297,7 +299,7 @@ def test_an_environment_shows_gold_to_its_reward_only(tmp_path: Path) -> None:
         assert {task.id: task for task in judged} == {task.id: task for task in these}
         wrong = pytest.raises(UsageError, match="no episode was kept: wrong answer")
         with nullcontext() if name == "a" else wrong:
-            run_distillation(episodes, folder / "set", folder / "tasks.jsonl", env=env)
+            run_distillation(Distilling(episodes, folder / "tasks.jsonl", env=env), folder / "set")
         chains = [json.loads(line) for line in (folder / "trajectories.jsonl").open()]
         converted = [json.loads(line) for line in (folder / "set" / "converted.jsonl").open()]
         assert [each["score"] for each in converted] == scores

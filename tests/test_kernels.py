@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 F = torch.nn.functional
 
-from coa.models.shape import rotate  # noqa: E402
+from coa.models.weights import rotate  # noqa: E402
 from coa.train.forward import (  # noqa: E402
     BLOCK,
     CausalAttention,

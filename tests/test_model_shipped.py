@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +21,9 @@ from coa.doctor import examine  # noqa: E402
 from coa.engines import Sampling, load_engine  # noqa: E402
 from coa.errors import ConfigError, MissingExtra, ModelError, Unavailable  # noqa: E402
 from coa.models import references as store  # noqa: E402
-from coa.models.adapters import adapter_hash  # noqa: E402
-from coa.models.card import pack  # noqa: E402
+from coa.models.export import pack  # noqa: E402
 from coa.models.references import describe_models  # noqa: E402
+from coa.models.weights import adapter_hash  # noqa: E402
 from coa.rollouts import AgentSettings, choose_prompt, default_environments  # noqa: E402
 from coa.train.policy import Policy  # noqa: E402
 
@@ -113,33 +112,9 @@ def test_another_base_is_refused(shipped: Path, bare: Path) -> None:
         load_engine("afm-135m")
 
 
-def test_auto_is_the_shipped_model_wherever_it_is_called(
-    shipped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for stage in ("sft", "rl"):
-        shutil.copytree(shipped / "run" / "adapter", tmp_path / "runs/speedrun" / stage / "adapter")
+def test_auto_is_the_shipped_model() -> None:
     assert store.resolve_default("auto") == "afm-135m"
     assert store.resolve_default("smollm2-135m") == "smollm2-135m"
-    monkeypatch.setattr(store, "SHIPPED", tmp_path / "nothing")
-    for stage in ("rl", "sft"):
-        assert store.resolve_default("auto") == f"smollm2-135m+runs/speedrun/{stage}/adapter"
-        shutil.rmtree(tmp_path / "runs/speedrun" / stage)
-    assert capsys.readouterr().err == ""
-    assert store.resolve_default("auto") == "smollm2-135m"
-    assert "using smollm2-135m, untrained" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("missing", ["adapter_config.json", "adapter_model.safetensors"])
-def test_a_folder_without_its_adapter_is_not_shipped(
-    shipped: Path, missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    torn = tmp_path / "torn"
-    shutil.copytree(shipped / "afm-135m", torn)
-    (torn / missing).unlink()
-    monkeypatch.setattr(store, "SHIPPED", torn)
-    with pytest.raises(ModelError, match=r"'afm-135m': this version does not ship afm-135m yet"):
-        store.resolve("afm-135m")
 
 
 def test_a_question_fetches_the_base_and_says_so(
@@ -181,7 +156,7 @@ def test_nothing_is_fetched_that_could_not_be_unpacked(
     assert calls == []
 
 
-def test_the_list_and_the_doctor_know_it(shipped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_list_and_the_doctor_know_it(shipped: Path) -> None:
     ours, base, *_ = describe_models()
     assert (ours["ref"], ours["state"], base["ref"]) == ("afm-135m", "ready", "smollm2-135m")
     assert ours["about"] == "the default; 0.0 MB adapter on smollm2-135m, shipped; knows mhqa, web"
@@ -189,7 +164,3 @@ def test_the_list_and_the_doctor_know_it(shipped: Path, monkeypatch: pytest.Monk
     assert json.loads(shown.stdout)["models"] == describe_models()
     [line] = [each for each in examine()["checks"] if each["check"] == "afm-135m"]
     assert line["ok"] and line["found"].endswith("shipped; knows mhqa, web")
-    monkeypatch.setattr(store, "SHIPPED", shipped / "nothing")
-    assert describe_models()[0]["ref"] == "smollm2-135m"
-    [line] = [each for each in examine()["checks"] if each["check"] == "afm-135m"]
-    assert line["ok"] and line["found"] == "this version does not ship afm-135m"

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from coa.distillation.convert import convert
-from coa.distillation.dataset import DistillSettings, recorded_tools, run_distillation
+from coa.distillation.dataset import Distilling, DistillSettings, recorded_tools, run_distillation
 from coa.distillation.filters import FilterSettings
 from coa.errors import RecordError
 from coa.grammar import load_grammar
 from coa.io.runs import Json, dumps
-from coa.recording.episode import Episode, load_episodes
+from coa.recording.episode import Episode, ToolSpec, load_episodes
 from coa.tools.functions import NOTED
 from coa.trajectory import load_trajectories
 
@@ -63,9 +63,9 @@ def distilled(tmp_path: Path, *records: Json, **options: Any) -> tuple[list[str]
     """(kept, rejected with their reasons), the same when the same command is given again."""
     path = tmp_path / "e.jsonl"
     path.write_text("".join(dumps(record) + "\n" for record in records))
-    options = {"settings": RECORDED, **options}
-    done = run_distillation(path, tmp_path / "d", **options)
-    again = run_distillation(path, tmp_path / "d", **options)
+    options = {"recipe": RECORDED, **options}
+    done = run_distillation(Distilling(path, **options), tmp_path / "d")
+    again = run_distillation(Distilling(path, **options), tmp_path / "d")
     assert again.kept == done.kept and again.rejected == done.rejected
     notes = {note["task_id"]: f"{note['reason']}: {note['detail']}" for note in done.rejected}
     return [chain.task_id for chain in done.kept], notes
@@ -165,7 +165,7 @@ def test_a_world_or_tools_that_are_none_are_the_trouble_of_one_episode(tmp_path:
     called = DistillSettings(grammar="mhqa", filter=FilterSettings(min_tool_calls=0))
     good = {**GOOD, "events": GOOD["events"][:1]}
     records = [a_record(task_id="w", meta={"world": "no"}), a_record(meta={"tools": 7})]
-    kept, notes = distilled(tmp_path, good, *records, settings=called)
+    kept, notes = distilled(tmp_path, good, *records, recipe=called)
     assert kept == ["good"]
     assert "world is 'no'" in notes["w"] and "tools is a int" in notes["odd"]
 
@@ -227,7 +227,7 @@ def test_declared_tools_that_no_block_can_be_called_are_the_trouble_of_one_episo
     declared = {"name": "plan", "description": "", "parameters": {"type": "object"}}
     called = DistillSettings(grammar="mhqa", filter=FilterSettings(min_tool_calls=0))
     good = {**GOOD, "events": GOOD["events"][:1]}
-    kept, notes = distilled(tmp_path, good, a_record(meta={"tools": [declared]}), settings=called)
+    kept, notes = distilled(tmp_path, good, a_record(meta={"tools": [declared]}), recipe=called)
     assert kept == ["good"] and notes["odd"].startswith("its tools do not fit into the grammar: ")
     assert "grammar 'mhqa': role 'plan' is" in notes["odd"] and "rename the tool" in notes["odd"]
 
@@ -236,7 +236,7 @@ def test_a_record_offers_all_tools_that_the_team_had(tmp_path: Path) -> None:
     had = [{"name": "ask_map", "about": "where a place is"}]
     settings = DistillSettings(grammar="web", tools="recorded", prompt="full")
     records = [GOOD, a_record(tools=had)]
-    assert distilled(tmp_path, *records, settings=settings) == (["good", "odd"], {})
+    assert distilled(tmp_path, *records, recipe=settings) == (["good", "odd"], {})
     for chain in load_trajectories(tmp_path / "d" / "trajectories.jsonl"):
         assert sorted(chain.tools) == ["ask_map", "visit_page"]
         assert "where a place is" in chain.segments[0].text
@@ -248,7 +248,7 @@ def test_a_declared_tool_that_no_block_can_be_called_gets_a_block_of_another_nam
     declared = {"name": "tool", "description": "", "parameters": {"type": "object"}}
     used = {"tool": "tool", "argument": "{}", "result": NOTED}
     record = with_event(1, **used) | {"meta": {"tools": [declared]}}
-    assert distilled(tmp_path, record, settings=DistillSettings(grammar="web")) == (["odd"], {})
+    assert distilled(tmp_path, record, recipe=DistillSettings(grammar="web")) == (["odd"], {})
     (chain,) = load_trajectories(tmp_path / "d" / "trajectories.jsonl")
     assert chain.tools == ["call_tool"] and "<call_tool> {}</call_tool>" in chain.text
 
@@ -274,7 +274,7 @@ def test_a_task_is_distilled_in_the_grammar_that_it_names(tmp_path: Path) -> Non
             ("none", "How much would it be in the end?", "cod"),
         )
     ]
-    kept, notes = distilled(tmp_path, *records, settings=DistillSettings())
+    kept, notes = distilled(tmp_path, *records, recipe=DistillSettings())
     assert kept == ["code", "mine"] and "'cod' is not a grammar. Did you mean" in notes["none"]
     chains = load_trajectories(tmp_path / "d" / "trajectories.jsonl")
     assert [(chain.grammar, chain.tools) for chain in chains] == [
@@ -286,7 +286,7 @@ def test_a_task_is_distilled_in_the_grammar_that_it_names(tmp_path: Path) -> Non
 def test_a_task_of_a_set_is_distilled_in_the_grammar_that_it_names(tmp_path: Path) -> None:
     named = {"set": "atlas-web", "grammar": "react"}
     settings = DistillSettings(tools="recorded")
-    assert distilled(tmp_path, a_record(meta=named), settings=settings) == (["odd"], {})
+    assert distilled(tmp_path, a_record(meta=named), recipe=settings) == (["odd"], {})
     (chain,) = load_trajectories(tmp_path / "d" / "trajectories.jsonl")
     assert (chain.grammar, chain.protocol.name) == ("react", "react")
 
@@ -305,7 +305,7 @@ def test_what_each_of_two_episodes_of_a_task_says_of_itself_is_kept_apart(tmp_pa
         a_record(meta={"set": "math500", "grammar": name, "alarms": number})
         for number, name in enumerate(("web", "mhqa"), 1)
     ]
-    assert distilled(tmp_path, *records, settings=settings)[1] == {}
+    assert distilled(tmp_path, *records, recipe=settings)[1] == {}
     chains = load_trajectories(tmp_path / "d" / "trajectories.jsonl")
     assert [(chain.grammar, chain.meta["alarms"]) for chain in chains] == [("web", 1), ("mhqa", 2)]
 
@@ -317,7 +317,7 @@ def test_consent_with_ratings_is_rated_and_goes_where_it_may_not_stand(tmp_path:
     early = with_critic(1, part="approval", ratings=ratings) | {"task_id": "early"}
     again = FilterSettings(duplicate_similarity=0)
     settings = DistillSettings(grammar="web", tools="recorded", filter=again)
-    assert distilled(tmp_path, rated, unrated, early, settings=settings)[1] == {}
+    assert distilled(tmp_path, rated, unrated, early, recipe=settings)[1] == {}
     chain, *others = load_trajectories(tmp_path / "d" / "trajectories.jsonl")
     said = "Information Conflict: good. Tool Effectiveness: average. Trajectory Monitoring: good."
     assert f"<reflection> {said} Hm.</reflection>" in chain.text
@@ -332,7 +332,9 @@ def test_a_mistake_marks_a_message_with_its_thought_and_of_a_wish_nothing() -> N
     record["events"][4] |= {"erred": True}
     episode = Episode.from_json(record)
     grammar = load_grammar("web")
-    chain = convert(episode, recorded_tools(episode, grammar).bind(grammar))
+    chain = convert(
+        episode, recorded_tools(episode, grammar, [ToolSpec("visit_page")]).bind(grammar)
+    )
     marked = [each.text[start:end] for each in chain.segments for start, end in each.errs]
     assert marked == [
         "<visit_page> yaren.nr</visit_page>",
@@ -346,7 +348,7 @@ def test_a_line_that_is_no_json_object_ends_it_and_nothing_is_written(tmp_path: 
     for line, said in (("[1]", "found a list, expected a JSON object"), ("{", "is not JSON")):
         path.write_text(f"{dumps(GOOD)}\n{line}\n")
         with pytest.raises(RecordError, match=rf"e\.jsonl:2: .*{said}"):
-            run_distillation(path, tmp_path / "d", settings=RECORDED)
+            run_distillation(Distilling(path, recipe=RECORDED), tmp_path / "d")
     assert [each.name for each in tmp_path.iterdir()] == ["e.jsonl"]
 
 

@@ -15,7 +15,7 @@ from coa.engines import kernels  # noqa: E402
 from coa.engines.base import Sampling  # noqa: E402
 from coa.engines.kernels import CompiledOps, KernelRun, TorchOps  # noqa: E402
 from coa.engines.sampling import draw  # noqa: E402
-from coa.models.shape import Shape, unsupported  # noqa: E402
+from coa.models.weights import Shape, unsupported  # noqa: E402
 
 CONTEXT, SLOTS = 700, 5
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from coa.distillation.dataset import run_distillation
+from coa.distillation.dataset import Distilling, run_distillation
 from coa.environment import ToolSettings
 from coa.environments import make_tasks
 from coa.errors import ConfigError, RecordError, UsageError
@@ -69,7 +69,8 @@ def test_a_replay_with_another_corpus_than_the_record_is_said(
     kit = ToolSettings(corpus="atlas:3")
     with pytest.raises(UsageError, match="no episode was kept: "):
         run_distillation(
-            folder / "e.jsonl", tmp_path / "d", folder / "tasks.jsonl", kit=kit, workers=1
+            Distilling(folder / "e.jsonl", folder / "tasks.jsonl", tools=kit, workers=1),
+            tmp_path / "d",
         )
     assert "e.jsonl: was recorded with another corpus than is given" in capsys.readouterr().err
     card = (tmp_path / "d" / "README.md").read_text()
@@ -82,7 +83,9 @@ def test_an_episode_about_another_question_than_its_task_is_dropped(
     tasks = list(TaskSet.load(folder / "tasks.jsonl"))
     other = replace(tasks[0], question="What is something else?")
     TaskSet((other, *tasks[1:])).save(tmp_path / "tasks.jsonl")
-    made = run_distillation(folder / "e.jsonl", tmp_path / "d", tmp_path / "tasks.jsonl", workers=1)
+    made = run_distillation(
+        Distilling(folder / "e.jsonl", tmp_path / "tasks.jsonl", workers=1), tmp_path / "d"
+    )
     assert made.funnel["rejected"]["its question is not its task's"] == 1
 
 
@@ -99,5 +102,5 @@ def test_a_replay_with_the_same_corpus_is_not_said_to_be_with_another(
     out.write_bytes(b"".join(lines[1:]))
     kits = {"live": ToolSettings(), "replay": ToolSettings(cache=str(cache), mode="replay")}
     for mode, kit in kits.items():
-        made = run_distillation(out, tmp_path / mode, tasks, kit=kit, workers=1)
+        made = run_distillation(Distilling(out, tasks, tools=kit, workers=1), tmp_path / mode)
         assert made.kept and "recorded with another" not in capsys.readouterr().err

@@ -14,8 +14,8 @@ torch = pytest.importorskip("torch")
 from coa.errors import ConfigError, TrainingError  # noqa: E402
 from coa.grammar.load import GrammarBook  # noqa: E402
 from coa.io.runs import read_jsonl  # noqa: E402
-from coa.models.adapters import Adapter  # noqa: E402
 from coa.models.references import trained_on  # noqa: E402
+from coa.models.weights import Adapter  # noqa: E402
 from coa.tasks import Task, TaskSet  # noqa: E402
 from coa.train.policy import Policy  # noqa: E402
 from coa.train.rl import RlResult, digest  # noqa: E402

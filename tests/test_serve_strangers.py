@@ -13,7 +13,6 @@ from coa.engines.scripted import ScriptedEngine
 from coa.errors import EngineError, Unavailable, UsageError
 from coa.grammar import load_grammar
 from coa.io.runs import Appender
-from coa.models import references as store
 from coa.serving.replies import Narrator, Piece, Reply
 from coa.serving.request import ChatRequest, Refused, ServingLimits, read_request
 from coa.serving.server import _give_up_on_stalled, listening, read_key
@@ -137,7 +136,6 @@ def test_names_of_models_tell_no_folder(tmp_path: Path, monkeypatch: pytest.Monk
     assert public_name("hf:owner/name") == "name"
     monkeypatch.chdir(odd)
     assert public_name("hf:.") == "a+b"
-    monkeypatch.setattr(store, "is_shipped", lambda: True)
     assert public_name("afm-135m") == "afm-135m"
 
 

@@ -50,7 +50,7 @@ def server(folder: Path) -> Iterator[Loopback]:
 @pytest.fixture
 def adapter() -> Any:
     torch = pytest.importorskip("torch")
-    from coa.models.adapters import Adapter
+    from coa.models.weights import Adapter
 
     pair = (torch.randn(24, 6), torch.randn(5, 24))
     return Adapter(0.5, {"model.layers.0.mlp.up_proj": pair})
@@ -110,7 +110,7 @@ def test_an_adapter_in_memory_is_written_for_the_server(server: Loopback, folder
     torch = pytest.importorskip("torch")
     from safetensors.torch import load_file
 
-    from coa.models.adapters import Adapter, pair_up
+    from coa.models.weights import Adapter, pair_up
 
     server.adapters = {}
     loaded = Loaded(server, folder)

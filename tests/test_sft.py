@@ -21,8 +21,8 @@ torch = pytest.importorskip("torch")
 
 from coa.engines import Sampling, load_engine  # noqa: E402
 from coa.errors import ConfigError, ModelError, TrainingError  # noqa: E402
-from coa.models.adapters import adapter_hash  # noqa: E402
 from coa.models.references import identity  # noqa: E402
+from coa.models.weights import adapter_hash  # noqa: E402
 from coa.train import sft  # noqa: E402
 from coa.train.policy import Policy  # noqa: E402
 from coa.train.rows import Row  # noqa: E402

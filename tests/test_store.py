@@ -23,7 +23,6 @@ from coa.models.references import cache_dir, pull, resolve
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("COA_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(store, "SHIPPED", tmp_path / "shipped")  # nothing: see test_model_shipped
     return tmp_path / "cache"
 
 
@@ -52,7 +51,6 @@ def test_references(tmp_path: Path) -> None:
         ),
         ("gpt-4", r"Unknown model 'gpt-4'\. Forms: smollm2-135m, afm-135m"),
         ("", r"Unknown model ''"),
-        ("afm-135m", r"does not ship afm-135m yet"),
         ("smollm2-135m+/nowhere", r"'/nowhere' is not an adapter folder"),
         ("hf:", r"names no model"),
         ("hf:/nowhere", r"no folder '/nowhere'"),

@@ -39,8 +39,8 @@ from coa.lab.study_arms import (
     with_tokens,
 )
 from coa.lab.study_training import judge, within
-from coa.models.adapters import MANIFEST
-from coa.models.references import BASE, OURS, is_shipped
+from coa.models.references import BASE, OURS
+from coa.models.weights import MANIFEST
 from coa.statistics import wilson
 from coa.tasks import TaskSet
 from coa.train.rows import build_row
@@ -329,7 +329,6 @@ def test_arms_get_the_same_tokens_as_nearly_as_whole_chains_can(tiny_model: Path
     assert with_tokens(cycle(chains), 2 * sum(each), sft, "trained_tokens") == [*chains, *chains]
 
 
-@pytest.mark.skipif(not is_shipped(), reason="the shipped model is not in this tree")
 def test_an_arm_that_starts_from_the_shipped_model_is_an_adapter_of_its_base(
     tmp_path: Path,
 ) -> None:

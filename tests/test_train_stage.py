@@ -59,7 +59,7 @@ def test_an_adapter_remembers_its_protocol_and_cut_rows_are_said(
     sampled.segments[0].ids = codec.encode_prompt("You are an agent.", "Where is Rome?")
     for segment in sampled.segments[1:]:
         segment.ids = codec.encode(segment.text)
-    end = codec.token_id("<|im_end|>")
+    end = codec.tokenizer.token_to_id("<|im_end|>")
     assert end is not None and sampled.segments[3].ids is not None
     sampled.segments[3].ids.append(end)
     settings = tiny_settings(tiny_model, epochs=1, max_length=256, checkpoint_every=1)

@@ -29,8 +29,8 @@ def make_run(run: Path, model: str, *, stage: str = "sft", seed: int = 0, **told
     """Returns RUN/adapter: random factors on `model`, which may have an adapter itself."""
     import torch
 
-    from coa.models.adapters import adapter_hash
     from coa.models.references import resolve
+    from coa.models.weights import adapter_hash
     from coa.train.policy import Policy
 
     policy = Policy(model, rank=4, seed=seed)

@@ -96,18 +96,19 @@ def distill(
     out: Place,
     tasks: Place | None = None,
     against: Sequence[Place] = (),
-    settings: Mapping[str, Any] | None = None,
+    recipe: Mapping[str, Any] | None = None,
     **how: Any,
 ) -> Distilled:
-    """Turn episodes into a dataset of trajectories; `settings` are those of `DistillSettings`,
-    `how` is env_settings, kit and workers."""
-    from coa.distillation.dataset import DistillSettings, run_distillation
+    """Turn episodes into a dataset of trajectories; `recipe` is what `DistillSettings` takes, `how`
+    is what a `Distilling` takes: settings, tools, workers."""
+    from coa.distillation.dataset import Distilling, DistillSettings, run_distillation
     from coa.io.settings import load_recipe
 
-    chosen = load_recipe(None, [], DistillSettings, dict(settings or {}))
+    chosen = load_recipe(None, [], DistillSettings, dict(recipe or {}))
     given = Path(tasks) if tasks else None
     paths = [Path(each) for each in against]
-    return run_distillation(Path(episodes), Path(out), given, chosen, env=env, against=paths, **how)
+    asked = Distilling(Path(episodes), given, chosen, env=env, against=paths, **how)
+    return run_distillation(asked, Path(out))
 
 
 def sft(
@@ -194,8 +195,8 @@ def _trained(adapter: Path, out: Place) -> Trained:
     """The result of a training with the reference by which it is loaded."""
     import json
 
-    from coa.models.adapters import MANIFEST, is_whole
     from coa.models.references import base_of
+    from coa.models.weights import MANIFEST, is_whole
 
     if is_whole(adapter):
         return Trained(adapter, f"hf:{adapter}")

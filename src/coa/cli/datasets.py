@@ -84,7 +84,12 @@ def distill(
     as_json: JsonFlag = False,
 ) -> None:
     """Turn episodes into a dataset of trajectories; whatever is dropped has its reason."""
-    from coa.distillation.dataset import DistillSettings, rehearse_distillation, run_distillation
+    from coa.distillation.dataset import (
+        Distilling,
+        DistillSettings,
+        rehearse_distillation,
+        run_distillation,
+    )
     from coa.io.settings import find_recipe, load_recipe
 
     if prompt not in ("", "full", "compact"):
@@ -94,18 +99,17 @@ def distill(
     own, others = env_settings(overrides)
     path = find_recipe(recipe) if recipe else None
     settings = load_recipe(path, [*others, *given], DistillSettings)
-    work = rehearse_distillation if dry_run else run_distillation
-    result = work(
+    distillation = Distilling(
         episodes,
-        out,
         tasks,
         settings,
         env=env or (),
-        env_settings=own,
-        against=against or [],
-        kit=tools,
+        against=against or (),
+        settings=own,
+        tools=tools,
         workers=workers,
     )
+    result = (rehearse_distillation if dry_run else run_distillation)(distillation, out)
     if tasks is None and not env:
         note("no --tasks: answers were not judged, so wrong ones are kept")
         if not settings.filter.keep_unjudged:
@@ -171,8 +175,7 @@ def export(
     as_json: JsonFlag = False,
 ) -> None:
     """Write a dataset in the format of another trainer."""
-    from coa.distillation.exports import FORMATS
-    from coa.train.rows import run_export
+    from coa.distillation.exports import FORMATS, run_export
 
     formats: list[Any] = [name.strip() for name in to.split(",") if name.strip()]
     if not formats:

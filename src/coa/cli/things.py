@@ -115,7 +115,7 @@ def model_pack(
     as_json: JsonFlag = False,
 ) -> None:
     """Make an adapter ready to ship: half the bytes, its history, results and a model card."""
-    from coa.models.card import pack
+    from coa.models.export import pack
 
     runs = {}
     for given in evaluations or []:

@@ -18,9 +18,7 @@ import re
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import compress, groupby
-from operator import not_
+from itertools import groupby
 from typing import NamedTuple
 
 from coa.tasks import Task
@@ -61,6 +59,13 @@ _FEWEST = 2
 """A question of fewer words lies within too many others: only the same question counts then."""
 
 
+SAME, WITHIN, GRAMS = (
+    "is an evaluation question",
+    "holds an evaluation question",
+    "shares long passages with an evaluation question",
+)
+
+
 class Leak(NamedTuple):
     """The evaluation question that a question to train on repeats."""
 
@@ -68,27 +73,14 @@ class Leak(NamedTuple):
     evaluation: str
     """The name of its file."""
     task_id: str
-    share: float = 1.0
-    """Of its n-grams, those that were found."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
+class _Asked(NamedTuple):
     """One question of an evaluation set."""
 
     evaluation: str
     task_id: str
     words: Words
-
-    def leak(self, rule: str, share: float = 1.0) -> Leak:
-        return Leak(rule, self.evaluation, self.task_id, round(share, 3))
-
-
-SAME, WITHIN, GRAMS = (
-    "is an evaluation question",
-    "holds an evaluation question",
-    "shares long passages with an evaluation question",
-)
 
 
 def find_leaks(
@@ -102,7 +94,6 @@ def find_leaks(
 
     An n-gram that more than `template` other questions hold belongs to a template.
     """
-    assert ngram > 0 and 0 < overlap <= 1, (ngram, overlap)
     asked = [
         _Asked(name, task.id, words)
         for name, tasks in against.items()
@@ -112,31 +103,34 @@ def find_leaks(
     if not asked:
         return {}
     given = [words_of(question) for question in questions]
-    is_short = [len(_meaning(each.words)) < 2 * ngram for each in asked]
+    short = [each for each in asked if len(_meaning(each.words)) < 2 * ngram]
+    long = [each for each in asked if len(_meaning(each.words)) >= 2 * ngram]
     same: dict[object, _Asked] = {}
-    for each, brief in zip(asked, is_short, strict=True):
+    for each in asked:
         same.setdefault(each.words, each)
-        if brief:
-            same.setdefault(_gist(each.words), each)
-    passages = _Passages(list(compress(asked, map(not_, is_short))), given, ngram, template)
-    short = _Short([*compress(asked, is_short), *passages.untold()])
+    for each in short:
+        same.setdefault(_gist(each.words), each)
+    passages = _Passages(long, given, ngram, template)
+    within = _Short([*short, *passages.untold()])
     found: dict[int, Leak] = {}
     for index, words in enumerate(given):
-        equal = same.get(words) or same.get(_gist(words))
-        leak = equal.leak(SAME) if equal else short.within(words) or passages.in_(words, overlap)
-        if leak is not None:
-            found[index] = leak
+        for rule, leak in (
+            (SAME, same.get(words) or same.get(_gist(words))),
+            (WITHIN, within.find(words)),
+            (GRAMS, passages.find(words, overlap)),
+        ):
+            if leak is not None:
+                found.setdefault(index, Leak(rule, leak.evaluation, leak.task_id))
     return found
 
 
 def words_of(question: str) -> Words:
     """Words and signs in order, without case, accents, punctuation and markup."""
     text = _plain(html.unescape(question))
-    return _split(_unmarked(text)) or _split(text)
-
-
-def _split(text: str) -> Words:
-    return tuple(_WORD.findall(_THOUSANDS.sub("", text)))
+    for each in (_unmarked(text), text):
+        if words := _WORD.findall(_THOUSANDS.sub("", each)):
+            return tuple(words)
+    return ()
 
 
 def _unmarked(text: str) -> str:
@@ -194,28 +188,18 @@ class _Short:
                 rarest = min(wanted, key=lambda word: (counts[word], word))
                 self.by_word[rarest].append((each, wanted))
 
-    def within(self, words: Words) -> Leak | None:
+    def find(self, words: Words) -> _Asked | None:
         """The first question all of whose words lie close together in `words`."""
-        have = _meaning(words)
+        have, figures = _meaning(words), _figures(words)
         known = Counter(have)
         for word in known:
             for each, wanted in self.by_word.get(word, ()):
-                if (
-                    wanted <= known
-                    and _figures(each.words) in _figures(words)
-                    and _close_together(wanted, have)
-                ):
-                    return each.leak(WITHIN)
+                if wanted <= known and _figures(each.words) in figures:
+                    width = 2 * wanted.total()  # the longest stretch that holds all of them
+                    starts = range(max(1, len(have) - width + 1))
+                    if any(wanted <= Counter(have[at : at + width]) for at in starts):
+                        return each
         return None
-
-
-def _close_together(wanted: Counter[str], words: list[str]) -> bool:
-    """Whether a stretch of `words` at most twice as long as `wanted` holds all of it."""
-    width = 2 * wanted.total()
-    return any(
-        wanted <= Counter(words[start : start + width])
-        for start in range(max(1, len(words) - width + 1))
-    )
 
 
 class _Passages:
@@ -227,23 +211,21 @@ class _Passages:
         self.asked, self.size = asked, size
         self.telling: list[int] = []
         self.by_gram: defaultdict[Words, list[int]] = defaultdict(list)
-        if not asked:
-            return
         counts: Counter[Words] = Counter()
-        for words in {*given, *(each.words for each in asked)}:  # copies make no template
+        # Copies make no template. Where no question is long, nothing has to be counted.
+        for words in {*given, *(each.words for each in asked)} if asked else ():
             counts.update(self._grams(words))
         for number, each in enumerate(asked):
-            own = self._grams(each.words)
-            telling = [gram for gram in own if counts[gram] - 1 <= template]
+            telling = [gram for gram in self._grams(each.words) if counts[gram] - 1 <= template]
             self.telling.append(len(telling))
             for gram in telling:
                 self.by_gram[gram].append(number)
 
-    def untold(self) -> Iterable[_Asked]:
+    def untold(self) -> list[_Asked]:
         """Long questions without a passage of their own: formulas, templates but for figures."""
-        return compress(self.asked, map(not_, self.telling))
+        return [each for each, telling in zip(self.asked, self.telling, strict=True) if not telling]
 
-    def in_(self, words: Words, overlap: float) -> Leak | None:
+    def find(self, words: Words, overlap: float) -> _Asked | None:
         """The question that shares most of what tells it, if that is enough, and its figures."""
         met: Counter[int] = Counter()
         for gram in self._grams(words) if self.asked else ():
@@ -251,10 +233,8 @@ class _Passages:
         shares = {number: times / self.telling[number] for number, times in met.items()}
         figures = _figures(words)
         for number in sorted(shares, key=lambda number: (-shares[number], number)):
-            if shares[number] < overlap:
-                break
-            if _figures(self.asked[number].words) in figures:
-                return self.asked[number].leak(GRAMS, shares[number])
+            if shares[number] >= overlap and _figures(self.asked[number].words) in figures:
+                return self.asked[number]
         return None
 
     def _grams(self, words: Words) -> set[Words]:

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from coa.io.machine import cpu_features
 from coa.models.references import cache_dir
-from coa.models.shape import Shape, rotary, rotate
+from coa.models.weights import Shape, rotary, rotate
 
 SOURCES = ("vectors.c", "attention.c", "rows.c")
 LANES, PAGE, PADDING = 16, 256, 64

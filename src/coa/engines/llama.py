@@ -23,9 +23,7 @@ from torch import Tensor
 
 from coa.engines.kernels import LANES, CompiledOps, KernelRun, TorchOps, load_kernels
 from coa.errors import ModelError
-from coa.models.adapters import Adapter
-from coa.models.shape import Shape, read_config
-from coa.models.weights import weight_files
+from coa.models.weights import Adapter, Shape, read_config, weight_files
 
 EXACT_ROWS = 16
 """Rows of every decoding step in exact mode: a product's last bits depend on its shape."""

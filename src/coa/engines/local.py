@@ -35,10 +35,17 @@ from coa.errors import CoaError, ConfigError, EngineError, MissingExtra, ModelEr
 from coa.io.machine import fair_cores, keep_freed_memory, native_bfloat16, processes_here
 from coa.io.machine import memory_gb as memory_gb_of_machine
 from coa.io.progress import say
-from coa.models.adapters import Adapter, adapter_hash, read_adapter
 from coa.models.codec import Codec
-from coa.models.references import base_hash, model_folder, resolve
-from coa.models.shape import Shape, read_config, unsupported
+from coa.models.references import model_folder, resolve
+from coa.models.weights import (
+    Adapter,
+    Shape,
+    adapter_hash,
+    base_hash,
+    read_adapter,
+    read_config,
+    unsupported,
+)
 
 
 class PlainForward:

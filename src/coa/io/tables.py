@@ -10,7 +10,7 @@ import io
 import json
 import sys
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -127,3 +127,19 @@ def _text(path: Path) -> Iterator[str]:
         raise RecordError(f"{path}: not UTF-8. Save the file as UTF-8.") from None
     except (gzip.BadGzipFile, EOFError, zlib.error) as exc:
         raise RecordError(f"{path}: not a whole gzip file ({exc}).") from None
+
+
+def markdown_table(
+    head: Sequence[object], rows: Iterable[Sequence[object]], align: str = ""
+) -> list[str]:
+    """The lines of a table in Markdown; `align` has l or r for each column, by default the first is
+    text and the others are numbers."""
+    lines = [_markdown_row(head)]
+    rules = ("---" if each == "l" else "---:" for each in align or "l" + "r" * (len(head) - 1))
+    lines.append("|" + "|".join(rules) + "|")
+    return lines + [_markdown_row(row) for row in rows]
+
+
+def _markdown_row(cells: Sequence[object]) -> str:
+    shown = (f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in cells)
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in shown) + " |"

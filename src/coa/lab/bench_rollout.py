@@ -341,7 +341,7 @@ def bench_rollout(
     """Tokens per second at each number of rollouts, ours over each peer, the machine's peaks."""
     if find_spec("torch") is None:
         raise MissingExtra("Measuring rollouts", "train")
-    from coa.models.shape import read_config
+    from coa.models.weights import read_config
 
     lengths = lengths or Lengths()
     dtype = "bfloat16" if native_bfloat16() else "float32"

@@ -23,7 +23,7 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
-from coa.distillation.dataset import DistillSettings, run_distillation
+from coa.distillation.dataset import Distilling, DistillSettings, run_distillation
 from coa.environment import bound_for
 from coa.environments import make_tasks
 from coa.errors import ConfigError, EngineError, MissingExtra, Unavailable, did_you_mean
@@ -155,7 +155,7 @@ def distilled_rows(codec: Codec, count: int) -> list[Row]:
         tasks.save(given)
         run_recording(Recording(tasks=given, options={"error_rate": 0.1}, workers=1), path)
         how = DistillSettings(grammar=GRAMMAR)
-        kept = run_distillation(path, Path(folder) / "out", given, how, workers=1).kept
+        kept = run_distillation(Distilling(path, given, how, workers=1), Path(folder) / "out").kept
     assert len(kept) >= count, (len(kept), count)
     return [row_maker(codec)(trajectory) for trajectory in kept[:count]]
 

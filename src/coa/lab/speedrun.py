@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coa.asking import answer
-from coa.distillation.dataset import DistillSettings, run_distillation
+from coa.distillation.dataset import Distilling, DistillSettings, run_distillation
 from coa.engines import load_engine
 from coa.engines.base import Engine
 from coa.environment import ToolSettings, load_environment, open_environments
@@ -39,19 +39,18 @@ from coa.lab.speedrun_recipe import (
     read_speedrun_recipe,
 )
 from coa.loop import Budget, Decoding
-from coa.models.adapters import MANIFEST
 from coa.models.codec import Codec
 from coa.models.references import (
     BASE,
     OURS,
     identity,
-    is_shipped,
     listed,
     model_folder,
     pull_missing,
     resolve,
     trained_on,
 )
+from coa.models.weights import MANIFEST
 from coa.recording.episode import Episode, ToolUse
 from coa.recording.record import Recording, run_recording
 from coa.rewards import RewardSettings, Scored
@@ -358,7 +357,7 @@ def run_speedrun(
         for name, made in tasks.items():
             if not (directory / name).is_file():
                 made.save(directory / name)
-        if questions and not run.resumed and base == BASE and is_shipped():
+        if questions and not run.resumed and base == BASE:
             with stages.timed("three questions"):
                 answer_questions(note)
         for line in recipe.plan():
@@ -434,7 +433,8 @@ def _distil(recipe: SpeedrunRecipe, stages: Stages) -> list[Trajectory]:
     options = {"error_rate": recipe.teacher.error_rate}
     run_recording(Recording(tasks=tasks, options=options, seed=recipe.teacher.seed), episodes)
     out = stages.root / "distilled"
-    distilled = run_distillation(episodes, out, tasks, DistillSettings(filter=recipe.filter))
+    asked = Distilling(episodes, tasks, DistillSettings(filter=recipe.filter))
+    distilled = run_distillation(asked, out)
     stages.note(f"   {len(distilled.kept)} trajectories of {distilled.funnel['episodes']} episodes")
     return distilled.kept
 

@@ -18,7 +18,7 @@ from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from coa.distillation.dataset import DistillSettings, run_distillation
+from coa.distillation.dataset import Distilling, DistillSettings, run_distillation
 from coa.engines.base import Engine
 from coa.environments import make_tasks
 from coa.errors import ConfigError, RecordError, UsageError
@@ -28,8 +28,8 @@ from coa.io.progress import duration
 from coa.io.runs import Json, read_jsonl
 from coa.io.settings import load_recipe, to_json
 from coa.lab.speedrun_recipe import PACE
-from coa.models.adapters import MANIFEST
 from coa.models.references import resolve
+from coa.models.weights import MANIFEST
 from coa.recording.record import Recording, run_recording
 from coa.statistics import Z95, Estimate, as_share, difference_of, tally
 from coa.tasks import TaskSet, in_turn
@@ -408,7 +408,8 @@ def make_chains(
         run_recording(how, episodes)
     for grammar in missing:
         settings = DistillSettings(grammar=grammar)
-        run_distillation(episodes, outs[grammar], path, settings, against=list(against))
+        asked = Distilling(episodes, path, settings, against=list(against))
+        run_distillation(asked, outs[grammar])
     kept = {grammar: load_trajectories(out / CHAINS) for grammar, out in outs.items()}
     return Chains(tasks, kept)
 
@@ -566,6 +567,6 @@ def trained_on(chains: Sequence[Trajectory], sft: SftSettings) -> Json:
 
 @cache
 def _codec(model: str) -> Codec:
-    from coa.train.rows import codec_of
+    from coa.models.codec import codec_of
 
     return codec_of(model)

@@ -248,13 +248,13 @@ def study_cost(
 
 def make_files(folder: Path, name: str, n: int, seed: int) -> Files:
     """Tasks, the experts' episodes at their usual rate of mistakes, and their chains."""
-    from coa.distillation.dataset import run_distillation
+    from coa.distillation.dataset import Distilling, run_distillation
     from coa.recording.record import Recording, run_recording
 
     files = Files(folder / "tasks.jsonl", folder / "episodes.jsonl", folder / "distilled")
     make_tasks(name, "train", n, seed).save(files.tasks)
     run_recording(Recording(tasks=files.tasks), files.episodes)
-    run_distillation(episodes=files.episodes, out=files.distilled, tasks=files.tasks)
+    run_distillation(Distilling(files.episodes, tasks=files.tasks), files.distilled)
     return files
 
 

@@ -65,8 +65,8 @@ from coa.lab.study_arms import (
     trained_on,
     with_tokens,
 )
-from coa.models.adapters import MANIFEST
 from coa.models.references import resolve
+from coa.models.weights import MANIFEST
 from coa.rewards import RewardSettings
 from coa.tasks import Task, TaskSet
 from coa.train.settings import AlarmSettings, RlRecipe, RlSettings, RolloutSettings

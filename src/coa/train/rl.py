@@ -32,8 +32,7 @@ from coa.errors import CoaError, TrainingError, boundary
 from coa.grammar import parse
 from coa.io.files import sweep
 from coa.io.runs import METRICS, Json, Run, read_jsonl, write_atomic
-from coa.models.adapters import Adapter
-from coa.models.weights import sync_folder
+from coa.models.weights import Adapter, sync_folder
 from coa.rewards import mean_parts
 from coa.train.checkpoint import Checkpoints
 from coa.train.experience import (

@@ -19,8 +19,8 @@ from coa.io.progress import Mode
 from coa.io.runs import METRICS, Json, Run, read_jsonl, write_jsonl
 from coa.io.settings import load_recipe, to_json, without_speed
 from coa.loop import Decoding
-from coa.models.adapters import MANIFEST
 from coa.models.references import identity
+from coa.models.weights import MANIFEST
 from coa.rollouts import References, choose_environments, choose_prompt
 from coa.statistics import estimate
 from coa.tasks import Task, TaskSet

@@ -18,18 +18,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from coa.errors import ModelError, RecordError, TrainingError
-from coa.io.runs import Json
+from coa.errors import RecordError, TrainingError
 from coa.models.codec import Codec
-from coa.models.references import model_folder, resolve
-from coa.tasks import Task, TaskSet
-from coa.trajectory import Author, Segment, Trajectory, load_trajectories
+from coa.trajectory import Author, Segment, Trajectory
 
 if TYPE_CHECKING:
-    from coa.distillation.exports import Format
+    pass
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -239,50 +235,3 @@ def fingerprint(rows: Iterable[Row]) -> str:
 
 def total_tokens(rows: Iterable[Row]) -> int:
     return sum(len(row.ids) for row in rows)
-
-
-def run_export(
-    source: Path,
-    to: Format,
-    out: Path | None = None,
-    *,
-    grammar: str = "",
-    model: str = "",
-    tasks: Path | None = None,
-    note: Callable[[str], None] = print,
-) -> Json:
-    """`coa export`: by default into `exports/FORMAT` beside the trajectories.
-
-    Where these have several grammars it is `exports/FORMAT-GRAMMAR`, so that exports of one after
-    the other do not replace each other.
-    """
-    from coa.distillation.exports import choose_grammar, export
-
-    folder = source if source.is_dir() else source.parent
-    codec = codec_of(model) if model else None
-    gold: list[Task] = list(TaskSet.load(tasks)) if tasks else []
-    chains = load_trajectories(source)
-    mixed = len({chain.grammar for chain in chains}) > 1
-    name = f"{to}-{Path(choose_grammar(chains, grammar)).stem}" if mixed else to
-    target = out or folder / "exports" / name
-    report = export(
-        chains,
-        to,
-        target,
-        grammar=grammar,
-        codec=codec,
-        make_row=row_maker(codec) if codec else None,
-        tasks=gold,
-        note=note,
-    )
-    return report | {"out": str(target)}
-
-
-def codec_of(ref: str) -> Codec:
-    """The tokenizer and chat template of a local model; nothing else of it is loaded."""
-    source = resolve(ref)
-    if source.kind != "local":
-        raise ModelError(
-            f"{ref!r} has no tokenizer here. Export for a local model: smollm2-135m or hf:FOLDER."
-        )
-    return Codec.from_folder(model_folder(source))

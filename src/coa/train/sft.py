@@ -49,9 +49,9 @@ from coa.io.machine import fair_cores, memory_gb
 from coa.io.progress import Progress, duration
 from coa.io.runs import Json, Run
 from coa.io.settings import load_recipe, to_json, without_speed
-from coa.models.adapters import MANIFEST
-from coa.models.codec import Codec
+from coa.models.codec import Codec, codec_of
 from coa.models.references import identity
+from coa.models.weights import MANIFEST
 from coa.rollouts import known_grammars, remembered
 from coa.train.checkpoint import Checkpoints, held_interrupt
 from coa.train.losses import masked_cross_entropy
@@ -68,7 +68,6 @@ from coa.train.rows import (
     Row,
     TooLong,
     batches,
-    codec_of,
     fingerprint,
     row_maker,
     total_tokens,

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar, get_args
 
-from coa.distillation.export_rows import QUESTION
+from coa.distillation.exports import QUESTION
 from coa.environments.published.programs import SUITE_CHOICES, SUITE_KEYS
 from coa.environments.published.questions import after_instructions, asked_in
 from coa.errors import CoaError, RecordError
