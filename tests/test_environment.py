@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from dataclasses import replace
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -13,7 +15,7 @@ import pytest
 from pydantic import BaseModel, Field
 from typer.testing import CliRunner
 
-from coa import Environment, State, Task, ToolCall, ToolMistake, load_environment, tool
+from coa import Environment, State, Task, ToolCall, ToolMistake, load_environment, record, tool
 from coa.cli import app
 from coa.engines.scripted import ScriptedEngine
 from coa.environment import ToolSettings, open_environments, split_of, tasks_of
@@ -726,4 +728,63 @@ def test_a_judge_that_is_asked_for_reaches_an_environments_own_reward() -> None:
 def test_a_changed_preset_is_no_template() -> None:
     react = load_grammar("react")
     assert Environment("same", grammar=react).is_template
-    assert not Environment("other", grammar=replace(react, brief="Other.")).is_template
+    assert Environment("other", grammar=replace(react, brief="Other.")).is_template
+    roles = tuple(
+        replace(role, about="Mine.") if role.kind == "tool" else role for role in react.roles
+    )
+    assert not Environment("own", grammar=replace(react, roles=roles)).is_template
+
+
+VARIED = """
+from pathlib import Path
+from coa import Environment, Episode, Tool
+
+ABOUT = Path(__file__).with_name("about.txt")
+
+
+async def run(word):
+    return word
+
+
+def tools(task):
+    return [Tool("look", run, about=ABOUT.read_text() if "19" in task.question else "Looks.")]
+
+
+class Team:
+    async def record(self, task, toolbox, seed=0):
+        return Episode(task.id, task.question, "team", [], answer="1")
+
+
+questions = {"train": [{"question": f"What is {n}?", "answers": ["1"]} for n in range(20)]}
+environment = Environment("varied", tools=tools, tasks=questions, teacher=Team())
+"""
+
+
+def test_a_recording_depends_on_the_tools_of_every_task(tmp_path: Path) -> None:
+    (tmp_path / "about.txt").write_text("Looks a word up.")
+    (tmp_path / "environment.py").write_text(VARIED)
+    out = tmp_path / "episodes.jsonl"
+    assert record(tmp_path, out).episodes == record(tmp_path, out).episodes == 20
+    (tmp_path / "about.txt").write_text("Looks a word up elsewhere.")
+    with pytest.raises(ConfigError, match="binding"):
+        record(tmp_path, out)
+
+
+class Caller:
+    def __call__(self, word: str) -> str:
+        return word
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (lambda word: word, "a tool is a lambda, which has no name; write it as a def."),
+        (partial(bump, "x"), "which is none; expected a function or a method. A def that calls"),
+        (Caller(), "which is none; expected a function or a method. A def that calls it, with"),
+        (Caller, "which is none; expected a function or a method."),
+        (3, "a tool is 3; expected a function or a method."),
+    ],
+)
+def test_what_is_no_function_is_no_tool(given: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        Environment("odd", tools=[given])

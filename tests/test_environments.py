@@ -25,7 +25,6 @@ from coa.environments.atlas.pages import any_corpus
 from coa.environments.search import check_any_corpus
 from coa.errors import CoaError, ConfigError, UsageError
 from coa.evaluation.run import EvalSettings, run_eval
-from coa.recording.record import one_of_each
 from coa.rollouts import choose_environments
 from coa.sandbox import Sandbox
 from coa.tasks import TaskSet
@@ -110,8 +109,7 @@ async def test_a_question_gets_the_tools_that_the_grammar_names(
         assert (await held.bound(mine)).tool_roles
     own = Task("Mine?", id="own", meta={"set": "math500", "grammar": grammar})
     environments, (first, second) = at_home(TaskSet((mine, own)))
-    kinds = one_of_each([first, second])
-    async with open_environments(environments, kinds) as held:
+    async with open_environments(environments, [first, second]) as held:
         assert sorted(await held.toolbox(second)) == sorted(tools)
         assert list(await held.toolbox(first)) == ["wiki_search"]
 
@@ -195,16 +193,6 @@ async def test_controls_of_programs_look_like_the_real_tool_and_run_nothing() ->
             assert await say(box, "code", program) == seen[observations]
     assert seen["withheld"] == PRINTED_NOTHING
     assert seen["wrong"].isdecimal() and seen["wrong"] != "42"
-
-
-def test_what_is_opened_is_known_from_one_task_of_each_kind() -> None:
-    assert one_of_each([Task("Mine?"), Task("Yours?"), OWN]) == [Task("Mine?"), OWN]
-    made_for_code = Task("Mine?", meta={"grammar": "code"})
-    assert one_of_each([Task("Mine?"), made_for_code]) == [Task("Mine?"), made_for_code]
-    worlds = [Task("Mine?", meta={"world": world}) for world in (0, 7)]
-    assert one_of_each([*worlds, *worlds]) == worlds
-    homes = [Task("Mine?", meta={"environment": name}) for name in ("shop", "library")]
-    assert one_of_each([*homes, *homes]) == homes
 
 
 def test_tasks_of_a_benchmark_that_nobody_gave_a_corpus_are_named(

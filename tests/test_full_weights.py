@@ -209,7 +209,7 @@ def test_a_saved_folder_is_a_model_like_any_other(
 def test_a_checkpoint_is_restored_to_the_bit(models: dict[str, Path], tmp_path: Path) -> None:
     policy, other = whole(models["llama"]), whole(models["llama"])
     nudge(policy)
-    policy.write(tmp_path / "part" / "adapter", update=3)
+    policy.write(tmp_path / "part" / "adapter", policy.gathered(), update=3)
     other.restore(tmp_path / "part" / "adapter")
     for one, two in zip(policy.parameters, other.parameters, strict=True):
         assert torch.equal(one, two)

@@ -211,8 +211,9 @@ class Environment:
     @property
     def is_template(self) -> bool:
         """Whether the grammar is a preset, whose tools are only examples."""
-        if isinstance(self.grammar, Grammar):
-            return self.grammar.name in PRESETS and self.grammar == load_grammar(self.grammar.name)
+        if isinstance(self.grammar, Grammar):  # with another preamble, say
+            named = self.grammar.name
+            return named in PRESETS and self.grammar.roles == load_grammar(named).roles
         return str(self.grammar) in PRESETS
 
     def with_grammar(self, grammar: str | Grammar) -> Environment:
@@ -405,16 +406,19 @@ async def open_environments(
     tools: ToolSettings | None = None,
     reward: RewardSettings | None = None,
     *,
+    rollouts: int = 0,
     dry: bool = False,
 ) -> AsyncIterator[OpenEnvironment]:
     """Open environments as one; each task belongs to the one that it names.
 
     What `tasks` need is opened and tried here, so that what is wrong is found before any work; a
-    reward is opened where `reward` is given. `dry` only asks what the tools are: no sandbox is
-    started.
+    reward is opened where `reward` is given. `rollouts` is how many there will be at a time, as
+    many as tasks by default. `dry` only asks what the tools are: no sandbox is started.
     """
     async with AsyncExitStack() as stack:
-        opened = OpenEnvironment(environments, tools or ToolSettings(), stack, len(tasks), dry)
+        opened = OpenEnvironment(
+            environments, tools or ToolSettings(), stack, rollouts or len(tasks), dry
+        )
         await opened.prepare(tasks)
         if reward is not None:
             await opened.open_rewards(reward, tasks)

@@ -36,30 +36,32 @@ from coa.trajectory import StopReason, Trajectory
 Note = Callable[[str], None]
 References = str | Path | Environment | Sequence[str | Path | Environment]
 
+MODEL = Option("Model reference; see `coa model list`.")
 ENV = Option("Environment: a folder, file, module:attribute, or a shipped name.", many=True)
+SETTINGS = Option("Settings of the environment: env.NAME=value ...")
+PROMPT = Option("full or compact; auto fits the model.")
+TEMPERATURE = Option("Of sampling; 0 takes the likeliest token.")
+CONSTRAIN = Option("Sample only what the grammar allows.")
+SEED = Option("Seed of every random choice.")
+WORKERS = Option("Processes; as many as there are cores by default.", least=1)
 
 
 @dataclass(frozen=True)
 class AgentSettings:
     """Which model works in which environments, in which words, and how it samples."""
 
-    model: Annotated[str, Option("Model reference; see `coa model list`.")] = "auto"
-    env: Annotated[
-        References,
-        ENV,
-    ] = ()
+    model: Annotated[str, MODEL] = "auto"
+    env: Annotated[References, ENV] = ()
     """None: the shipped one that the tasks, or any questions, belong to."""
-    settings: Annotated[Json, Option("Settings of the environment: env.NAME=value ...")] = field(
-        default_factory=dict
-    )
+    settings: Annotated[Json, SETTINGS] = field(default_factory=dict)
     grammar: Annotated[
         str, Option("Preset name or a .toml file; auto: the environment's, or the model's.")
     ] = "auto"
-    prompt: Annotated[str, Option("full or compact; auto fits the model.")] = "auto"
-    temperature: Annotated[float, Option("Of sampling; 0 takes the likeliest token.")] = 0.0
-    constrain: Annotated[bool, Option("Sample only what the grammar allows.")] = False
+    prompt: Annotated[str, PROMPT] = "auto"
+    temperature: Annotated[float, TEMPERATURE] = 0.0
+    constrain: Annotated[bool, CONSTRAIN] = False
     tools: ToolSettings = field(default_factory=ToolSettings)
-    seed: Annotated[int, Option("Seed of every random choice.")] = 0
+    seed: Annotated[int, SEED] = 0
 
     def decoding(self, model: str) -> Decoding:
         """How this model samples and is prompted; what it was trained on decides `auto`."""

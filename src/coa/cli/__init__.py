@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
@@ -18,7 +19,6 @@ import typer
 from coa.cli.datasets import add_datasets
 from coa.cli.measure import add_measures
 from coa.cli.options import (
-    EnvOption,
     JsonFlag,
     SettingsArgument,
     emit,
@@ -29,6 +29,7 @@ from coa.cli.options import (
 from coa.cli.things import add_things
 from coa.errors import CoaError, UsageError
 from coa.rollouts import AgentSettings
+from coa.serving.session import Serving
 
 app = typer.Typer(
     name="coa",
@@ -129,65 +130,18 @@ def check(
 
 
 @app.command()
+@with_settings("observations", "unsafe_code")
 def serve(
-    given: SettingsArgument = None,
-    env: EnvOption = None,
-    model: Annotated[str, typer.Option(help="Model reference; see `coa model list`.")] = "auto",
-    port: Annotated[int, typer.Option(help="0 takes any that is free.")] = 8000,
-    host: Annotated[str, typer.Option(help="Others than this machine need a key.")] = "127.0.0.1",
+    settings: Serving,
     key_file: Annotated[
         Path | None, typer.Option(help="File with the key of clients; else COA_SERVE_KEY.")
     ] = None,
-    name: Annotated[str, typer.Option(help="What clients call the model.")] = "",
-    grammar: Annotated[
-        list[str] | None, typer.Option(help="Repeatable; the first is the default.")
-    ] = None,
-    corpus: Annotated[
-        str, typer.Option(help="atlas, atlas:K, a corpus directory, or a .toml for the web.")
-    ] = "",
-    prompt: Annotated[str, typer.Option(help="full or compact; auto fits the model.")] = "auto",
-    rollouts: Annotated[int, typer.Option(min=1, help="At a time; further ones wait.")] = 64,
-    queue: Annotated[int, typer.Option(min=0, help="Waiting; further ones get 429.")] = 128,
-    seconds: Annotated[float, typer.Option(min=1, help="Most for one rollout.")] = 300.0,
-    tokens: Annotated[int, typer.Option(min=1, help="Most sampled in one rollout.")] = 2048,
-    context: Annotated[int, typer.Option(min=1, help="Most tokens of a whole rollout.")] = 3072,
-    grace: Annotated[float, typer.Option(min=0, help="Seconds to finish when stopped.")] = 20.0,
-    temperature: float = 0.0,
-    constrain: Annotated[
-        bool, typer.Option("--constrain", help="Sample only what the grammar allows.")
-    ] = False,
-    out: Annotated[Path | None, typer.Option(help="Append trajectories to this file.")] = None,
-    log_questions: Annotated[
-        bool, typer.Option("--log-questions", help="Show what was asked in the log.")
-    ] = False,
 ) -> None:
     """Answer OpenAI-compatible clients, streaming the chain; Ctrl-C ends it."""
-    from coa.environment import ToolSettings
-    from coa.serving.request import ServingLimits
     from coa.serving.server import read_key
     from coa.serving.server import serve as serve_until_stopped
-    from coa.serving.session import Serving
 
-    settings = Serving(
-        model=model,
-        name=name,
-        env=env or (),
-        settings=only_env_settings(given),
-        grammars=tuple(grammar or ()),
-        tools=ToolSettings(corpus=corpus),
-        prompt=prompt,
-        host=host,
-        port=port,
-        key=read_key(key_file),
-        limits=ServingLimits(rollouts=rollouts, queue=queue, seconds=seconds, tokens=tokens),
-        temperature=temperature,
-        constrain=constrain,
-        context=context,
-        grace_s=grace,
-        out=out,
-        log_questions=log_questions,
-    )
-    serve_until_stopped(settings, note)
+    serve_until_stopped(replace(settings, key=read_key(key_file)), note)
 
 
 @app.command()

@@ -8,16 +8,19 @@ from typing import Annotated, Any
 
 import typer
 
-from coa.cli.options import EnvOption, JsonFlag, emit, env_settings, note, with_settings
+from coa.cli.options import JsonFlag, emit, env_settings, note, with_settings
 from coa.cli.things import tasks_app
-from coa.environment import ToolSettings
+from coa.distillation.dataset import (
+    Distilling,
+    DistillSettings,
+    rehearse_distillation,
+    run_distillation,
+)
 from coa.errors import CoaError, UsageError
+from coa.io.settings import find_recipe, load_recipe
 from coa.recording import read_options
 from coa.recording.record import Recording, rehearse_recording, run_recording
 
-WorkersOption = Annotated[
-    int | None, typer.Option(min=1, help="Processes; as many as there are cores by default.")
-]
 DryFlag = Annotated[
     bool, typer.Option("--dry-run", help="Try a few, say what all would take, write nothing.")
 ]
@@ -59,60 +62,34 @@ def record(
 
 @with_settings("observations")
 def distill(
-    episodes: Annotated[Path, typer.Option(help="Episodes file from `coa record`.")],
+    asked: Distilling,
     out: Annotated[Path, typer.Option(help="Directory to write or continue.")],
-    tools: ToolSettings,
     overrides: Annotated[
         list[str] | None, typer.Argument(help="filter.x=value ...; env.NAME=value.")
     ] = None,
-    env: EnvOption = None,
     grammar: Annotated[
         str, typer.Option(help="Preset name or a .toml file; auto suits each task.")
     ] = "",
-    tasks: Annotated[
-        Path | None, typer.Option(help="Task file with gold, to drop wrong answers.")
-    ] = None,
-    against: Annotated[
-        list[Path] | None, typer.Option(help="Task file to evaluate on: its likes are dropped.")
-    ] = None,
     recipe: Annotated[
         str, typer.Option(help="A TOML with the filters' settings, or the name of a shipped one.")
     ] = "",
     prompt: Annotated[str, typer.Option(help="full or compact.")] = "",
-    workers: WorkersOption = None,
     dry_run: DryFlag = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Turn episodes into a dataset of trajectories; whatever is dropped has its reason."""
-    from coa.distillation.dataset import (
-        Distilling,
-        DistillSettings,
-        rehearse_distillation,
-        run_distillation,
-    )
-    from coa.io.settings import find_recipe, load_recipe
-
     if prompt not in ("", "full", "compact"):
         raise UsageError(f"--prompt {prompt!r}: expected full or compact.")
     given = [f"grammar={grammar}"] if grammar else []
     given += [f"prompt={prompt}"] if prompt else []
     own, others = env_settings(overrides)
     path = find_recipe(recipe) if recipe else None
-    settings = load_recipe(path, [*others, *given], DistillSettings)
-    distillation = Distilling(
-        episodes,
-        tasks,
-        settings,
-        env=env or (),
-        against=against or (),
-        settings=own,
-        tools=tools,
-        workers=workers,
-    )
-    result = (rehearse_distillation if dry_run else run_distillation)(distillation, out)
-    if tasks is None and not env:
+    chosen = load_recipe(path, [*others, *given], DistillSettings)
+    asked = replace(asked, recipe=chosen, settings=own)
+    result = (rehearse_distillation if dry_run else run_distillation)(asked, out)
+    if asked.tasks is None and not asked.env:
         note("no --tasks: answers were not judged, so wrong ones are kept")
-        if not settings.filter.keep_unjudged:
+        if not chosen.filter.keep_unjudged:
             note("filter.keep_unjudged=false is ignored: it needs --tasks")
     if as_json:
         emit(result.to_json())

@@ -19,14 +19,11 @@ from coa.io.settings import Option
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 SeedOption = Annotated[int, typer.Option(help="Seed of every random choice.")]
-EnvOption = Annotated[
-    list[str] | None,
-    typer.Option(help="Environment: a folder, file, module:attribute, or a shipped name."),
-]
 SettingsArgument = Annotated[
     list[str] | None, typer.Argument(help="Settings of the environment: env.NAME=value ...")
 ]
 Command = Callable[..., None]
+_EMPTY, _MISSING = inspect.Parameter.empty, dataclasses.MISSING
 
 
 def with_settings(*left_out: str) -> Callable[[Command], Command]:
@@ -82,9 +79,14 @@ def _options(settings: Any, left_out: Collection[str]) -> Iterator[inspect.Param
         yield inspect.Parameter(
             field.name,
             inspect.Parameter.KEYWORD_ONLY,
-            default=None if many else field.default,
-            annotation=Annotated[list[str] | None if many else _word(kind), shown],
+            default=None if many else _EMPTY if field.default is _MISSING else field.default,
+            annotation=Annotated[_words(kind) if many else _word(kind), shown],
         )
+
+
+def _words(kind: Any) -> Any:
+    """The type of several words for a field of this type."""
+    return list[Path] | None if typing.get_args(kind)[:1] == (Path,) else list[str] | None
 
 
 def _word(kind: Any) -> Any:

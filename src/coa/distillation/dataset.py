@@ -23,7 +23,7 @@ from collections.abc import (
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from coa.distillation.card import COPY, PLOT, Making, dataset_card
 from coa.distillation.convert import NotConvertible, convert
@@ -64,15 +64,14 @@ from coa.io.runs import (
     write_atomic,
     write_jsonl,
 )
-from coa.io.settings import load_recipe, to_json
+from coa.io.settings import Option, load_recipe, to_json
 from coa.io.workers import Work, Workers, shortened, worker_count
 from coa.loop import Budget
 from coa.models.codec import codec_of
 from coa.models.references import BASE, is_pulled
 from coa.recording.episode import Episode, ToolSpec, ToolUse, read_episodes
-from coa.recording.record import one_of_each
 from coa.rewards import RewardSettings
-from coa.rollouts import References, check_shipped, choose_environments
+from coa.rollouts import ENV, WORKERS, References, check_shipped, choose_environments
 from coa.tasks import Task, TaskSet
 from coa.tools.base import Tool, Toolbox, clean
 from coa.trajectory import Author, Trajectory, save_trajectories
@@ -113,19 +112,19 @@ class DistillSettings:
 class Distilling:
     """What is distilled: which episodes, judged by which tasks, in which environments."""
 
-    episodes: Path
-    tasks: Path | None = None
-    """A task file with gold. Without it the training tasks of `env` judge the answers; without
-    these nobody does."""
+    episodes: Annotated[Path, Option("Episodes file from `coa record`.")]
+    tasks: Annotated[Path | None, Option("Task file with gold, to drop wrong answers.")] = None
+    """Without it the training tasks of `env` judge the answers; without these nobody does."""
     recipe: DistillSettings = field(default_factory=DistillSettings)
-    env: References = ()
-    """Environments that the episodes belong to; none: the shipped ones."""
-    against: Sequence[Path] = ()
-    """Task files that a model will be evaluated on: what is like them is not kept."""
+    env: Annotated[References, ENV] = ()
+    """None: the shipped ones that the episodes belong to."""
+    against: Annotated[
+        Sequence[Path], Option("Task file to evaluate on: its likes are dropped.", many=True)
+    ] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Of the environments."""
     tools: ToolSettings = field(default_factory=ToolSettings)
-    workers: int | None = None
+    workers: Annotated[int | None, WORKERS] = None
 
     def held_out(self) -> dict[str, TaskSet]:
         """The task files to evaluate on, by a name that tells them apart."""
@@ -284,9 +283,8 @@ def _job(asked: Distilling) -> _DistillJob:
         "offered": _offered(episodes.values()),
         "tools": asdict(asked.tools),
     }
-    opening = one_of_each(found) if shared["called"] else []
-    fit, opened_with = asyncio.run(_try_opening(environments, opening, asked.tools))
-    shared["tasks"] = [task.to_json() for task in fit]
+    replayed = found if shared["called"] else ()
+    opened_with = asyncio.run(_try_opening(environments, replayed, asked.tools))
     workers, held_out = _workers(asked.workers, len(episodes), environments), asked.held_out()
     return _DistillJob(environments, episodes, unfit, gold, held_out, shared, opened_with, workers)
 
@@ -334,20 +332,20 @@ def _read(path: Path, named: bool) -> tuple[dict[str, Episode], list[Task], list
 
 async def _try_opening(
     environments: Sequence[Environment], tasks: Sequence[Task], tools: ToolSettings
-) -> tuple[list[Task], dict[str, str]]:
-    """The tasks whose tools can be had, and fingerprints of what the episodes are replayed with.
-    Where it is not all tasks, what is wrong is the trouble of some episodes."""
-    fit, wrong = list[Task](), list[CoaError]()
+) -> dict[str, str]:
+    """Fingerprints of what the episodes are replayed with. Where the tools of some tasks cannot be
+    had, that is the trouble of their episodes; where those of none, it is said now."""
+    fit, wrong = 0, list[CoaError]()
     async with open_environments(environments, tools=tools, dry=True) as opened:
         for task in tasks:
             try:
                 await opened.prepare([task])
-                fit.append(task)
+                fit += 1
             except (ConfigError, GrammarError, RecordError) as error:
                 wrong.append(error)
         if wrong and not fit:
             raise wrong[0]
-        return fit, opened.inputs()
+        return opened.inputs()
 
 
 def _compare_tools(episodes: Path, now: Mapping[str, str]) -> None:
@@ -436,9 +434,8 @@ def _is_outdated(line: Line) -> bool:
 async def converter(settings: Json) -> AsyncIterator[Work]:
     """Converts, judges and replays one episode after another; runs in a worker process."""
     environments = [Environment.received(each) for each in settings["environments"]]
-    tasks = [Task.from_json(task) for task in settings["tasks"]]
     tools = ToolSettings(**settings["tools"])
-    async with open_environments(environments, tasks, tools) as opened:
+    async with open_environments(environments, tools=tools, rollouts=AT_ONCE) as opened:
         await opened.open_rewards(load_recipe(None, [], RewardSettings, settings["reward"]))
 
         async def work(item: Json) -> Json:

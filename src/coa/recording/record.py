@@ -11,7 +11,7 @@ import asyncio
 import json
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass, field, replace
 from inspect import isawaitable
@@ -29,7 +29,7 @@ from coa.recording import Teacher, load_teacher
 from coa.recording.budget import BudgetSpent
 from coa.recording.episode import READABLE, Episode, ToolSpec
 from coa.recording.recorder import COUNTED, CRITICS, MISTAKES
-from coa.rollouts import ENV, References, choose_environments
+from coa.rollouts import ENV, SEED, WORKERS, References, choose_environments
 from coa.tasks import Task, TaskSet
 from coa.tools.base import Toolbox
 
@@ -67,10 +67,8 @@ class Recording:
     grammar: Annotated[str, Option("Preset name or a .toml file; auto suits each task.")] = "auto"
     """What all tasks are taken to be made for, which decides about the tools of those that belong
     to no set; auto: what each names itself."""
-    seed: Annotated[int, Option("Seed of every random choice.")] = 0
-    workers: Annotated[
-        int | None, Option("Processes; as many as there are cores by default.", least=1)
-    ] = None
+    seed: Annotated[int, SEED] = 0
+    workers: Annotated[int | None, WORKERS] = None
 
 
 @dataclass(frozen=True)
@@ -140,10 +138,9 @@ def rehearse_recording(recording: Recording, out: Path) -> Rehearsal | CostEstim
 
     async def work() -> tuple[float, list[Json]]:
         async with recorder({**job.settings, "out": ""}) as record:
-            for task in one_of_each(chosen):  # opens what is opened once, which is not timed
-                await record(task.to_json())
-            begun = time.monotonic()
-            done = [await record(task.to_json()) for task in chosen]
+            for _ in ("opening what is opened once", "timed"):
+                begun = time.monotonic()
+                done = [await record(task.to_json()) for task in chosen]
             return time.monotonic() - begun, [each["record"] for each in done]
 
     seconds, records = asyncio.run(work())
@@ -196,7 +193,6 @@ def _prepared(asked: Recording, out: Path) -> _Job:
         public = [_at_home(task, environments) for task in public]
     elif asked.grammar != "auto":  # a task that names it is also distilled in it
         public = [replace(task, meta={**task.meta, "grammar": asked.grammar}) for task in public]
-    kinds = one_of_each(public)
     settings: Json = {
         "teacher": teacher,
         "options": options,
@@ -204,14 +200,13 @@ def _prepared(asked: Recording, out: Path) -> _Job:
         "tools": asdict(asked.tools),
         "out": str(out),
         "environments": [env.passed_on() for env in environments],
-        "tasks": [task.to_json() for task in kinds],
     }
     first = teachers[0]
     identity = first.identity() if hasattr(first, "identity") else options
     claimed: Json = {"teacher": teacher or _name(first), **identity, "seed": asked.seed}
     claimed |= {} if asked.grammar == "auto" else {"grammar": asked.grammar}
     claimed["tasks"] = TaskSet(tuple(public)).fingerprint()
-    inputs = asyncio.run(_inputs(environments, kinds, asked.tools))
+    inputs = asyncio.run(_inputs(environments, public, asked.tools))
     # A grammar that was asked for is told by its name.
     claimed |= {name: value for name, value in inputs.items() if name not in claimed}
     workers = _workers(asked.workers, teachers, environments, len(public))
@@ -255,10 +250,10 @@ def _at_home(task: Task, environments: Sequence[Environment]) -> Task:
 
 
 async def _inputs(
-    environments: Sequence[Environment], kinds: Sequence[Task], tools: ToolSettings
+    environments: Sequence[Environment], tasks: Sequence[Task], tools: ToolSettings
 ) -> Json:
     """Fingerprints of what the tasks are worked on with."""
-    async with open_environments(environments, kinds, tools, dry=True) as opened:
+    async with open_environments(environments, tasks, tools, dry=True) as opened:
         return dict(opened.inputs())
 
 
@@ -267,16 +262,6 @@ async def _estimated(job: _Job, tasks: Sequence[Task], tools: ToolSettings) -> C
     async with open_environments(job.environments, tools=tools, dry=True) as opened:
         estimate: CostEstimate = await job.teacher.estimate(tasks, opened.toolbox)  # type: ignore[attr-defined]
         return estimate
-
-
-def one_of_each(tasks: Iterable[Task]) -> list[Task]:
-    """A task for each way in which tools are opened: enough to find out what is missing."""
-    found: dict[Any, Task] = {}
-    for task in tasks:
-        meta = task.meta
-        key = (environment_name(task), str(meta.get("world")), meta.get("grammar"))
-        found.setdefault((*key, "tools" in meta), task)
-    return list(found.values())
 
 
 # -- recording -------------------------------------------------------------------------------
@@ -312,9 +297,10 @@ async def recorder(settings: Json) -> AsyncIterator[Work]:
     """Records one public task after another; runs in a worker process."""
     environments = [Environment.received(each) for each in settings["environments"]]
     tools = ToolSettings(**settings["tools"])
-    kinds = [Task.from_json(task) for task in settings["tasks"]]
     async with AsyncExitStack() as stack:
-        held = await stack.enter_async_context(open_environments(environments, kinds, tools))
+        held = await stack.enter_async_context(
+            open_environments(environments, tools=tools, rollouts=AT_ONCE)
+        )
         teachers: dict[Any, Any] = {}
         """By what names them; environments that have the same share it, and its open files."""
 

@@ -14,10 +14,11 @@ import ipaddress
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from coa.errors import CoaError
 from coa.io.runs import Json
+from coa.io.settings import Option
 from coa.tools.base import clean
 
 N = TypeVar("N", int, float)
@@ -138,14 +139,10 @@ def _digest(key: str) -> bytes:
 class ServingLimits:
     """What one client, and all of them together, may take."""
 
-    rollouts: int = 64
-    """At a time; further ones wait."""
-    queue: int = 128
-    """Waiting at a time; further ones are refused (429)."""
-    seconds: float = 300.0
-    """Most for one rollout, and most for waiting."""
-    tokens: int = 2048
-    """Most sampled in one rollout."""
+    rollouts: Annotated[int, Option("At a time; further ones wait.", least=1)] = 64
+    queue: Annotated[int, Option("Waiting; further ones get 429.", least=0)] = 128
+    seconds: Annotated[float, Option("Most for one rollout, or for waiting.", least=1)] = 300.0
+    tokens: Annotated[int, Option("Most sampled in one rollout.", least=1)] = 2048
     turns: int = 12
     body_bytes: int = 1 << 20
     characters: int = 16_000

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from coa.engines.base import Engine
 from coa.environment import Environment, OpenEnvironment, ToolSettings, open_environments
@@ -27,9 +27,16 @@ from coa.errors import CoaError, ConfigError, UsageError
 from coa.grammar import Grammar, PromptKind
 from coa.io.machine import cores
 from coa.io.runs import Appender, Json
+from coa.io.settings import Option
 from coa.loop import Budget, Decoding
 from coa.models.references import OURS, resolve
 from coa.rollouts import (
+    CONSTRAIN,
+    ENV,
+    MODEL,
+    PROMPT,
+    SETTINGS,
+    TEMPERATURE,
     References,
     choose_prompt,
     default_environments,
@@ -54,29 +61,28 @@ Note = Callable[[str], None]
 class Serving:
     """How a model is served."""
 
-    model: str = "auto"
-    name: str = ""
-    """What clients call it; empty: the reference without paths."""
-    env: References = ()
-    """Environments; none: the shipped one for any question."""
-    grammars: tuple[str, ...] = ()
-    """The first is the default; none: those that the model was trained on."""
+    model: Annotated[str, MODEL] = "auto"
+    name: Annotated[str, Option("What clients call the model.")] = ""
+    """Empty: the reference without paths."""
+    env: Annotated[References, ENV] = ()
+    """None: the shipped one for any question."""
+    settings: Annotated[Json, SETTINGS] = field(default_factory=dict)
+    grammars: Annotated[
+        tuple[str, ...], Option("The first is the default.", "--grammar", many=True)
+    ] = ()
+    """None: those that the model was trained on."""
     tools: ToolSettings = field(default_factory=ToolSettings)
-    settings: Json = field(default_factory=dict)
-    """Of the environments."""
-    prompt: str = "auto"
-    host: str = "127.0.0.1"
-    port: int = 8000
-    """0 takes any that is free."""
+    prompt: Annotated[str, PROMPT] = "auto"
+    host: Annotated[str, Option("Others than this machine need a key.")] = "127.0.0.1"
+    port: Annotated[int, Option("0 takes any that is free.")] = 8000
     key: str = field(default="", repr=False)
     limits: ServingLimits = field(default_factory=ServingLimits)
-    temperature: float = 0.0
-    constrain: bool = False
-    context: int = 3072
-    grace_s: float = 20.0
-    out: Path | None = None
-    """Gets every trajectory."""
-    log_questions: bool = False
+    temperature: Annotated[float, TEMPERATURE] = 0.0
+    constrain: Annotated[bool, CONSTRAIN] = False
+    context: Annotated[int, Option("Most tokens of a whole rollout.", least=1)] = 3072
+    grace_s: Annotated[float, Option("Seconds to finish when stopped.", "--grace", 0)] = 20.0
+    out: Annotated[Path | None, Option("Append trajectories to this file.")] = None
+    log_questions: Annotated[bool, Option("Show what was asked in the log.")] = False
 
     def __post_init__(self) -> None:
         Decoding(temperature=self.temperature)  # says what cannot be sampled with
@@ -127,7 +133,7 @@ async def open_agents(
             full = f"{name}:{grammar.name}"
             try:
                 opened = await stack.enter_async_context(
-                    open_environments((wanted,), [ANY] * cores(), serving.tools)
+                    open_environments((wanted,), [ANY], serving.tools, rollouts=cores())
                 )
                 bound = (await opened.toolbox(ANY)).bind(grammar)
             except CoaError as error:

@@ -50,9 +50,15 @@ def tool(
         raise ConfigError(f"tool errors={errors!r}: expected 'model' or 'outside'.")
 
     def build(function: Callable[..., Any]) -> Tool:
-        if not callable(function):
-            raise ConfigError(f"a tool is {function!r}, expected a function.")
-        called = name or getattr(function, "__name__", type(function).__name__)
+        if isinstance(function, type) or not inspect.isroutine(function):
+            found = repr(function) if not callable(function) else f"{function!r}, which is none"
+            raise ConfigError(
+                f"a tool is {found}; expected a function or a method. A def that calls it, with "
+                "types and a docstring, is one."
+            )
+        called = name or getattr(function, "__name__", "")
+        if called == "<lambda>":
+            raise ConfigError("a tool is a lambda, which has no name; write it as a def.")
         return _tool(function, called, errors, limits)
 
     return build if function is None else build(function)
