@@ -102,7 +102,7 @@ async def test_functions_of_every_shape_are_tools() -> None:
         """Wait."""
         return f"waited {seconds}"
 
-    env = Environment("orders", tools=[order, wait, lambda word: word])
+    env = Environment("orders", tools=[order, wait, tool(lambda word: word, name="echo")])
     async with env.open() as opened:
         box = await opened.toolbox(QUESTION)
     made = box["order"]
