@@ -9,7 +9,7 @@ names one, from 0: `tasks.0.n=50`.
 
 Types are checked strictly (no `"3"` for 3, no `true` for 1; an int is fine where a float is
 expected), and a key nobody reads is an error, because a misspelt setting that is ignored costs a
-training run. `load_object` finds users' own tasks, rewards, tools, teachers and engines.
+training run.
 """
 
 from __future__ import annotations
@@ -18,10 +18,8 @@ import copy
 import dataclasses
 import difflib
 import enum
-import importlib
 import json
 import re
-import sys
 import tomllib
 import types
 import typing
@@ -160,39 +158,6 @@ def without_speed(recipe: Json) -> Json:
         free = _SPEED[table] + (() if made[table].get("deterministic") else _ROUNDING)
         made[table] = {k: v for k, v in made[table].items() if k not in free}
     return made
-
-
-def load_object(reference: str, what: str = "plug-in") -> Any:
-    """Import `module:attribute`; modules in the current directory are found too."""
-    name, colon, attribute = reference.partition(":")
-    if not (colon and name and attribute):
-        raise ConfigError(
-            f"{what} {reference!r}: expected module:attribute, such as 'my_tasks:load'."
-        )
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.append(here)  # never first: a file there must not stand in for a package
-    try:
-        found: Any = importlib.import_module(name)
-    except ModuleNotFoundError as exc:
-        missing = exc.name or name
-        if name == missing or name.startswith(missing + "."):
-            advice = "Looked in the current directory and in what is installed."
-        else:
-            advice = f"Module {name!r} was found; install what it needs."
-        raise ConfigError(f"{what} {reference!r}: no module named {missing!r}. {advice}") from exc
-    except Exception as exc:
-        raise ConfigError(
-            f"{what} {reference!r}: importing {name!r} failed: {type(exc).__name__}: {exc}"
-        ) from exc
-    for part in attribute.split("."):
-        if not hasattr(found, part):
-            public = [known for known in dir(found) if not known.startswith("_")]
-            raise ConfigError(
-                f"{what} {reference!r}: {name} has no {part!r}.{did_you_mean(part, public)}"
-            )
-        found = getattr(found, part)
-    return found
 
 
 def _merge(into: Json, other: Mapping[str, Any]) -> None:
