@@ -26,8 +26,10 @@ from coa.errors import ConfigError, ModelError, UsageError
 from coa.grammar import PRESETS, Grammar, PromptKind
 from coa.grammar.load import GrammarBook
 from coa.io.collect import OnDone, collect
+from coa.io.progress import say
 from coa.io.runs import Appender, Json
 from coa.io.settings import Option
+from coa.io.workers import worker_count
 from coa.loop import Budget, Decoding
 from coa.models.references import trained_on
 from coa.tasks import Task, TaskSet
@@ -44,6 +46,20 @@ TEMPERATURE = Option("Of sampling; 0 takes the likeliest token.")
 CONSTRAIN = Option("Sample only what the grammar allows.")
 SEED = Option("Seed of every random choice.")
 WORKERS = Option("Processes; as many as there are cores by default.", least=1)
+
+
+def processes_for(
+    asked: int | None, items: int, environments: Sequence[Environment], alone: str = ""
+) -> int:
+    """Processes for so many items. What cannot be loaded in another works in this one, and so does
+    what `alone` says of itself."""
+    if not alone and not all(env.is_loadable for env in environments):
+        alone = "an environment that is made in Python works in its own process"
+    if not alone:
+        return worker_count(items) if asked is None else asked
+    if asked not in (None, 1):
+        say(f"coa: workers {asked} is ignored: {alone}")
+    return 1
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ import re
 import tomllib
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
@@ -160,6 +160,28 @@ def without_speed(recipe: Json) -> Json:
     return made
 
 
+_RANGES: dict[str, Callable[[float], bool]] = {  # written so that NaN is in none of them
+    "at least 1": lambda found: found >= 1,
+    "at least 2": lambda found: found >= 2,
+    "more than 0": lambda found: found > 0,
+    "0 or more": lambda found: found >= 0,
+    "between 0 and 1": lambda found: 0 <= found <= 1,
+    "at least 0, below 1": lambda found: 0 <= found < 1,
+    "more than 0, at most 1": lambda found: 0 < found <= 1,
+    "between 1 and 4": lambda found: 1 <= found <= 4,
+}
+
+
+def check_ranges(settings: object, table: str, ranges: Mapping[str, str]) -> None:
+    """Raise unless the settings named for a range are in it, or none at all."""
+    for expected, names in ranges.items():
+        for name in names.split():
+            found = getattr(settings, name)
+            if found is not None and not _RANGES[expected](found):
+                where = f"{table}.{name}" if table else name
+                raise ConfigError(f"{where}: found {found}, expected {expected}.")
+
+
 def _merge(into: Json, other: Mapping[str, Any]) -> None:
     for name, value in other.items():
         if isinstance(value, Mapping):
@@ -256,7 +278,7 @@ def _inside(annotation: Any, name: str) -> Any:
     return None
 
 
-def _validate(values: Json, schema: type[S], where: typing.Callable[[Key], str]) -> S:
+def _validate(values: Json, schema: type[S], where: Callable[[Key], str]) -> S:
     from pydantic import ConfigDict, TypeAdapter, ValidationError
 
     # JSON, not Python objects: strict validation then still reads a list as a tuple, a string as
