@@ -10,7 +10,6 @@ import contextlib
 import hashlib
 import json
 import math
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -76,16 +75,6 @@ def read_manifest(folder: Path) -> Json:
 
 def write_json(path: Path, record: Json) -> None:
     path.write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def sync_folder(folder: Path) -> None:
-    """fsync every file of a folder and the folder itself, so that a rename publishes it whole."""
-    for path in [*(p for p in folder.rglob("*") if p.is_file()), folder]:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 # -- the hash of a base ----------------------------------------------------------------------
