@@ -236,17 +236,17 @@ class Environment:
         given = self.tasks
         if given is None:
             raise UsageError(f"environment {self.name!r} has no tasks. Give some with --tasks.")
-        if isinstance(given, Mapping):
+        if by_split := isinstance(given, Mapping):
             if split not in given:
                 hint = did_you_mean(split, given)
                 raise UsageError(f"environment {self.name!r} has no tasks for {split!r}.{hint}")
             given = given[split]
-            if not callable(given):
-                return self._task_set(given, split)
         if callable(given):
             with boundary(ConfigError, f"environment {self.name!r}: its tasks for {split!r}"):
                 return self._task_set(given(split), split)
         whole = self._task_set(given, split)
+        if by_split:
+            return whole
         chosen = tuple(task for task in whole if split_of(task) == split)
         if split not in SPLITS:
             raise UsageError(

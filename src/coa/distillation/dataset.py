@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections import Counter
 from collections.abc import (
     AsyncIterator,
@@ -51,7 +50,7 @@ from coa.grammar import load_grammar
 from coa.grammar.grammar import Grammar, is_block_name
 from coa.grammar.load import GrammarBook, block_names
 from coa.grammar.prompt import PromptKind
-from coa.io.collect import Line, Rehearsal, collect, spread_out
+from coa.io.collect import Line, Rehearsal, collect, spread_out, timed
 from coa.io.download import sha256_of
 from coa.io.progress import counted, say
 from coa.io.runs import (
@@ -218,14 +217,7 @@ def rehearse_distillation(asked: Distilling, out: Path) -> Rehearsal:
     left = [key for key in job.episodes if key not in done]
     chosen = [key for key in spread_out(left) if job.has_task(key)]
 
-    async def work() -> tuple[float, list[Json]]:
-        async with converter(job.shared) as convert:
-            for _ in ("opening what is opened once", "timed"):
-                begun = time.monotonic()
-                made = [await convert(job.item(key)) for key in chosen]
-            return time.monotonic() - begun, made
-
-    seconds, made = asyncio.run(work())
+    seconds, made = asyncio.run(timed(converter(job.shared), list(map(job.item, chosen))))
     good = sum(each["trajectory"] is not None and not each["replay"] for each in made)
     written = sum(len(dumps(each)) for each in made)
     count = len(job.episodes)

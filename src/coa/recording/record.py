@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from coa.environment import Environment, ToolSettings, environment_name, open_environments
 from coa.errors import RecordError, UsageError, boundary
-from coa.io.collect import Line, Rehearsal, collect, spread_out
+from coa.io.collect import Line, Rehearsal, collect, spread_out, timed
 from coa.io.progress import counted, say
 from coa.io.runs import Appender, Json, check_growing, claim, dumps, manifest_beside, read_records
 from coa.io.settings import Option
@@ -134,14 +134,9 @@ def rehearse_recording(recording: Recording, out: Path) -> Rehearsal | CostEstim
         return asyncio.run(_estimated(job, left, recording.tools))
     chosen = spread_out(left)
 
-    async def work() -> tuple[float, list[Json]]:
-        async with recorder({**job.settings, "out": ""}) as record:
-            for _ in ("opening what is opened once", "timed"):
-                begun = time.monotonic()
-                done = [await record(task.to_json()) for task in chosen]
-            return time.monotonic() - begun, [each["record"] for each in done]
-
-    seconds, records = asyncio.run(work())
+    opening = recorder({**job.settings, "out": ""})
+    seconds, done = asyncio.run(timed(opening, [task.to_json() for task in chosen]))
+    records = [each["record"] for each in done]
     good = sum(record["answer"] is not None for record in records)
     written = sum(len(dumps(record)) for record in records)
     counts = (len(job.tasks), len(held), len(chosen), good, job.workers)
