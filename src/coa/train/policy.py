@@ -28,7 +28,6 @@ from coa.models.weights import (
     BASE_FILE,
     CONFIG,
     MANIFEST,
-    WEIGHTS,
     Adapter,
     base_hash,
     check_base,
@@ -38,6 +37,7 @@ from coa.models.weights import (
     read_config,
     read_tensors,
     unsupported,
+    write_factors,
     write_json,
 )
 from coa.train.forward import (
@@ -278,21 +278,8 @@ class Policy:
             write_model(folder, self.folder, tensors | buffers)
             record |= {"full": True}
         else:
-            from safetensors.torch import save_file
-
-            save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
-            open_to_others(folder / WEIGHTS)
-            config = {
-                "peft_type": "LORA",
-                "task_type": "CAUSAL_LM",
-                "base_model_name_or_path": self.base.removeprefix("hf:"),
-                "r": self.rank,
-                "lora_alpha": self.alpha,
-                "lora_dropout": 0.0,
-                "bias": "none",
-                "target_modules": TARGETS,
-            }
-            write_json(folder / CONFIG, config)
+            base = self.base.removeprefix("hf:")
+            write_factors(folder, tensors, self.rank, self.alpha, TARGETS, base)
             record |= {"rank": self.rank, "alpha": self.alpha}
         write_json(folder / MANIFEST, record | {"trainable": self.trainable, **manifest})
 
