@@ -140,7 +140,10 @@ ASK = ("ask", QUESTION, "--model", "scripted:model.jsonl")
         (("eval", "--out", "r", *ASK[2:]), "give --env, or --tasks with a task file."),
         (("record", "--out", "e"), "give --env, or --tasks with a task file."),
         (("eval", "--tasks", "empty.jsonl", "--out", "r"), "empty.jsonl: holds no task."),
-        (("eval", "--tasks", "tasks.jsonl", "--out", "r", "--k", "0"), "k is 0, expected at least"),
+        (
+            ("eval", "--tasks", "tasks.jsonl", "--out", "r", "--k", "0"),
+            "k: found 0, expected at least",
+        ),
         (
             ("eval", "--tasks", "tasks.jsonl", "--out", "r", *ASK[2:], "--reward", "odd:broken"),
             "failed: ZeroDivisionError: division by zero",

@@ -11,7 +11,8 @@ from typing import Any, Literal
 import pytest
 
 from coa.errors import ConfigError
-from coa.io.settings import load_object, load_recipe, to_json
+from coa.io.plugins import load_object
+from coa.io.settings import load_recipe, to_json
 
 
 class Kind(enum.StrEnum):

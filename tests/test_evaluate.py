@@ -137,7 +137,7 @@ def test_without_gold_answers_there_is_no_f1_and_it_dilutes_none() -> None:
 def test_a_rollout_may_write_as_much_as_its_context_holds() -> None:
     assert EvalSettings(turn_tokens=8192, context=32768).budget().tokens == 32768
     assert EvalSettings(tokens=100).budget().tokens == 100
-    with pytest.raises(ConfigError, match="tokens is -1, expected 0 or more"):
+    with pytest.raises(ConfigError, match="tokens: found -1, expected 0 or more"):
         EvalSettings(tokens=-1)
 
 
@@ -284,9 +284,9 @@ def test_a_directory_belongs_to_one_recipe(folder: Path, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"k": 0}, "k is 0, expected at least 1."),
-        ({"concurrency": 0}, "concurrency is 0, expected at least 1."),
-        ({"turns": -1}, "turns is -1, expected at least 1."),
+        ({"k": 0}, "k: found 0, expected at least 1."),
+        ({"concurrency": 0}, "concurrency: found 0, expected at least 1."),
+        ({"turns": -1}, "turns: found -1, expected at least 1."),
         ({"temperature": -0.5}, "temperature is -0.5, expected 0 or more."),
         ({"prompt": "long"}, "prompt 'long': expected full, compact or auto."),
         ({"reward": "exacts"}, "'exacts' is not a reward. Did you mean 'exact'?"),

@@ -24,12 +24,12 @@ gguf = pytest.importorskip("gguf")
 
 from coa.cli import app  # noqa: E402
 from coa.errors import ModelError, UsageError  # noqa: E402
-from coa.io.files import lock_output  # noqa: E402
+from coa.io.download import writing_to  # noqa: E402
+from coa.io.files import lock_output, whole_folder  # noqa: E402
 from coa.models.export import (  # noqa: E402
     Merged,
     export_model,
     how_to_prompt,
-    whole_folder,
 )
 from coa.models.gguf_file import convert_gguf  # noqa: E402
 from coa.models.references import resolve, trained_on  # noqa: E402
@@ -315,21 +315,22 @@ def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     ):
         with (
             pytest.raises(UsageError, match=message),
-            whole_folder(target, "it needs 1 MB") as made,
+            writing_to(target, "it needs 1 MB", "give another folder with --out"),
+            whole_folder(target) as made,
         ):
             (made / "half").touch()
             raise failure
         assert not list(tmp_path.iterdir())
     (part / "out").mkdir(parents=True)
     (part / "out" / "left by a kill").touch()
-    with whole_folder(target, "") as made:
+    with whole_folder(target) as made:
         (made / "file").touch()
         with pytest.raises(UsageError, match="in use by another process"):
             lock_output(part)
         assert not target.exists()
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     assert [path.name for path in target.iterdir()] == ["file"]
-    with whole_folder(target, "", replaces=True) as made:
+    with whole_folder(target, replaces=True) as made:
         (made / "new").touch()
     assert [path.name for path in target.iterdir()] == ["new"]
 
@@ -338,12 +339,12 @@ KILLED_AT_EVERY_CHANGE = """
 import os, sys
 from itertools import count
 from pathlib import Path
-from coa.models.export import whole_folder
+from coa.io.files import whole_folder
 
 target = Path(sys.argv[1])
 
 def fill(text):
-    with whole_folder(target, "", replaces=True) as made:
+    with whole_folder(target, replaces=True) as made:
         kept = (target / "kept").read_text() if target.exists() else "kept"
         (made / "kept").write_text(kept)
         (made / "text").write_text(text)
@@ -397,7 +398,7 @@ def test_what_cannot_be_replaced_after_all_is_put_back(
         return rename(path, to)
 
     monkeypatch.setattr(Path, "rename", refused)
-    with pytest.raises(OSError, match="Input/output"), whole_folder(target, "", replaces=True):
+    with pytest.raises(OSError, match="Input/output"), whole_folder(target, replaces=True):
         pass
     assert [path.name for path in target.iterdir()] == ["old"]
     assert list(tmp_path.iterdir()) == [target]

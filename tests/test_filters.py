@@ -303,9 +303,9 @@ def test_a_rating_of_poor_sends_back_and_is_no_low_check() -> None:
         ("min_interactions", -1, "0 or more"),
         ("copies_of_corrected", -1, "0 or more"),
         ("duplicate_shingle", 0, "at least 1"),
-        ("low_check", 5, "a score from 1 to 4"),
-        ("keep_without_reflection", 1.5, "a share from 0 to 1"),
-        ("contamination_overlap", 0.0, "above 0, at most 1"),
+        ("low_check", 5, "between 1 and 4"),
+        ("keep_without_reflection", 1.5, "between 0 and 1"),
+        ("contamination_overlap", 0.0, "more than 0, at most 1"),
     ],
 )
 def test_a_threshold_that_means_nothing_is_refused(setting: str, value: Any, wanted: str) -> None:

@@ -311,10 +311,10 @@ def test_a_recipe_has_it_as_a_table(tmp_path: Path) -> None:
         ("expression=exat", r"'exat' is not a reward"),
         ("expression=exact+f1", r"can reach 2"),
         ("math.cpu_seconds=0", r"reward\.math: cpu_seconds 0"),
-        ("tests.slots=0", r"reward\.tests: slots is 0"),
+        ("tests.slots=0", r"reward\.tests\.slots: found 0"),
         ("tests.memory_mb=0", r"limits\.memory_mb is 0"),
-        ("judge.attempts=0", r"reward\.judge: attempts is 0"),
-        ("judge.retries=-1", r"retries, temperature and times cannot be negative"),
+        ("judge.attempts=0", r"reward\.judge\.attempts: found 0"),
+        ("judge.retries=-1", r"judge\.retries: found -1, expected 0 or more"),
         ("format.grade=true", r"format\.grade is not a setting"),
     ):
         with pytest.raises(ConfigError, match=says):

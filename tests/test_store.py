@@ -182,7 +182,7 @@ def fake_convert(source: Path, folder: Path) -> None:
     from safetensors.numpy import save_file
 
     assert source.read_bytes() == b"gguf"
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     save_file({"w": numpy.zeros(2, "float32")}, folder / "model.safetensors")
     (folder / "config.json").write_text("{}", encoding="utf-8")
 

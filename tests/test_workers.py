@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from coa.errors import CoaError, ConfigError, MissingExtra, ToolTimeout
 from coa.io.machine import cores
+from coa.io.plugins import load_object
 from coa.io.runs import Json
-from coa.io.settings import load_object
 from coa.io.workers import WorkerError, Workers, worker_count
 
 ODD_JOBS, ECHO = "worker_jobs:odd_jobs", "worker_jobs:echo"

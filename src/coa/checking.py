@@ -102,15 +102,11 @@ async def _check(env: Environment) -> Checked:
             split for split in SPLITS if not isinstance(env.tasks, Mapping) or split in env.tasks
         ]
         tasks = {split: env.load_tasks(split) for split in named}
-    chosen = [task for own in tasks.values() for task in own][:1] or [
-        Task("What would you like to know?")
-    ]
-    some = [task for own in tasks.values() for task in own[:20]] or chosen
+    every = [task for own in tasks.values() for task in own]
+    task = every[0] if every else Task("What would you like to know?")
+    some = [each for own in tasks.values() for each in own[:20]] or [task]
     async with open_environments((env,), some) as opened:
-        await opened.open_rewards(
-            RewardSettings(), [task for own in tasks.values() for task in own]
-        )
-        task = chosen[0]
+        await opened.open_rewards(RewardSettings(), every)
         bound = await opened.bound(task.public())
         box = await opened.toolbox(task.public())
         async with opened.session(task.public()) as session:

@@ -15,19 +15,12 @@ from __future__ import annotations
 import asyncio
 import copy
 import hashlib
-import importlib.util
 import inspect
 import json
 import re
 import sys
-import traceback
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import (
-    AbstractAsyncContextManager,
-    AsyncExitStack,
-    asynccontextmanager,
-    contextmanager,
-)
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from importlib import import_module
@@ -47,8 +40,9 @@ from coa.errors import (
 from coa.grammar import PRESETS, Grammar, load_grammar
 from coa.grammar.grammar import is_block_name
 from coa.grammar.load import GrammarBook, block_names
+from coa.io.plugins import load_beside, load_module, load_object
 from coa.io.runs import Json
-from coa.io.settings import Option, find_recipe, load_object, load_recipe
+from coa.io.settings import Option, find_recipe, load_recipe
 from coa.loop import Rollout
 from coa.rewards import (
     REWARDS,
@@ -184,6 +178,9 @@ class Environment:
     """How another process loads the same one; empty: it cannot."""
     files: tuple[Path, ...] = ()
     """Its own files, whose content is part of what a run depends on."""
+    _asked: Mapping[str, Any] | None = field(default=None, init=False, repr=False, compare=False)
+    """The settings with which the reference gives this value. `dataclasses.replace` does not keep
+    them, so a value that somebody changed is not taken for its reference."""
 
     def __post_init__(self) -> None:
         if not self.name or not isinstance(self.name, str):
@@ -239,17 +236,17 @@ class Environment:
         given = self.tasks
         if given is None:
             raise UsageError(f"environment {self.name!r} has no tasks. Give some with --tasks.")
-        if isinstance(given, Mapping):
+        if by_split := isinstance(given, Mapping):
             if split not in given:
                 hint = did_you_mean(split, given)
                 raise UsageError(f"environment {self.name!r} has no tasks for {split!r}.{hint}")
             given = given[split]
-            if not callable(given):
-                return self._task_set(given, split)
         if callable(given):
             with boundary(ConfigError, f"environment {self.name!r}: its tasks for {split!r}"):
                 return self._task_set(given(split), split)
         whole = self._task_set(given, split)
+        if by_split:
+            return whole
         chosen = tuple(task for task in whole if split_of(task) == split)
         if split not in SPLITS:
             raise UsageError(
@@ -300,21 +297,17 @@ class Environment:
             found |= {"settings": dict(self.settings)} if self.settings else {}
         return found
 
-    def _as_loaded(self, settings: Mapping[str, Any]) -> Environment:
-        """Note that the reference gives this value with these settings. `dataclasses.replace` does
-        not keep the note, so a value that somebody changed is not taken for its reference."""
-        object.__setattr__(self, "_asked", dict(settings))
-        return self
-
-    def _changed(self, **changes: Any) -> Environment:
-        """A change that `passed_on` tells."""
+    def _changed(self, asked: Mapping[str, Any] | None = None, **changes: Any) -> Environment:
+        """A change that `passed_on` tells, or the first value that the reference gives when asked
+        with these settings."""
         made = replace(self, **changes)
-        return made._as_loaded(self._asked) if self.is_loadable else made  # type: ignore[attr-defined]
+        object.__setattr__(made, "_asked", self._asked if asked is None else asked)
+        return made
 
     @property
     def is_loadable(self) -> bool:
         """Whether another process can load the same environment by its reference."""
-        return bool(self.reference) and hasattr(self, "_asked")
+        return bool(self.reference) and self._asked is not None
 
     def called(self, name: str) -> Environment:
         """The same environment under another name."""
@@ -322,15 +315,14 @@ class Environment:
 
     def passed_on(self) -> Json:
         """What another process needs to load the same environment, which is never pickled; one
-        that cannot be loaded is found in this process only."""
+        that cannot be loaded is passed on in this process only, as it is."""
         if not self.is_loadable:
-            _HELD[id(self)] = self
-            return {"held": id(self)}
+            return {"value": self}
         given = self.grammar
         value = GrammarBook([given]).to_json() if isinstance(given, Grammar) else str(given)
         return {
             "reference": self.reference,
-            "settings": self._asked,  # type: ignore[attr-defined]
+            "settings": self._asked,
             "name": self.name,
             "code": self.code(),
             "grammar": value,
@@ -339,8 +331,9 @@ class Environment:
     @classmethod
     def received(cls, passed: Json) -> Environment:
         """The environment that `passed_on` describes."""
-        if "held" in passed:
-            return _HELD[passed["held"]]
+        if "value" in passed:
+            value: Environment = passed["value"]
+            return value
         env = load_environment(passed["reference"], **passed["settings"])
         if env.code() != passed["code"]:
             raise ConfigError(
@@ -373,10 +366,6 @@ class Environment:
             judge = replace(judge, cache=asked.judge.cache or own.judge.cache)
             return replace(own, judge=judge), None
         return (replace(asked, expression=own), None) if isinstance(own, str) else (asked, own)
-
-
-_HELD: dict[int, Environment] = {}
-"""Environments that were made in this process and cannot be loaded in another."""
 
 
 def split_of(task: Task) -> str:
@@ -901,8 +890,8 @@ def _loaded(
     env: Environment, reference: str, settings: Mapping[str, Any], files: Sequence[Path]
 ) -> Environment:
     held = {**env.settings, **settings}
-    made = replace(env, reference=reference, settings=held, files=(*env.files, *files))
-    return made._as_loaded(settings)
+    files = (*env.files, *files)
+    return env._changed(dict(settings), reference=reference, settings=held, files=files)
 
 
 def _check_settings(
@@ -1007,98 +996,6 @@ def _check_references(path: Path, read: _EnvironmentFile) -> None:
 def _path_beside(folder: Path, name: str) -> Path:
     path = Path(name)
     return path if path.is_absolute() else folder / path
-
-
-def load_beside(folder: Path, reference: str, what: str) -> Any:
-    """`module:attribute` of a module beside a file, or of an installed one."""
-    name, _, attribute = reference.partition(":")
-    path = folder / f"{name.replace('.', '/')}.py"
-    if in_package := (folder / name.partition(".")[0] / "__init__.py").is_file():
-        _search(folder)
-    if in_package or not path.is_file():
-        return load_object(reference, f"{what}:")
-    found: Any = load_module(path)
-    for part in attribute.split("."):
-        if not hasattr(found, part):
-            public = [known for known in dir(found) if not known.startswith("_")]
-            raise ConfigError(f"{what}: {path.name} has no {part!r}.{did_you_mean(part, public)}")
-        found = getattr(found, part)
-    return found
-
-
-def load_module(path: Path) -> Any:
-    """A module by its file. It has its own name where no other module has it, so that modules of
-    one folder can import each other; the folder is searched last."""
-    path = path.resolve()
-    _search(path.parent)
-    held = sys.modules.get(path.stem)
-    if held is not None and _file_of(held) == path:
-        return held
-    name = path.stem
-    if held is not None or _is_elsewhere(name, path):
-        name = f"coa_environment_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}_{path.stem}"
-        if name in sys.modules:
-            return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None, path
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        with _beside(path.parent):
-            spec.loader.exec_module(module)
-    except BaseException as exc:
-        del sys.modules[name]
-        if not isinstance(exc, Exception):
-            raise
-        frames = [f for f in traceback.extract_tb(exc.__traceback__) if f.filename == str(path)]
-        at = f", line {frames[-1].lineno}" if frames else ""
-        raise ConfigError(
-            f"{path.name}{at}: importing it failed: {type(exc).__name__}: {exc}"
-        ) from exc
-    return module
-
-
-def _search(folder: Path) -> None:
-    """Let modules of a folder be imported, after all others of their names."""
-    if str(folder) not in sys.path:
-        sys.path.append(str(folder))
-
-
-@contextmanager
-def _beside(folder: Path) -> Iterator[None]:
-    """Let modules of one folder import each other although another folder has modules of the same
-    names: these are out of the way meanwhile, and the folder is searched first."""
-    siblings = {path.stem: path for path in folder.glob("*.py")}
-    held = {name: sys.modules[name] for name in siblings if name in sys.modules}
-    others = {name: each for name, each in held.items() if _file_of(each) != siblings[name]}
-    elsewhere = (Path(place) for place in sys.path if place and Path(place) != folder)
-    taken = any((place / f"{name}.py").is_file() for place in elsewhere for name in siblings)
-    if not others and not taken:
-        yield
-        return
-    for name in others:
-        del sys.modules[name]
-    sys.path.insert(0, str(folder))
-    try:
-        yield
-    finally:
-        sys.path.remove(str(folder))
-        sys.path.append(str(folder))
-        sys.modules.update(others)
-
-
-def _file_of(module: Any) -> Path | None:
-    found = getattr(module, "__file__", None)
-    return Path(found).resolve() if found else None
-
-
-def _is_elsewhere(name: str, path: Path) -> bool:
-    """Whether another module would be imported by that name."""
-    try:
-        spec = importlib.util.find_spec(name)
-    except (ImportError, ValueError):
-        return False
-    return spec is not None and (spec.origin is None or Path(spec.origin).resolve() != path)
 
 
 def shipped_home(meta: Mapping[str, Any]) -> Environment:

@@ -7,7 +7,6 @@ of the tasks, so that the file does not depend on who finished first.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
@@ -26,10 +25,12 @@ from coa.errors import ConfigError, ModelError, UsageError
 from coa.grammar import PRESETS, Grammar, PromptKind
 from coa.grammar.load import GrammarBook
 from coa.io.collect import OnDone, collect
+from coa.io.progress import say
 from coa.io.runs import Appender, Json
 from coa.io.settings import Option
+from coa.io.workers import worker_count
 from coa.loop import Budget, Decoding
-from coa.models.references import trained_on
+from coa.models.references import listed, trained_on
 from coa.tasks import Task, TaskSet
 from coa.trajectory import StopReason, Trajectory
 
@@ -44,6 +45,20 @@ TEMPERATURE = Option("Of sampling; 0 takes the likeliest token.")
 CONSTRAIN = Option("Sample only what the grammar allows.")
 SEED = Option("Seed of every random choice.")
 WORKERS = Option("Processes; as many as there are cores by default.", least=1)
+
+
+def processes_for(
+    asked: int | None, items: int, environments: Sequence[Environment], alone: str = ""
+) -> int:
+    """Processes for so many items. What cannot be loaded in another works in this one, and so does
+    what `alone` says of itself."""
+    if not alone and not all(env.is_loadable for env in environments):
+        alone = "an environment that is made in Python works in its own process"
+    if not alone:
+        return worker_count(items) if asked is None else asked
+    if asked not in (None, 1):
+        say(f"coa: workers {asked} is ignored: {alone}")
+    return 1
 
 
 @dataclass(frozen=True)
@@ -307,14 +322,13 @@ def choose_prompt(asked: str, model: str) -> PromptKind:
 def remembered(what: str, model: str) -> list[str]:
     """What the model's adapter remembers of its training; nothing when there is none."""
     try:
-        known = trained_on(model).get(what) or []
+        return listed(trained_on(model).get(what))
     except ModelError:  # loading it reports what is wrong, and a caller may have an engine
         return []
-    return [known] if isinstance(known, str) else list(known)
 
 
 def _warn(what: str, asked: str, model: str, known: list[str]) -> None:
     if known and asked not in known:
-        listed = ", ".join(known)
-        note = f"{model} was trained on {what} {listed}, not {asked}: expect malformed turns"
-        print(note, file=sys.stderr)
+        say(
+            f"{model} was trained on {what} {', '.join(known)}, not {asked}: expect malformed turns"
+        )

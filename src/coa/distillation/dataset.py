@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections import Counter
 from collections.abc import (
     AsyncIterator,
@@ -51,7 +50,7 @@ from coa.grammar import load_grammar
 from coa.grammar.grammar import Grammar, is_block_name
 from coa.grammar.load import GrammarBook, block_names
 from coa.grammar.prompt import PromptKind
-from coa.io.collect import Line, Rehearsal, collect, spread_out
+from coa.io.collect import Line, Rehearsal, collect, spread_out, timed
 from coa.io.download import sha256_of
 from coa.io.progress import counted, say
 from coa.io.runs import (
@@ -65,19 +64,24 @@ from coa.io.runs import (
     write_jsonl,
 )
 from coa.io.settings import Option, load_recipe, to_json
-from coa.io.workers import Work, Workers, shortened, worker_count
+from coa.io.workers import AT_ONCE, Work, Workers, shortened
 from coa.loop import Budget
 from coa.models.codec import codec_of
 from coa.models.references import BASE, is_pulled
 from coa.recording.episode import Episode, ToolSpec, ToolUse, read_episodes
 from coa.rewards import RewardSettings
-from coa.rollouts import ENV, WORKERS, References, check_shipped, choose_environments
+from coa.rollouts import (
+    ENV,
+    WORKERS,
+    References,
+    check_shipped,
+    choose_environments,
+    processes_for,
+)
 from coa.tasks import Task, TaskSet
 from coa.tools.base import Tool, Toolbox, clean
 from coa.trajectory import Author, Trajectory, save_trajectories
 
-AT_ONCE = 8
-"""Episodes in work at a time: while one waits for a tool, the others go on."""
 CONVERTED = "converted.jsonl"
 UNFIT = "its task has no grammar or no tools"
 _GENEROUS = Budget(turns=64, tokens=1 << 20, turn_tokens=1 << 20, context=1 << 22)
@@ -213,14 +217,7 @@ def rehearse_distillation(asked: Distilling, out: Path) -> Rehearsal:
     left = [key for key in job.episodes if key not in done]
     chosen = [key for key in spread_out(left) if job.has_task(key)]
 
-    async def work() -> tuple[float, list[Json]]:
-        async with converter(job.shared) as convert:
-            for _ in ("opening what is opened once", "timed"):
-                begun = time.monotonic()
-                made = [await convert(job.item(key)) for key in chosen]
-            return time.monotonic() - begun, made
-
-    seconds, made = asyncio.run(work())
+    seconds, made = asyncio.run(timed(converter(job.shared), list(map(job.item, chosen))))
     good = sum(each["trajectory"] is not None and not each["replay"] for each in made)
     written = sum(len(dumps(each)) for each in made)
     count = len(job.episodes)
@@ -285,7 +282,8 @@ def _job(asked: Distilling) -> _DistillJob:
     }
     replayed = found if shared["called"] else ()
     opened_with = asyncio.run(_try_opening(environments, replayed, asked.tools))
-    workers, held_out = _workers(asked.workers, len(episodes), environments), asked.held_out()
+    workers = processes_for(asked.workers, len(episodes), environments)
+    held_out = asked.held_out()
     return _DistillJob(environments, episodes, unfit, gold, held_out, shared, opened_with, workers)
 
 
@@ -360,17 +358,6 @@ def _compare_tools(episodes: Path, now: Mapping[str, str]) -> None:
         )
 
 
-def _workers(asked: int | None, episodes: int, environments: Sequence[Environment]) -> int:
-    if all(env.is_loadable for env in environments):
-        return worker_count(episodes) if asked is None else asked
-    if asked not in (None, 1):
-        say(
-            f"coa: workers {asked} is ignored: an environment that is made in Python works in its "
-            "own process"
-        )
-    return 1
-
-
 def _making(asked: Distilling, against: Mapping[str, TaskSet]) -> Making:
     """What the card says of how the dataset was made; names of files, not where they lay."""
     tools = asked.tools
@@ -396,8 +383,7 @@ def _making(asked: Distilling, against: Mapping[str, TaskSet]) -> Making:
 
 async def _convert(job: _DistillJob, path: Path, book: GrammarBook) -> list[Conversion]:
     """Convert what the file does not have yet."""
-    at_once, name = AT_ONCE, "coa.distillation.dataset:converter"
-    async with Workers(name, job.shared, job.workers, at_once=at_once) as pool:
+    async with Workers("coa.distillation.dataset:converter", job.shared, job.workers) as pool:
 
         def work(key: str) -> Callable[[], Awaitable[Line]]:
             async def convert() -> Line:
@@ -415,7 +401,7 @@ async def _convert(job: _DistillJob, path: Path, book: GrammarBook) -> list[Conv
                 parse=Line,
                 key=lambda line: str(line.record["key"]),
                 redo=_is_outdated,
-                concurrency=at_once * max(1, job.workers),
+                concurrency=AT_ONCE * max(1, job.workers),
                 on_done=on_done,
             )
     return [Conversion.from_json(line.record, book) for line in lines]

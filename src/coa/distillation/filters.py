@@ -30,9 +30,9 @@ from typing import NamedTuple
 
 from coa.distillation.contamination import find_leaks
 from coa.distillation.funnel import stage_record
-from coa.errors import ConfigError
 from coa.grammar import Block, alternatives, parse_code
 from coa.io.runs import Json
+from coa.io.settings import check_ranges
 from coa.rewards import normalise
 from coa.tasks import Task
 from coa.trajectory import CHAT_MARKER, Author, Chain, StopReason, Trajectory
@@ -150,21 +150,15 @@ class FilterSettings:
     """Correction: grammars whose chains are not repeated; the paper repeats search only."""
 
     def __post_init__(self) -> None:
-        counts = ("min_interactions", "min_tool_calls", "max_repeated_calls", "max_answer_words")
-        for name in (*counts, "copies_of_corrected", "contamination_template"):
-            self._expect(name, "0 or more", lambda value: value >= 0)
-        for name in ("contamination_ngram", "duplicate_shingle"):
-            self._expect(name, "at least 1", lambda value: value >= 1)
-        for name in ("min_final_check", "low_check"):
-            self._expect(name, "a score from 1 to 4", lambda value: 1 <= value <= 4)
-        for name in ("max_query_similarity", "duplicate_similarity", "keep_without_reflection"):
-            self._expect(name, "a share from 0 to 1", lambda value: 0 <= value <= 1)
-        self._expect("contamination_overlap", "above 0, at most 1", lambda value: 0 < value <= 1)
-
-    def _expect(self, name: str, wanted: str, fits: Callable[[float], bool]) -> None:
-        value = getattr(self, name)
-        if not fits(value):
-            raise ConfigError(f"filter.{name}: found {value!r}, expected {wanted}.")
+        ranges = {
+            "0 or more": "min_interactions min_tool_calls max_repeated_calls max_answer_words "
+            "copies_of_corrected contamination_template",
+            "at least 1": "contamination_ngram duplicate_shingle",
+            "between 1 and 4": "min_final_check low_check",
+            "between 0 and 1": "max_query_similarity duplicate_similarity keep_without_reflection",
+            "more than 0, at most 1": "contamination_overlap",
+        }
+        check_ranges(self, "filter", ranges)
 
 
 @dataclass(frozen=True)

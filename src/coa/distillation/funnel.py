@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from coa.errors import RecordError
 from coa.io.runs import Json
+from coa.io.tables import markdown_table
 from coa.view.plots import Bar, bars_plot, finite
 
 Stages = Iterable[Mapping[str, Any]]
@@ -95,12 +96,10 @@ def table(stages: Stages) -> list[str]:
 
 def markdown(stages: Stages) -> list[str]:
     """Return the funnel as a table of a document."""
-    head, *rows = _rows(stages)
-    lines = [f"| {head[0]} | {' | '.join(head[1])} |", "|---|---:|---:|---:|---:|"]
-    for label, cells, is_stage in rows:
-        name = label.replace("|", "/")
-        lines.append(f"| {f'**{name}**' if is_stage else name} | {' | '.join(cells)} |")
-    return lines
+    (label, cells, _), *rows = _rows(stages)
+    named = [(label.replace("|", "/"), cells, is_stage) for label, cells, is_stage in rows]
+    shown = [(f"**{name}**" if is_stage else name, *cells) for name, cells, is_stage in named]
+    return markdown_table((label, *cells), shown)
 
 
 def _rows(stages: Stages) -> Iterator[tuple[str, list[str], bool]]:

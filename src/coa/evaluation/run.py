@@ -6,11 +6,11 @@ import asyncio
 import json
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from coa.engines import load_engine, rollouts_at_once, slots_for
 from coa.engines.base import Engine
@@ -28,7 +28,7 @@ from coa.evaluation.samples import (
 from coa.evaluation.spending import LATENCY, Tariff, calls_by_agent, find_tariff, latency, money
 from coa.io.progress import Mode, counted
 from coa.io.runs import Json, Run, write_atomic, write_jsonl
-from coa.io.settings import Option
+from coa.io.settings import Option, check_ranges
 from coa.loop import Budget, Decoding
 from coa.models.references import identity, resolve_default
 from coa.rewards import JudgeSettings, ProgramSettings, RewardSettings, Scored, f1, mean_parts
@@ -200,11 +200,8 @@ class EvalSettings(AgentSettings):
     deterministic: Annotated[bool, Option("fp32, fixed batch shapes.")] = False
 
     def __post_init__(self) -> None:
-        for name in ("k", "turns", "turn_tokens", "context", "concurrency"):
-            if (found := getattr(self, name)) < 1:
-                raise ConfigError(f"{name} is {found!r}, expected at least 1.")
-        if self.tokens < 0:
-            raise ConfigError(f"tokens is {self.tokens!r}, expected 0 or more.")
+        ranges = {"at least 1": "k turns turn_tokens context concurrency", "0 or more": "tokens"}
+        check_ranges(self, "", ranges)
         Decoding(temperature=self.temperature)  # refuses what cannot be sampled at
         check_chooser(self.best_of, JudgeSettings(self.judge))
         if self.k > 1 and self.temperature == 0:
@@ -235,42 +232,6 @@ class EvalSettings(AgentSettings):
             malformed=self.malformed,
             seconds=24 * 3600.0,
         )
-
-
-@dataclass(frozen=True)
-class EvalPart:
-    """How the rollouts of several measurements are made: greedily, within these limits."""
-
-    turns: int = 8
-    turn_tokens: int = 192
-    malformed: int = 1
-    context: int = 1536
-    """Prompt, written and observed together: the budget of a rollout, the same for all models."""
-    concurrency: int = 96
-    deterministic: bool = False
-    seed: int = 1
-
-    def settings(self, model: str, tasks: Path, **more: Any) -> EvalSettings:
-        """Those of one measurement."""
-        limits = {name: getattr(self, name) for name in EvalPart.__dataclass_fields__}
-        return EvalSettings(model=model, tasks=str(tasks), **limits, **more)
-
-    def budget(self) -> Budget:
-        return self.settings("", Path()).budget()
-
-    @contextmanager
-    def loaded(self, model: str) -> Iterator[Engine]:
-        """One engine for several measurements: a model is loaded once."""
-        engine = load_engine(
-            model,
-            slots=slots_for(self.concurrency),
-            context=self.context,
-            deterministic=self.deterministic,
-        )
-        try:
-            yield engine
-        finally:
-            asyncio.run(engine.close())
 
 
 def run_eval(

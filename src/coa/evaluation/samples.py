@@ -17,8 +17,8 @@ from typing import Any
 
 from coa.errors import ConfigError, boundary, did_you_mean
 from coa.grammar import alternatives, parse_score
+from coa.io.plugins import load_object
 from coa.io.runs import Json
-from coa.io.settings import load_object
 from coa.rewards import Checker, JudgeSettings, Part, normalise, reward_for, together
 from coa.rewards.judge import Judge
 from coa.statistics import RIGHT, estimate

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coa.errors import RecordError, Unavailable, UsageError
-from coa.io.files import lock
+from coa.io.files import lock, whole_folder
 
 Say = Callable[[str], None]
 TRIES = 4
@@ -175,12 +175,8 @@ def wheel_member(
             if target.is_dir():
                 return target / member
             fetched = fetch_wheel(wheel, target.parent, say, otherwise)
-            with (
-                tempfile.TemporaryDirectory(dir=target.parent, prefix=".part-") as folder,
-                zipfile.ZipFile(fetched) as archive,
-            ):
+            with whole_folder(target) as folder, zipfile.ZipFile(fetched) as archive:
                 inside = [n for n in archive.namelist() if f"{n}/".startswith(f"{member}/")]
-                archive.extractall(Path(folder) / target.name, inside)
-                (Path(folder) / target.name).replace(target)
+                archive.extractall(folder, inside)
             fetched.unlink()
     return target / member

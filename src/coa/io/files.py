@@ -11,6 +11,7 @@ import json
 import os
 import re
 import secrets
+import shutil
 import stat
 import warnings
 from collections.abc import Callable, Iterator
@@ -185,6 +186,82 @@ def lock_output(path: Path) -> IO[str]:
     beside = path / LOCK if path.is_dir() else path.with_name(f".{path.name}{LOCK}")
     beside.parent.mkdir(parents=True, exist_ok=True)
     return lock(beside, refuse)
+
+
+# ------------------------------------------------------------------------------------------------
+# A whole folder or none: it is filled beside its place and renamed when it is complete.
+# ------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def whole_folder(target: Path, *, replaces: bool = False) -> Iterator[Path]:
+    """A folder to fill, which becomes `target` at the end, or never when that fails; the folder
+    around it is for scratch files.
+
+    What a killed process left is removed by the next one, and what it was about to replace is put
+    back before anything is asked of the caller; a second one at the same time is refused.
+    """
+    target = Path(os.path.abspath(target))  # noqa: PTH100  # not through links, and "." has a name
+    refuse_to_overwrite(target, replaces)
+    part, folder, old = _places(target)
+    part.mkdir(parents=True, exist_ok=True)
+    with lock_output(part):
+        try:
+            _put_back(old, target)
+            refuse_to_overwrite(target, replaces)
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            yield folder
+            sync_folder(folder)
+            if target.exists():
+                target.rename(old)
+            folder.rename(target)
+        finally:
+            sweep_folder(target)
+
+
+def sweep_folder(target: Path) -> None:
+    """Remove what a killed process left beside a folder, and put back what it was replacing. Only
+    for whoever owns the place."""
+    part, _, old = _places(target)
+    _put_back(old, target)
+    shutil.rmtree(part, ignore_errors=True)
+
+
+def _places(target: Path) -> tuple[Path, Path, Path]:
+    """The folder beside a target, and in it the new one and the one that is replaced."""
+    part = target.with_name(f".{target.name}.part")
+    return part, part / target.name, part / f"{target.name}.replaced"
+
+
+def _put_back(old: Path, target: Path) -> None:
+    """Rename what was to be replaced back, or remove it when the new folder is in its place."""
+    # What is removed is renamed first: half a folder must not look like one to put back.
+    removed = old.with_name(f"{old.name}.removed")
+    shutil.rmtree(removed, ignore_errors=True)
+    if old.exists() and target.exists():
+        old.rename(removed)
+        shutil.rmtree(removed, ignore_errors=True)
+    elif old.exists():
+        old.rename(target)
+
+
+def refuse_to_overwrite(target: Path, replaces: bool = False) -> None:
+    """Only a new or an empty folder is written to, unless its files may be replaced."""
+    if target.exists() and not target.is_dir():
+        raise UsageError(f"{target}: is a file, expected a new folder.")
+    if not replaces and target.is_dir() and any(target.iterdir()):
+        raise UsageError(f"{target}: exists and is not empty. Give a new folder with --out.")
+
+
+def sync_folder(folder: Path) -> None:
+    """fsync every file of a folder and the folder itself, so that a rename publishes it whole."""
+    for path in [*(p for p in folder.rglob("*") if p.is_file()), folder]:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 # ------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ names one, from 0: `tasks.0.n=50`.
 
 Types are checked strictly (no `"3"` for 3, no `true` for 1; an int is fine where a float is
 expected), and a key nobody reads is an error, because a misspelt setting that is ignored costs a
-training run. `load_object` finds users' own tasks, rewards, tools, teachers and engines.
+training run.
 """
 
 from __future__ import annotations
@@ -18,14 +18,12 @@ import copy
 import dataclasses
 import difflib
 import enum
-import importlib
 import json
 import re
-import sys
 import tomllib
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
@@ -162,37 +160,26 @@ def without_speed(recipe: Json) -> Json:
     return made
 
 
-def load_object(reference: str, what: str = "plug-in") -> Any:
-    """Import `module:attribute`; modules in the current directory are found too."""
-    name, colon, attribute = reference.partition(":")
-    if not (colon and name and attribute):
-        raise ConfigError(
-            f"{what} {reference!r}: expected module:attribute, such as 'my_tasks:load'."
-        )
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.append(here)  # never first: a file there must not stand in for a package
-    try:
-        found: Any = importlib.import_module(name)
-    except ModuleNotFoundError as exc:
-        missing = exc.name or name
-        if name == missing or name.startswith(missing + "."):
-            advice = "Looked in the current directory and in what is installed."
-        else:
-            advice = f"Module {name!r} was found; install what it needs."
-        raise ConfigError(f"{what} {reference!r}: no module named {missing!r}. {advice}") from exc
-    except Exception as exc:
-        raise ConfigError(
-            f"{what} {reference!r}: importing {name!r} failed: {type(exc).__name__}: {exc}"
-        ) from exc
-    for part in attribute.split("."):
-        if not hasattr(found, part):
-            public = [known for known in dir(found) if not known.startswith("_")]
-            raise ConfigError(
-                f"{what} {reference!r}: {name} has no {part!r}.{did_you_mean(part, public)}"
-            )
-        found = getattr(found, part)
-    return found
+_RANGES: dict[str, Callable[[float], bool]] = {  # written so that NaN is in none of them
+    "at least 1": lambda found: found >= 1,
+    "at least 2": lambda found: found >= 2,
+    "more than 0": lambda found: found > 0,
+    "0 or more": lambda found: found >= 0,
+    "between 0 and 1": lambda found: 0 <= found <= 1,
+    "at least 0, below 1": lambda found: 0 <= found < 1,
+    "more than 0, at most 1": lambda found: 0 < found <= 1,
+    "between 1 and 4": lambda found: 1 <= found <= 4,
+}
+
+
+def check_ranges(settings: object, table: str, ranges: Mapping[str, str]) -> None:
+    """Raise unless the settings named for a range are in it, or none at all."""
+    for expected, names in ranges.items():
+        for name in names.split():
+            found = getattr(settings, name)
+            if found is not None and not _RANGES[expected](found):
+                where = f"{table}.{name}" if table else name
+                raise ConfigError(f"{where}: found {found}, expected {expected}.")
 
 
 def _merge(into: Json, other: Mapping[str, Any]) -> None:
@@ -291,7 +278,7 @@ def _inside(annotation: Any, name: str) -> Any:
     return None
 
 
-def _validate(values: Json, schema: type[S], where: typing.Callable[[Key], str]) -> S:
+def _validate(values: Json, schema: type[S], where: Callable[[Key], str]) -> S:
     from pydantic import ConfigDict, TypeAdapter, ValidationError
 
     # JSON, not Python objects: strict validation then still reads a list as a tuple, a string as

@@ -46,8 +46,8 @@ from typing import IO, Any, Self
 
 from coa.errors import CoaError, ConfigError
 from coa.io.machine import cores, signal_name
+from coa.io.plugins import load_object
 from coa.io.runs import Json
-from coa.io.settings import load_object
 
 Work = Callable[[Json], Awaitable[Json]]
 AT_ONCE = 8

@@ -26,12 +26,13 @@ from coa.environment import ToolSettings, load_environment, open_environments
 from coa.environments import ATLAS_WEB, DEFAULT_SET, GYM, make_tasks
 from coa.errors import ConfigError, MissingExtra
 from coa.evaluation.compare import SUMMARY, compare
-from coa.evaluation.run import EvalPart, run_eval
+from coa.evaluation.run import run_eval
 from coa.io.progress import duration
 from coa.io.runs import Json, Run, read_object, read_records, write_atomic
 from coa.io.settings import to_json, without_speed
 from coa.lab.speedrun_recipe import (
     STAGES,
+    EvalPart,
     MeasuredPart,
     SpeedrunRecipe,
     TaskPart,

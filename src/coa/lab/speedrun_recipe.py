@@ -6,13 +6,16 @@ tasks is left out: with `rl_tasks=[]` there is no RL, with `tasks=[]` RL starts 
 
 from __future__ import annotations
 
+import asyncio
 import re
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from coa.distillation.filters import FilterSettings
+from coa.engines import load_engine, slots_for
 from coa.environments import (
     ATLAS_CODE,
     ATLAS_REWORDED,
@@ -24,9 +27,10 @@ from coa.environments import (
     make_tasks,
 )
 from coa.errors import ConfigError, did_you_mean
-from coa.evaluation.run import EvalPart
+from coa.evaluation.run import EvalSettings
 from coa.io.progress import duration
 from coa.io.settings import load_recipe, read_toml
+from coa.loop import Budget
 from coa.tasks import Task
 from coa.tools.sources import check_observations
 from coa.train.settings import (
@@ -43,6 +47,8 @@ from coa.train.settings import (
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from coa.engines.base import Engine
 
 
 class Pace(NamedTuple):
@@ -141,6 +147,42 @@ class MeasuredPart(TaskPart):
 class TeacherPart:
     error_rate: float = 0.1
     seed: int = 0
+
+
+@dataclass(frozen=True)
+class EvalPart:
+    """How the rollouts of several measurements are made: greedily, within these limits."""
+
+    turns: int = 8
+    turn_tokens: int = 192
+    malformed: int = 1
+    context: int = 1536
+    """Prompt, written and observed together: the budget of a rollout, the same for all models."""
+    concurrency: int = 96
+    deterministic: bool = False
+    seed: int = 1
+
+    def settings(self, model: str, tasks: Path, **more: Any) -> EvalSettings:
+        """Those of one measurement."""
+        limits = {name: getattr(self, name) for name in EvalPart.__dataclass_fields__}
+        return EvalSettings(model=model, tasks=str(tasks), **limits, **more)
+
+    def budget(self) -> Budget:
+        return self.settings("", Path()).budget()
+
+    @contextmanager
+    def loaded(self, model: str) -> Iterator[Engine]:
+        """One engine for several measurements: a model is loaded once."""
+        engine = load_engine(
+            model,
+            slots=slots_for(self.concurrency),
+            context=self.context,
+            deterministic=self.deterministic,
+        )
+        try:
+            yield engine
+        finally:
+            asyncio.run(engine.close())
 
 
 @dataclass(frozen=True)

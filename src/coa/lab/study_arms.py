@@ -23,11 +23,11 @@ from coa.engines.base import Engine
 from coa.environments import make_tasks
 from coa.errors import ConfigError, RecordError, UsageError
 from coa.evaluation.compare import PAIRED_RESAMPLES, SCORES, SUMMARY
-from coa.evaluation.run import EvalPart, EvalSettings, run_eval
+from coa.evaluation.run import EvalSettings, run_eval
 from coa.io.progress import duration
 from coa.io.runs import Json, read_jsonl
 from coa.io.settings import load_recipe, to_json
-from coa.lab.speedrun_recipe import PACE
+from coa.lab.speedrun_recipe import PACE, EvalPart
 from coa.models.references import resolve
 from coa.models.weights import MANIFEST
 from coa.recording.record import Recording, run_recording

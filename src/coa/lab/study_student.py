@@ -15,11 +15,11 @@ from pathlib import Path
 from coa.environments import GYM, SETS, make_tasks
 from coa.errors import ConfigError, did_you_mean
 from coa.evaluation.compare import PAIRED_RESAMPLES, SCORES, SUMMARY, Resamples
-from coa.evaluation.run import EvalPart, run_eval
+from coa.evaluation.run import run_eval
 from coa.evaluation.samples import Sample, majority
 from coa.io.runs import Json, Run, read_jsonl
 from coa.io.settings import to_json, without_speed
-from coa.lab.speedrun_recipe import PACE
+from coa.lab.speedrun_recipe import PACE, EvalPart
 from coa.lab.study_arms import Note, StudyPiece
 from coa.models.codec import Codec
 from coa.models.references import identity, model_folder, resolve, resolve_default

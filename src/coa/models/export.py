@@ -12,11 +12,9 @@ written. The folder says how to ask the model: what it was trained on is its pro
 from __future__ import annotations
 
 import math
-import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -29,7 +27,7 @@ from coa.engines.llama import MergedTensors
 from coa.errors import GrammarError, ModelError, UsageError, did_you_mean
 from coa.grammar import Block, Grammar, PromptKind, load_grammar, system_prompt
 from coa.io.download import writing_to
-from coa.io.files import lock_output, open_to_others, portable
+from coa.io.files import open_to_others, portable, refuse_to_overwrite, whole_folder
 from coa.io.runs import Json
 from coa.io.tables import markdown_table
 from coa.models.codec import Codec
@@ -56,7 +54,6 @@ from coa.models.weights import (
     read_adapter,
     read_config,
     read_json,
-    sync_folder,
     weight_files,
     write_json,
 )
@@ -69,63 +66,9 @@ TYPES = {
     "gguf": {"float16": 2.0, "bfloat16": 2.0, "float32": 4.0, "q8_0": 34 / 32},
 }
 """Format to the types it can hold, the default first, with their bytes for one weight."""
+_ELSEWHERE = "give another folder with --out"
 _TRAINED_HERE = "an adapter that coa sft or coa rl wrote"
 Note = Callable[[str], None]
-
-
-# ------------------------------------------------------------------------------------------------
-# A whole folder or none: it is filled beside its place and renamed when it is complete.
-# ------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def whole_folder(target: Path, size: str, *, replaces: bool = False) -> Iterator[Path]:
-    """A folder to fill, which becomes `target` at the end, or never when that fails.
-
-    What a killed process left is removed by the next one, and what it was about to replace is put
-    back before anything is asked of the caller; a second one at the same time is refused. `size`
-    says how much room is needed, for a disk that is full.
-    """
-    target = Path(os.path.abspath(target))  # noqa: PTH100  # not through links, and "." has a name
-    refuse_to_overwrite(target, replaces)
-    part = target.with_name(f".{target.name}.part")
-    folder, old = part / target.name, part / f"{target.name}.replaced"
-    with writing_to(target, size, "give another folder with --out"):
-        part.mkdir(parents=True, exist_ok=True)
-        with lock_output(part):
-            try:
-                _put_back(old, target)
-                refuse_to_overwrite(target, replaces)
-                shutil.rmtree(folder, ignore_errors=True)
-                folder.mkdir()
-                yield folder
-                sync_folder(folder)
-                if target.exists():
-                    target.rename(old)
-                folder.rename(target)
-            finally:
-                _put_back(old, target)
-                shutil.rmtree(part, ignore_errors=True)
-
-
-def _put_back(old: Path, target: Path) -> None:
-    """Rename what was to be replaced back, or remove it when the new folder is in its place."""
-    # What is removed is renamed first: half a folder must not look like one to put back.
-    removed = old.with_name(f"{old.name}.removed")
-    shutil.rmtree(removed, ignore_errors=True)
-    if old.exists() and target.exists():
-        old.rename(removed)
-        shutil.rmtree(removed, ignore_errors=True)
-    elif old.exists():
-        old.rename(target)
-
-
-def refuse_to_overwrite(target: Path, replaces: bool = False) -> None:
-    """Only a new or an empty folder is written to, unless its files may be replaced."""
-    if target.exists() and not target.is_dir():
-        raise UsageError(f"{target}: is a file, expected a new folder.")
-    if not replaces and target.is_dir() and any(target.iterdir()):
-        raise UsageError(f"{target}: exists and is not empty. Give a new folder with --out.")
 
 
 # ------------------------------------------------------------------------------------------------
@@ -175,7 +118,8 @@ def pack(
     for given in (recipe, about):
         if given is not None and not given.is_file():
             raise UsageError(f"{given}: no such file.")
-    with whole_folder(out, "an adapter needs about 20 MB", replaces=True) as folder:
+    room = "an adapter needs about 20 MB"
+    with writing_to(out, room, _ELSEWHERE), whole_folder(out, replaces=True) as folder:
         _check_packed(out)  # again: one that was killed may have left a folder to put back
         save_file(halves, folder / WEIGHTS, metadata={"format": "pt"})
         open_to_others(folder / WEIGHTS)
@@ -415,7 +359,8 @@ def export_model(ref: str, out: Path, to: str = "hf", dtype: str = "", note: Not
     size = f"about {weights * TYPES[to][dtype] / 1e6:,.1f} MB"
     note(f"writing {ref} as {dtype} to {out}, {size}")
     title, gguf = ref if ref in (OURS, BASE) else "model", ""
-    with whole_folder(out, f"the model needs {size}") as target:
+    room = f"the model needs {size}"
+    with writing_to(out, room, _ELSEWHERE), whole_folder(out) as target:
         if to == "hf":
             _write_hf(target, folder, merged, dtype)
         else:

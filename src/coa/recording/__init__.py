@@ -7,7 +7,8 @@ from importlib import import_module
 from typing import Any, Protocol
 
 from coa.errors import ConfigError, boundary
-from coa.io.settings import load_object, load_recipe, read_pairs, to_json
+from coa.io.plugins import load_object
+from coa.io.settings import load_recipe, read_pairs, to_json
 from coa.recording.episode import Episode
 from coa.tasks import Task
 from coa.tools.base import Toolbox

@@ -20,16 +20,16 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from coa.environment import Environment, ToolSettings, environment_name, open_environments
 from coa.errors import RecordError, UsageError, boundary
-from coa.io.collect import Line, Rehearsal, collect, spread_out
+from coa.io.collect import Line, Rehearsal, collect, spread_out, timed
 from coa.io.progress import counted, say
 from coa.io.runs import Appender, Json, check_growing, claim, dumps, manifest_beside, read_records
 from coa.io.settings import Option
-from coa.io.workers import Work, Workers, shortened, worker_count
+from coa.io.workers import AT_ONCE, Work, Workers, shortened
 from coa.recording import Teacher, load_teacher
 from coa.recording.budget import BudgetSpent
 from coa.recording.episode import READABLE, Episode, ToolSpec
 from coa.recording.recorder import COUNTED, CRITICS, MISTAKES
-from coa.rollouts import ENV, SEED, WORKERS, References, choose_environments
+from coa.rollouts import ENV, SEED, WORKERS, References, choose_environments, processes_for
 from coa.tasks import Task, TaskSet
 from coa.tools.base import Toolbox
 
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
 _FIELDS = {"task_id", "events", "answer", "meta"}
 """Of an episode on disk: what is read here of those that are only passed on."""
-AT_ONCE = 8
-"""Tasks in work at a time, in each process."""
 
 
 @dataclass(frozen=True)
@@ -136,14 +134,9 @@ def rehearse_recording(recording: Recording, out: Path) -> Rehearsal | CostEstim
         return asyncio.run(_estimated(job, left, recording.tools))
     chosen = spread_out(left)
 
-    async def work() -> tuple[float, list[Json]]:
-        async with recorder({**job.settings, "out": ""}) as record:
-            for _ in ("opening what is opened once", "timed"):
-                begun = time.monotonic()
-                done = [await record(task.to_json()) for task in chosen]
-            return time.monotonic() - begun, [each["record"] for each in done]
-
-    seconds, records = asyncio.run(work())
+    opening = recorder({**job.settings, "out": ""})
+    seconds, done = asyncio.run(timed(opening, [task.to_json() for task in chosen]))
+    records = [each["record"] for each in done]
     good = sum(record["answer"] is not None for record in records)
     written = sum(len(dumps(record)) for record in records)
     counts = (len(job.tasks), len(held), len(chosen), good, job.workers)
@@ -209,7 +202,12 @@ def _prepared(asked: Recording, out: Path) -> _Job:
     inputs = asyncio.run(_inputs(environments, public, asked.tools))
     # A grammar that was asked for is told by its name.
     claimed |= {name: value for name, value in inputs.items() if name not in claimed}
-    workers = _workers(asked.workers, teachers, environments, len(public))
+    alone = ""
+    if any(hasattr(each, "opened") for each in teachers):  # it keeps something beside the file
+        alone = f"the teacher {_name(first)} works in one process"
+    # A teacher of one's own may not be made for several processes.
+    spread = len(public) if all(_name(each) == "experts" for each in teachers) else 0
+    workers = processes_for(asked.workers, spread, environments, alone)
     return _Job(environments, first, public, settings, claimed, workers)
 
 
@@ -221,25 +219,6 @@ def _teacher_of(env: Environment, asked: str) -> Any:
 
 def _name(teacher: Teacher) -> str:
     return str(getattr(teacher, "name", "") or type(teacher).__name__)
-
-
-def _workers(
-    asked: int | None, teachers: Sequence[Teacher], environments: Sequence[Environment], tasks: int
-) -> int:
-    """Processes to record with; what cannot be loaded in another works in this one, and says so."""
-    why = ""
-    if any(hasattr(each, "opened") for each in teachers):  # it keeps something beside the file
-        why = f"the teacher {_name(teachers[0])} works in one process"
-    elif not all(env.is_loadable for env in environments):
-        why = "an environment that is made in Python works in its own process"
-    if why:
-        if asked not in (None, 1):
-            say(f"coa: workers {asked} is ignored: {why}")
-        return 1
-    if asked is not None:
-        return asked
-    # A teacher of one's own may not be made for several processes.
-    return worker_count(tasks) if all(_name(each) == "experts" for each in teachers) else 1
 
 
 def _at_home(task: Task, environments: Sequence[Environment]) -> Task:
@@ -269,8 +248,7 @@ async def _estimated(job: _Job, tasks: Sequence[Task], tools: ToolSettings) -> C
 
 async def _record(job: _Job, out: Path) -> list[Line]:
     timings = Appender(out.with_name(f"{out.name}.timings.jsonl"))
-    work_of = "coa.recording.record:recorder"
-    async with Workers(work_of, job.settings, job.workers, at_once=AT_ONCE) as pool:
+    async with Workers("coa.recording.record:recorder", job.settings, job.workers) as pool:
 
         def work(task: Task) -> Callable[[], Awaitable[Line]]:
             async def record() -> Line:

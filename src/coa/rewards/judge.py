@@ -23,6 +23,7 @@ from typing import Any
 
 from coa.errors import ConfigError, EngineError, ModelError, Unavailable
 from coa.io.runs import Json
+from coa.io.settings import check_ranges
 from coa.models.references import resolve
 from coa.rewards.answers import Part, same_words
 from coa.tasks import Task
@@ -84,12 +85,12 @@ class JudgeSettings:
     backoff_s: float = 0.5
 
     def __post_init__(self) -> None:
-        for name in ("max_tokens", "attempts", "slots"):
-            if getattr(self, name) < 1:
-                found = getattr(self, name)
-                raise ConfigError(f"reward.judge: {name} is {found!r}, expected 1 or more.")
-        if min(self.retries, self.temperature, self.backoff_s) < 0 or not self.timeout_s > 0:
-            raise ConfigError("reward.judge: retries, temperature and times cannot be negative.")
+        ranges = {
+            "at least 1": "max_tokens attempts slots",
+            "0 or more": "retries temperature backoff_s",
+            "more than 0": "timeout_s",
+        }
+        check_ranges(self, "reward.judge", ranges)
 
     def require_model(self) -> None:
         if not self.model:

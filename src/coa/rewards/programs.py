@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 from decimal import Decimal, InvalidOperation
 from typing import Any, Literal, get_args
 
-from coa.errors import ConfigError, RecordError, did_you_mean
+from coa.errors import RecordError, did_you_mean
+from coa.io.settings import check_ranges
 from coa.rewards.answers import Part
 from coa.sandbox import Limits, Sandbox, SandboxError
 from coa.tasks import Task
@@ -323,8 +324,7 @@ class ProgramSettings:
     """Run them without a sandbox, with all your rights."""
 
     def __post_init__(self) -> None:
-        if self.slots < 1:
-            raise ConfigError(f"reward.tests: slots is {self.slots!r}, expected 1 or more.")
+        check_ranges(self, "reward.tests", {"at least 1": "slots"})
         self.sandbox()  # says what is wrong with the limits
 
     def sandbox(self) -> Sandbox:

@@ -28,8 +28,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
 from coa.errors import ConfigError, boundary, did_you_mean
+from coa.io.plugins import load_object
 from coa.io.runs import Json
-from coa.io.settings import load_object
 from coa.rewards.answers import Checker, Part, Scored, Scorer, exact, f1, part_of, squad
 from coa.rewards.chains import FormatSettings, calls, check_format
 from coa.rewards.judge import Judge, JudgeSettings

@@ -19,8 +19,8 @@ from typing import Any, Protocol
 import torch
 
 from coa.errors import TrainingError
+from coa.io.files import sync_folder, whole_folder
 from coa.io.runs import Json
-from coa.models.weights import sync_folder
 from coa.train.policy import Policy
 from coa.train.processes import Processes
 
@@ -62,26 +62,23 @@ class Checkpoints:
             return
         tensors = self._policy.gathered()
         state = {name: each.state_dict() for name, each in self._saved.items()}
-        target, part = self._path(update), self._folder / f"{_PART}{update:07d}"
+        target = self._path(update)
         if not main or target.exists():
             return
-        shutil.rmtree(part, ignore_errors=True)
         try:
-            self._policy.write(part / "adapter", tensors, update=update, **(made_by or {}))
-            with (part / "optimizer.pt").open("wb") as file:  # given a path, torch hides the reason
-                torch.save(state | {"rng": torch.get_rng_state()}, file)
-            text = json.dumps({"update": update, **record})
-            (part / "position.json").write_text(text + "\n", encoding="utf-8")
-            sync_folder(part)
+            with whole_folder(target) as part:
+                self._policy.write(part / "adapter", tensors, update=update, **(made_by or {}))
+                with (part / "optimizer.pt").open("wb") as file:  # by a path, torch hides a reason
+                    torch.save(state | {"rng": torch.get_rng_state()}, file)
+                text = json.dumps({"update": update, **record})
+                (part / "position.json").write_text(text + "\n", encoding="utf-8")
         except Exception as failed:  # safetensors and torch have errors of their own for a disk
-            shutil.rmtree(part, ignore_errors=True)
             whole = self._whole()
             last = f"{whole[-1].name} is the last whole one" if whole else "there is no other"
             raise TrainingError(
                 f"{target}: the checkpoint could not be written ({_reason(failed)}); {last}. "
                 "Make room and give the same command again."
             ) from failed
-        part.rename(target)
         sync_folder(self._folder)
         kept = {self._path(one) for one in also_keep}
         for old in self._whole()[:-KEPT]:
@@ -102,7 +99,7 @@ class Checkpoints:
         All processes of a run call it, and must find the same one.
         """
         if self._folder.is_dir() and self._processes.main:
-            for part in self._folder.glob(f"{_PART}*"):
+            for part in self._folder.glob(".*"):
                 shutil.rmtree(part, ignore_errors=True)
         whole = self._whole()
         newest = whole[-1] if whole else None

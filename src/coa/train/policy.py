@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +20,7 @@ from torch import Tensor
 
 from coa.engines.local import positions_of
 from coa.errors import ModelError, TrainingError
-from coa.io.files import open_to_others
+from coa.io.files import open_to_others, whole_folder
 from coa.io.progress import say
 from coa.models.codec import Codec
 from coa.models.references import model_folder, resolve
@@ -29,7 +28,6 @@ from coa.models.weights import (
     BASE_FILE,
     CONFIG,
     MANIFEST,
-    WEIGHTS,
     Adapter,
     base_hash,
     check_base,
@@ -38,8 +36,8 @@ from coa.models.weights import (
     rank_and_alpha,
     read_config,
     read_tensors,
-    sync_folder,
     unsupported,
+    write_factors,
     write_json,
 )
 from coa.train.forward import (
@@ -263,14 +261,9 @@ class Policy:
 
     def save(self, folder: Path, **manifest: Any) -> None:
         """Write the folder beside and rename it; `manifest` adds to its manifest.json."""
-        if not (tensors := self.gathered()):
-            return
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as part:
-            target = Path(part) / folder.name
-            self.write(target, tensors, **manifest)
-            sync_folder(target)
-            replace_folder(target, folder)
+        if tensors := self.gathered():
+            with whole_folder(folder, replaces=True) as target:
+                self.write(target, tensors, **manifest)
 
     def write(self, folder: Path, gathered: dict[str, Tensor], **manifest: Any) -> None:
         """Write the files into a folder of the caller's: a peft adapter, or a whole model."""
@@ -285,21 +278,8 @@ class Policy:
             write_model(folder, self.folder, tensors | buffers)
             record |= {"full": True}
         else:
-            from safetensors.torch import save_file
-
-            save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
-            open_to_others(folder / WEIGHTS)
-            config = {
-                "peft_type": "LORA",
-                "task_type": "CAUSAL_LM",
-                "base_model_name_or_path": self.base.removeprefix("hf:"),
-                "r": self.rank,
-                "lora_alpha": self.alpha,
-                "lora_dropout": 0.0,
-                "bias": "none",
-                "target_modules": TARGETS,
-            }
-            write_json(folder / CONFIG, config)
+            base = self.base.removeprefix("hf:")
+            write_factors(folder, tensors, self.rank, self.alpha, TARGETS, base)
             record |= {"rank": self.rank, "alpha": self.alpha}
         write_json(folder / MANIFEST, record | {"trainable": self.trainable, **manifest})
 
@@ -342,17 +322,6 @@ def make_policy(
         keep_reference=isinstance(settings, RlSettings) and settings.loss.kl > 0,
         note=note,
     )
-
-
-def replace_folder(new: Path, target: Path) -> None:
-    """Rename `new` to `target`, moving an older target out of the way first."""
-    if target.exists():
-        old = new.with_name(new.name + ".old")
-        target.rename(old)
-        new.rename(target)
-        shutil.rmtree(old)
-    else:
-        new.rename(target)
 
 
 class ValueHead(torch.nn.Module):

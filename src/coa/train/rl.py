@@ -30,9 +30,9 @@ from torch import Tensor
 from coa.engines.base import Engine
 from coa.errors import CoaError, TrainingError, boundary
 from coa.grammar import parse
-from coa.io.files import sweep
+from coa.io.files import sweep, sweep_folder, whole_folder
 from coa.io.runs import METRICS, Json, Run, read_jsonl, write_atomic
-from coa.models.weights import Adapter, sync_folder
+from coa.models.weights import Adapter
 from coa.rewards import mean_parts
 from coa.train.checkpoint import Checkpoints
 from coa.train.experience import (
@@ -57,7 +57,7 @@ from coa.train.optimizer import (
     micro_batches,
     states_and_targets,
 )
-from coa.train.policy import Policy, ValueHead, replace_folder
+from coa.train.policy import Policy, ValueHead
 from coa.train.processes import Processes
 from coa.train.rows import row_maker
 from coa.train.settings import RlRecipe, RlSettings
@@ -298,8 +298,7 @@ class RlLoop:
     def _sweep(self) -> None:
         """Remove what a killed process was writing beside."""
         for name in (BEST, ADAPTER):
-            for folder in self.root.glob(f".{name}-*"):
-                shutil.rmtree(folder, ignore_errors=True)
+            sweep_folder(self.root / name)
         for folder in (self.sampler.directory, *self.root.glob(f"{CHECKS}/*")):
             if folder.is_dir():
                 sweep(folder)
@@ -335,10 +334,8 @@ class RlLoop:
                 if self._takes_part:
                     self.policy.save(adapter, **self._made(done))
             elif self.run is not None:
-                copy = self.root / f".{ADAPTER}-copy"
-                shutil.copytree(self.root / BEST, copy)
-                sync_folder(copy)
-                replace_folder(copy, adapter)
+                with whole_folder(adapter, replaces=True) as copy:
+                    shutil.copytree(self.root / BEST, copy, dirs_exist_ok=True)
         if self.run is not None:
             self.run.timing({"event": "finished"})
         self.processes.wait()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from coa.environment import ToolSettings
 from coa.errors import ConfigError, did_you_mean
-from coa.io.settings import read_toml, to_json
+from coa.io.settings import check_ranges, read_toml, to_json
 from coa.loop import Budget, Decoding
 from coa.models.references import OURS
 from coa.rewards import RewardSettings
@@ -33,25 +33,6 @@ Schedule = Literal["constant", "linear", "cosine"]
 """How the learning rate goes on after its rise: stays, or falls to 0."""
 Layout = Literal["bucket", "pack"]
 """How rows are put together: by similar length, or into packs of equal size."""
-
-_RANGES: dict[str, Callable[[float], bool]] = {  # written so that NaN is in none of them
-    "at least 1": lambda found: found >= 1,
-    "at least 2": lambda found: found >= 2,
-    "more than 0": lambda found: found > 0,
-    "0 or more": lambda found: found >= 0,
-    "between 0 and 1": lambda found: 0 <= found <= 1,
-    "at least 0, below 1": lambda found: 0 <= found < 1,
-    "more than 0, at most 1": lambda found: 0 < found <= 1,
-}
-
-
-def check_ranges(settings: object, table: str, ranges: Mapping[str, str]) -> None:
-    """Raise unless the settings named for a range are in it, or none at all."""
-    for expected, names in ranges.items():
-        for name in names.split():
-            found = getattr(settings, name)
-            if found is not None and not _RANGES[expected](found):
-                raise ConfigError(f"{table}.{name}: found {found}, expected {expected}.")
 
 
 @dataclass(frozen=True, slots=True)
