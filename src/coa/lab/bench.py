@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    suppress,
+)
 from html.parser import HTMLParser
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
-from coa.errors import ToolError, UsageError, did_you_mean
+from coa.errors import EngineError, ToolError, Unavailable, UsageError, did_you_mean
 from coa.grammar import PRESETS, Block, Grammar, GrammarState, load_grammar, parse
 from coa.io.machine import cores
 from coa.io.runs import Json
@@ -82,9 +91,49 @@ def missing_lines(result: Json) -> Iterator[str]:
         yield f"{name} is not measured: {reason}"
 
 
-def last_lines(text: str) -> str:
-    """What a process said in the end, in one line."""
-    return " | ".join([line.strip() for line in text.splitlines() if line.strip()][-5:])
+def peer_python(variable: str, usual: str, package: str, how: str = "") -> str:
+    """The Python of a peer's own environment: what the variable names, or the usual one."""
+    python = Path(os.environ.get(variable) or usual)
+    if not python.is_file():
+        raise Unavailable(
+            f"{python}: no such file; {how}set {variable} to a Python that has {package}."
+        )
+    return str(python)
+
+
+def run_script(
+    command: Sequence[str], asked: Json, settings: Mapping[str, str] | None = None
+) -> tuple[Any, float]:
+    """Runs a script that reads JSON and says JSON; that, and the most memory it held, in GB.
+
+    What a process held before it became another program counts, too, so this one has to be small.
+    """
+    with tempfile.TemporaryFile("w+") as said, tempfile.TemporaryFile("w+") as log:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=said,
+            stderr=log,
+            env={**os.environ, "HF_HUB_OFFLINE": "1", **(settings or {})},
+            text=True,
+            start_new_session=True,  # so that the processes it starts can be ended with it
+        )
+        try:
+            assert process.stdin is not None
+            with suppress(BrokenPipeError), process.stdin as stdin:
+                json.dump(asked, stdin)  # who ends without reading it says why below
+            _, status, usage = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        if process.returncode:
+            log.seek(0)
+            last = [line.strip() for line in log if line.strip()][-5:]
+            raise EngineError(f"ended with code {process.returncode}: {' | '.join(last)}")
+        said.seek(0)
+        return json.load(said), usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 1e9
 
 
 def run_bench(

@@ -10,11 +10,7 @@ from the same weights. A peer that cannot run is reported with its reason.
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,12 +22,12 @@ from pathlib import Path
 from coa.distillation.dataset import Distilling, DistillSettings, run_distillation
 from coa.environment import bound_for
 from coa.environments import make_tasks
-from coa.errors import ConfigError, EngineError, MissingExtra, Unavailable, did_you_mean
+from coa.errors import ConfigError, EngineError, MissingExtra, did_you_mean
 from coa.grammar import system_prompt
 from coa.io.machine import cores, native_bfloat16
 from coa.io.runs import Json
 from coa.lab import peer_trl as trl_train
-from coa.lab.bench import Note, Peers, beside, last_lines, missing_lines, over
+from coa.lab.bench import Note, Peers, beside, missing_lines, over, peer_python, run_script
 from coa.models.codec import Codec
 from coa.models.references import BASE, model_folder, resolve
 from coa.recording.record import Recording, run_recording
@@ -212,14 +208,10 @@ def train_ours(work: TrainWork) -> TrainedBench:
 
 def train_trl(work: TrainWork, changes: Json | None = None) -> TrainedBench:
     """TRL as it is fastest here, or with changes to what it is asked (COA_PEERS is its Python)."""
-    python = Path(os.environ.get("COA_PEERS") or PEERS_PYTHON)
-    if not python.is_file():
-        raise Unavailable(
-            f"{python}: no such file; make it with `sh dev/peers.sh .cache/peers`, or set "
-            "COA_PEERS to a Python that has TRL."
-        )
+    how = "make it with `sh dev/peers.sh .cache/peers`, or "
+    python = peer_python("COA_PEERS", PEERS_PYTHON, "TRL", how)
     asked = {"settings": {}, **work.asked, **(changes or {})}
-    return _train([str(python), "-I", trl_train.__file__], asked)
+    return _train([python, "-I", trl_train.__file__], asked)
 
 
 PEERS: Mapping[str, Trainer] = {
@@ -240,41 +232,8 @@ def trainers_named(peers: Sequence[str]) -> dict[str, Trainer]:
 
 
 def _train(command: Sequence[str], asked: Json) -> TrainedBench:
-    settings = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": str(asked["threads"])}
-    with tempfile.TemporaryFile("w+") as said, tempfile.TemporaryFile("w+") as log:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=said,
-            stderr=log,
-            env=os.environ | settings,
-            text=True,
-        )
-        try:
-            assert process.stdin is not None
-            with contextlib.suppress(BrokenPipeError), process.stdin as stdin:
-                json.dump(asked, stdin)  # who ends without reading it says why below
-            memory_gb = _wait(process)
-        finally:
-            if process.returncode is None:
-                process.kill()
-                process.wait()
-        if process.returncode:
-            log.seek(0)
-            raise EngineError(f"ended with code {process.returncode}: {last_lines(log.read())}")
-        said.seek(0)
-        return TrainedBench(**json.load(said), memory_gb=memory_gb)
-
-
-def _wait(process: subprocess.Popen[str]) -> float:
-    """Wait for its end, as `Popen.wait` does; the most memory it held, in GB.
-
-    What a process held before it became another program counts, too, so this one has to be small.
-    """
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    unit = 1 if sys.platform == "darwin" else 1024
-    return usage.ru_maxrss * unit / 1e9
+    done, memory_gb = run_script(command, asked, {"OMP_NUM_THREADS": str(asked["threads"])})
+    return TrainedBench(**done, memory_gb=memory_gb)
 
 
 LOSS_TOLERANCE = 0.02
