@@ -19,7 +19,7 @@ import collections
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from importlib import resources
 from pathlib import Path
 from typing import Literal, get_args
@@ -473,14 +473,17 @@ def _saved(table: Resamples, team: str, kind: PromptKind, cachings: Sequence[Cac
 def _variants(cases: Sequence[Case], counter: TokenCounter) -> dict[str, LengthOf]:
     """Lengths of system prompts to recount with: ours stretched, and those of smolagents."""
     made: dict[str, LengthOf] = {
-        f"{factor:g}x": lambda agent, factor=factor: round(factor * counter.count(agent.system))
-        for factor in FACTORS
+        f"{factor:g}x": partial(_stretched, counter, factor) for factor in FACTORS
     }
     calls = peer_prompts()["tokens"]
     theirs = {part: sum(calls[call].values()) for part, call in PEER_CALLS.items()}
     if all(agent.part in theirs for case in cases for agent in case.episode.agents):
         made[PEER] = lambda agent: theirs[agent.part]
     return made
+
+
+def _stretched(counter: TokenCounter, factor: float, agent: AgentSpec) -> int:
+    return round(factor * counter.count(agent.system))
 
 
 def _sensitive(table: Resamples, cases: Sequence[Case], name: str, length_of: LengthOf) -> Json:
