@@ -28,7 +28,7 @@ from coa.environments.atlas.families import (
     Comparison,
     Difference,
     Family,
-    FamilyShape,
+    Inquiry,
     LookupChain,
     Superlative,
 )
@@ -46,7 +46,6 @@ from coa.environments.atlas.inquiries import (
     Formula,
     Kin,
     Tally,
-    Trail,
     of_capitals,
     of_each,
     of_neighbours,
@@ -104,7 +103,7 @@ _GOAL = {
 }
 
 
-def _web_phrasings(shape: Choice | Tally | Kin | Trail) -> Phrasings:
+def _web_phrasings(shape: Choice | Tally | Kin | LookupChain) -> Phrasings:
     if isinstance(shape, Choice):
         return _filled(_WEB["choice"], ASK=_ASK[shape.ask], MORE=_MORE[shape.by, shape.smaller])
     if isinstance(shape, Tally):
@@ -115,7 +114,7 @@ def _web_phrasings(shape: Choice | Tally | Kin | Trail) -> Phrasings:
     return _filled(_WEB["trail"], GOAL=_GOAL[shape.relations[1:]], HOME=_HOME[shape.relations[0]])
 
 
-_WEB_TRAINED: Mapping[str, Choice | Tally | Kin | Trail] = {
+_WEB_TRAINED: Mapping[str, Choice | Tally | Kin | LookupChain] = {
     "capital_of_more_populous": Choice("population", "capital"),
     "currency_of_more_populous": Choice("population", "currency"),
     "language_of_less_populous": Choice("population", "languages", smaller=True),
@@ -126,16 +125,16 @@ _WEB_TRAINED: Mapping[str, Choice | Tally | Kin | Trail] = {
     "more_populous_neighbours": Tally("population"),
     "smaller_neighbours": Tally("area", "less"),
     "language_kin": Kin("languages"),
-    "city_summit": Trail("city", ("country", "summit")),
-    "city_capital_time_zone": Trail("city", ("country", "capital", "time_zone")),
-    "capital_domain": Trail("city", ("capital_of", "domain")),
+    "city_summit": LookupChain("city", ("country", "summit")),
+    "city_capital_time_zone": LookupChain("city", ("country", "capital", "time_zone")),
+    "capital_domain": LookupChain("city", ("capital_of", "domain")),
 }
-_WEB_HELD_OUT: Mapping[str, Choice | Tally | Kin | Trail] = {
+_WEB_HELD_OUT: Mapping[str, Choice | Tally | Kin | LookupChain] = {
     "calling_code_of_more_populous": Choice("population", "calling_code"),
     "capital_of_larger": Choice("area", "capital"),
     "capital_larger_neighbours": Tally("area", capital=True),
     "currency_neighbours": Tally("currency", "same"),
-    "city_capital_population": Trail("city", ("country", "capital", "population")),
+    "city_capital_population": LookupChain("city", ("country", "capital", "population")),
 }
 
 _WIDE = _texts(WORDS["frames"]["wide"])
@@ -239,8 +238,8 @@ _LIGHT = 15
 """Small numbers, of which any two elements have few."""
 
 
-def _wide_families() -> dict[str, tuple[FamilyShape, Phrasings]]:
-    made: dict[str, tuple[FamilyShape, Phrasings]] = {}
+def _wide_families() -> dict[str, tuple[Inquiry, Phrasings]]:
+    made: dict[str, tuple[Inquiry, Phrasings]] = {}
     for start, (entity, way, goals) in _STARTS.items():
         for goal in goals:
             frames = _filled(_WIDE[start], GOAL=_CALLED[goal], SUBJECT=_NAMED[entity])
@@ -339,7 +338,7 @@ _CODE_HELD_OUT: Mapping[str, tuple[Formula, Phrasings]] = {
 }
 
 
-_Put = Mapping[str, tuple[FamilyShape, Phrasings]]
+_Put = Mapping[str, tuple[Inquiry, Phrasings]]
 """By name what is asked and the ways in which it is put."""
 
 
@@ -352,7 +351,7 @@ def _catalogue(name: str, trained: _Put, held_out: _Put | None = None) -> Catalo
     )
 
 
-def _on_the_web(shapes: Mapping[str, Choice | Tally | Kin | Trail]) -> _Put:
+def _on_the_web(shapes: Mapping[str, Choice | Tally | Kin | LookupChain]) -> _Put:
     return {name: (shape, _web_phrasings(shape)) for name, shape in shapes.items()}
 
 
