@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from coa.io.runs import Json
-from coa.lab.study_cost import PEER, STRETCHED
-from coa.lab.token_counts import CACHINGS, PROMPTS
+from coa.lab.study_cost import CACHINGS, PEER, PROMPTS, STRETCHED
 
 PARTS = ("planner", "searcher", "reader", "coder", "reflector", "critic", "verifier")
 LENGTHS = {

@@ -22,7 +22,8 @@ from coa.environments.atlas.catalogues import (
     understand,
 )
 from coa.environments.atlas.code_team import program
-from coa.environments.atlas.inquiries import DENSITY, MEAN, TIMES, TOTAL, Formula, Trail, Work
+from coa.environments.atlas.families import LookupChain
+from coa.environments.atlas.inquiries import DENSITY, MEAN, TIMES, TOTAL, Formula, Work
 from coa.environments.atlas.pages import pages, passage_for, read
 from coa.environments.atlas.tasks import SPLITS, families_of, held_out
 from coa.environments.atlas.world import load_world
@@ -271,7 +272,7 @@ def test_no_passage_alone_answers_a_question_of_several_pages_or_facts() -> None
         passages = {
             passage_for(world, hop["relation"], hop["subject"]).text for hop in task.gold["hops"]
         }
-        assert len(passages) >= (2 if isinstance(shape, Trail) else 3), task.question
+        assert len(passages) >= (2 if isinstance(shape, LookupChain) else 3), task.question
 
 
 def test_the_programs_print_what_exact_arithmetic_gives() -> None:

@@ -219,7 +219,7 @@ def test_what_two_have_in_common_is_found_name_by_name() -> None:
 def test_of_many_each_has_a_letter_that_is_no_other_s(found: list[int], smaller: bool) -> None:
     names = [f"N{i}" for i in range(len(found))]
     shape = Superlative("area", smaller=smaller)
-    plan = Plan(shape, ("Home",), ())
+    plan = Plan(shape, {"country": "Home"}, ())
     verdict = conclude(plan, [names, *([f"{number:,}"] for number in found)])
     assert verdict is not None
     assert verdict.answer == names[found.index((min if smaller else max)(found))]

@@ -20,7 +20,7 @@ from coa.evaluation.spending import parse_price
 from coa.grammar import load_grammar
 from coa.grammar.prompt import PromptKind
 from coa.io.runs import Json
-from coa.lab.token_counts import (
+from coa.lab.study_cost import (
     CACHINGS,
     PROMPTS,
     TokenCounter,

@@ -20,10 +20,12 @@ from coa.grammar.prompt import PromptKind
 from coa.io.runs import dumps
 from coa.lab.study_cost import (
     PEER_CALLS,
+    PROMPTS,
     Case,
     CostSide,
     CostStudy,
     Files,
+    TokenCounter,
     compare,
     cost_lines,
     peer_prompts,
@@ -31,7 +33,6 @@ from coa.lab.study_cost import (
     study_cost,
     study_files,
 )
-from coa.lab.token_counts import PROMPTS, TokenCounter
 from coa.recording.agents import agents_of
 from coa.recording.budget import Price
 from coa.recording.episode import AgentSpec, Episode, Message, Tokens

@@ -7,7 +7,7 @@ Each is made by a function of its settings, in a module of its own.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -77,6 +77,24 @@ def make_tasks(
     from coa.environments.atlas.catalogues import CATALOGUES
 
     return atlas.make_tasks(split, n, seed, world_seed, families, CATALOGUES[name])
+
+
+def chosen_names(
+    what: str, names: Sequence[str] | None, known: Sequence[str], every: Collection[str], split: str
+) -> list[str]:
+    """The families (generators) that are named, each once, or all that the split knows; `every`
+    are those of other splits, too."""
+    if names is not None and not names:
+        plural = "families" if what == "family" else f"{what}s"
+        raise UsageError(f"{plural}: the list is empty. Leave it out to use all of them.")
+    for name in names or ():
+        if name not in every:
+            raise UsageError(f"unknown {what} {name!r}.{did_you_mean(name, known)}")
+        if name not in known:
+            raise UsageError(
+                f"{what} {name!r} does not belong to split {split!r}.{did_you_mean('', known)}"
+            )
+    return list(dict.fromkeys(names or known))
 
 
 def home_of(task: Task) -> tuple[str, dict[str, str]]:

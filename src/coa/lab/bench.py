@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from html.parser import HTMLParser
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
-from coa.errors import ToolError, UsageError, did_you_mean
+from coa.errors import EngineError, ToolError, Unavailable, UsageError, did_you_mean
 from coa.grammar import PRESETS, Block, Grammar, GrammarState, load_grammar, parse
 from coa.io.machine import cores
 from coa.io.runs import Json
-from coa.io.settings import load_recipe
 from coa.sandbox import PACKAGES, Sandbox
 
 BENCHES = ("parse", "rl", "rollout", "sandbox", "search", "sft")
@@ -82,9 +86,49 @@ def missing_lines(result: Json) -> Iterator[str]:
         yield f"{name} is not measured: {reason}"
 
 
-def last_lines(text: str) -> str:
-    """What a process said in the end, in one line."""
-    return " | ".join([line.strip() for line in text.splitlines() if line.strip()][-5:])
+def peer_python(variable: str, usual: str, package: str, how: str = "") -> str:
+    """The Python of a peer's own environment: what the variable names, or the usual one."""
+    python = Path(os.environ.get(variable) or usual)
+    if not python.is_file():
+        raise Unavailable(
+            f"{python}: no such file; {how}set {variable} to a Python that has {package}."
+        )
+    return str(python)
+
+
+def run_script(
+    command: Sequence[str], asked: Json, settings: Mapping[str, str] | None = None
+) -> tuple[Any, float]:
+    """Runs a script that reads JSON and says JSON; that, and the most memory it held, in GB.
+
+    What a process held before it became another program counts, too, so this one has to be small.
+    """
+    with tempfile.TemporaryFile("w+") as said, tempfile.TemporaryFile("w+") as log:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=said,
+            stderr=log,
+            env={**os.environ, "HF_HUB_OFFLINE": "1", **(settings or {})},
+            text=True,
+            start_new_session=True,  # so that the processes it starts can be ended with it
+        )
+        try:
+            assert process.stdin is not None
+            with suppress(BrokenPipeError), process.stdin as stdin:
+                json.dump(asked, stdin)  # who ends without reading it says why below
+            _, status, usage = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        if process.returncode:
+            log.seek(0)
+            last = [line.strip() for line in log if line.strip()][-5:]
+            raise EngineError(f"ended with code {process.returncode}: {' | '.join(last)}")
+        said.seek(0)
+        return json.load(said), usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 1e9
 
 
 def run_bench(
@@ -99,38 +143,29 @@ def run_bench(
     """
     if name not in BENCHES:
         raise UsageError(f"{name!r} is not a measurement.{did_you_mean(name, BENCHES)}")
-    if name in ("sft", "rl"):
-        return _run_training(name, overrides, note)
-    if overrides:
+    if overrides and name not in ("sft", "rl"):
         raise UsageError(f"bench {name} has no settings, found {overrides[0]!r}.")
+    from coa.lab import bench_rollout, bench_search, bench_train
+
+    shown: Callable[[Json], Iterator[str]]
     if name == "parse":
-        result = bench_parse()
-        return result, list(_parse_lines(result))
-    if name == "sandbox":
-        result = bench_sandbox(note=note)
-        return result, list(sandbox_lines(result))
-    if name == "search":
-        from coa.lab.bench_search import bench_search, search_lines
-
-        result = bench_search(note)
-        return result, list(search_lines(result))
-    from coa.lab.bench_rollout import bench_rollout, rollout_lines
-
-    counts = rollouts.split(",")
-    if not all(count.strip().isdecimal() and int(count) for count in counts):
-        raise UsageError(f"--rollouts {rollouts!r}: expected numbers joined by commas, as 32,64.")
-    result = bench_rollout([int(count) for count in counts], note)
-    return result, list(rollout_lines(result))
-
-
-def _run_training(name: str, overrides: Sequence[str], note: Note) -> tuple[Json, list[str]]:
-    from coa.lab.bench_train import RlSetup, SftSetup, bench_rl, bench_sft, train_lines
-
-    if name == "sft":
-        result = bench_sft(load_recipe(None, overrides, SftSetup), note)
+        result, shown = bench_parse(), _parse_lines
+    elif name == "sandbox":
+        result, shown = bench_sandbox(note=note), sandbox_lines
+    elif name == "search":
+        result, shown = bench_search.bench_search(note), bench_search.search_lines
+    elif name == "rollout":
+        counts = rollouts.split(",")
+        if not all(count.strip().isdecimal() and int(count) for count in counts):
+            raise UsageError(
+                f"--rollouts {rollouts!r}: expected numbers joined by commas, as 32,64."
+            )
+        result = bench_rollout.bench_rollout([int(count) for count in counts], note)
+        shown = bench_rollout.rollout_lines
     else:
-        result = bench_rl(load_recipe(None, overrides, RlSetup), note)
-    return result, list(train_lines(result))
+        result = bench_train.bench_training(name, overrides, note)
+        shown = bench_train.train_lines
+    return result, list(shown(result))
 
 
 def bench_parse(megabytes: float = 2.0) -> Json:
@@ -226,7 +261,6 @@ def _parse_lines(result: Json) -> Iterator[str]:
 # -- the sandbox -----------------------------------------------------------------------------
 
 RunProgram = Callable[[str], Awaitable[str]]
-Opened = Callable[[], AbstractAsyncContextManager[RunProgram]]
 
 PROGRAMS = {
     "plain": ("print(sum(n * n for n in range(100)))", "328350\n"),
@@ -285,19 +319,23 @@ async def _measure(
     seconds: float, programs: Sequence[str], missing: dict[str, str], note: Note
 ) -> tuple[dict[str, float], dict[str, Json]]:
     """Rates are the medians of rounds in which all take turns: machines are rarely quiet."""
-    async with AsyncExitStack() as stack:
-        runs: dict[str, RunProgram] = {}
+    async with Sandbox(slots=cores(), packages=PACKAGES) as box:
+
+        async def ours(program: str) -> str:
+            return (await box.run(program)).stdout
+
+        runs: dict[str, RunProgram] = {"ours": ours, "subprocess": _spawned}
+        runs["bubblewrap"] = partial(_spawned, walls=_WALLS)
         times: dict[str, Json] = {}
-        for name, opened in _RUNNERS.items():
+        for name, run in list(runs.items()):
             try:
-                run = await stack.enter_async_context(opened())
                 times[name] = {each: await _one_by_one(run, each, seconds / 3) for each in programs}
-                runs[name] = run
             except (OSError, ToolError) as error:
                 if name == "ours":  # without it there is nothing to compare
                     raise
                 missing[name] = str(error)
                 note(f"{name} is not measured: {error}")
+                del runs[name]
         rates: dict[str, list[float]] = {name: [] for name in runs}
         for _ in range(ROUNDS):
             for name, run in runs.items():
@@ -345,41 +383,17 @@ async def _at_once(run: RunProgram, seconds: float) -> float:
     return done / (time.perf_counter() - started)
 
 
-@asynccontextmanager
-async def _ours() -> AsyncIterator[RunProgram]:
-    async with Sandbox(slots=cores(), packages=PACKAGES) as box:
-
-        async def run(program: str) -> str:
-            return (await box.run(program)).stdout
-
-        yield run
+_WALLS = (
+    *"bwrap --unshare-all --die-with-parent --ro-bind / / --tmpfs /tmp".split(),
+    *("--ro-bind", sys.prefix, sys.prefix, "--"),  # which may be below /tmp
+)
 
 
-@asynccontextmanager
-async def _subprocess() -> AsyncIterator[RunProgram]:
-    async def run(program: str) -> str:
-        return await _spawned([sys.executable, "-I", "-c", program])
-
-    yield run
-
-
-@asynccontextmanager
-async def _bubblewrap() -> AsyncIterator[RunProgram]:
-    bwrap = shutil.which("bwrap")
-    if bwrap is None:
+async def _spawned(program: str, walls: Sequence[str] = ()) -> str:
+    if walls and shutil.which(walls[0]) is None:
         raise ToolError("bubblewrap is not installed; apt install bubblewrap.")
-    walls = f"{bwrap} --unshare-all --die-with-parent --ro-bind / / --tmpfs /tmp".split()
-    walls += ["--ro-bind", sys.prefix, sys.prefix, "--"]  # which may be below /tmp
-
-    async def run(program: str) -> str:
-        return await _spawned([*walls, sys.executable, "-I", "-c", program])
-
-    yield run
-
-
-async def _spawned(command: list[str]) -> str:
     process = await asyncio.create_subprocess_exec(
-        *command,
+        *(*walls, sys.executable, "-I", "-c", program),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -387,10 +401,3 @@ async def _spawned(command: list[str]) -> str:
     )
     out, _ = await process.communicate()
     return out.decode()
-
-
-_RUNNERS: dict[str, Opened] = {
-    "ours": _ours,
-    "subprocess": _subprocess,
-    "bubblewrap": _bubblewrap,
-}

@@ -10,33 +10,27 @@ Beside them stands the most that this machine's own peaks allow for the same wor
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import itertools
-import json
 import os
-import signal
 import statistics
-import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
 from importlib.util import find_spec
-from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
 from coa.engines.base import Sampling, TextCodec, common_prefix
 from coa.environments.atlas.pages import atlas_passages
-from coa.errors import EngineError, MissingExtra, Unavailable
+from coa.errors import EngineError, MissingExtra
 from coa.grammar import load_grammar, system_prompt
 from coa.io.machine import cores, native_bfloat16
 from coa.io.runs import Json
 from coa.lab import peer_vllm as vllm_rollout
-from coa.lab.bench import Note, Peers, beside, last_lines, missing_lines, over
+from coa.lab.bench import Note, Peers, beside, missing_lines, over, peer_python, run_script
 from coa.models.codec import Codec
 from coa.models.references import BASE, model_folder, resolve
 
@@ -186,6 +180,12 @@ class PlayedRollout(NamedTuple):
     """Of the package that did it."""
 
 
+def _timed(package: str, work: Callable[[], int]) -> PlayedRollout:
+    started = time.perf_counter()
+    tokens = work()
+    return PlayedRollout(time.perf_counter() - started, tokens, metadata.version(package))
+
+
 Player = Callable[[str, str, Sequence[RolloutWork]], Iterator[PlayedRollout]]
 
 VLLM_PYTHON = ".cache/vllm/bin/python"
@@ -221,10 +221,7 @@ def play_ours(model: str, dtype: str, works: Sequence[RolloutWork]) -> Iterator[
     with asyncio.Runner() as runner:
         try:
             for work in works:
-                started = time.perf_counter()
-                tokens = runner.run(play(work))
-                seconds = time.perf_counter() - started
-                yield PlayedRollout(seconds, tokens, metadata.version("chain-of-agents"))
+                yield _timed("chain-of-agents", partial(runner.run, play(work)))
         finally:
             runner.run(engine.close())
 
@@ -271,17 +268,12 @@ def play_generate(model: str, dtype: str, works: Sequence[RolloutWork]) -> Itera
 
     with torch.inference_mode():
         for work in works:
-            started = time.perf_counter()
-            tokens = play(work)
-            seconds = time.perf_counter() - started
-            yield PlayedRollout(seconds, tokens, metadata.version("transformers"))
+            yield _timed("transformers", partial(play, work))
 
 
 def play_vllm(model: str, dtype: str, works: Sequence[RolloutWork]) -> Iterator[PlayedRollout]:
     """vLLM in a process of its own, from an environment of its own (COA_VLLM is its Python)."""
-    python = Path(os.environ.get("COA_VLLM") or VLLM_PYTHON)
-    if not python.is_file():
-        raise Unavailable(f"{python}: no such file; set COA_VLLM to a Python that has vLLM.")
+    python = peer_python("COA_VLLM", VLLM_PYTHON, "vLLM")
     asked = {
         "model": str(model_folder(resolve(model))),
         "dtype": dtype,
@@ -289,38 +281,11 @@ def play_vllm(model: str, dtype: str, works: Sequence[RolloutWork]) -> Iterator[
         "block_size": 32,  # tokens; a smaller block of the cache is faster here than the usual 128
         "works": [dataclasses.asdict(work) for work in works],
     }
-    with tempfile.TemporaryFile("w+") as log:
-        process = subprocess.Popen(
-            [python, "-I", vllm_rollout.__file__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            env=os.environ | _vllm_settings(),
-            text=True,
-            start_new_session=True,  # so that the processes it starts can be ended with it
-        )
-        assert process.stdin is not None and process.stdout is not None
-        try:
-            with process.stdin as stdin:
-                json.dump(asked, stdin)
-            for _ in works:
-                line = process.stdout.readline()
-                if not line:
-                    code = process.wait()
-                    log.seek(0)
-                    raise EngineError(f"ended with code {code}: {last_lines(log.read())}")
-                yield PlayedRollout(**json.loads(line))
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-
-
-def _vllm_settings() -> dict[str, str]:
-    found = {"VLLM_CPU_KVCACHE_SPACE": "4", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+    settings = {"VLLM_CPU_KVCACHE_SPACE": "4", "VLLM_NO_USAGE_STATS": "1"}
     if hasattr(os, "sched_getaffinity"):
-        found["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, sorted(os.sched_getaffinity(0))))
-    return found
+        settings["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, sorted(os.sched_getaffinity(0))))
+    done, _ = run_script([python, "-I", vllm_rollout.__file__], asked, settings)
+    return (PlayedRollout(**each) for each in done)
 
 
 PEERS: Mapping[str, Player] = {"generate": play_generate, "vllm": play_vllm}

@@ -8,13 +8,10 @@ stemmed; one engine works at a time. A peer that cannot run is reported with its
 
 from __future__ import annotations
 
-import json
-import os
 import random
 import re
 import sqlite3
 import statistics
-import subprocess
 import tempfile
 import time
 from collections import Counter
@@ -28,10 +25,9 @@ from pathlib import Path
 from coa.corpus.index import STOP_WORDS, SearchIndex
 from coa.corpus.page import Passage
 from coa.environments.atlas.pages import atlas_passages
-from coa.errors import EngineError, Unavailable
 from coa.io.runs import Json
 from coa.lab import peer_bm25s as bm25s_search
-from coa.lab.bench import Note, Peers, beside, last_lines, missing_lines, over
+from coa.lab.bench import Note, Peers, beside, missing_lines, over, peer_python, run_script
 
 PASSAGES, QUERIES, HITS = 50_000, 600, 10
 BM25S_PYTHON = ".cache/search/bin/python"
@@ -206,25 +202,15 @@ def search_fts5(work: SearchWork) -> Searched:
 
 def search_bm25s(work: SearchWork) -> Searched:
     """bm25s in a process of its own, from an environment of its own (COA_BM25S is its Python)."""
-    python = Path(os.environ.get("COA_BM25S") or BM25S_PYTHON)
-    if not python.is_file():
-        raise Unavailable(f"{python}: no such file; set COA_BM25S to a Python that has bm25s.")
+    python = peer_python("COA_BM25S", BM25S_PYTHON, "bm25s")
     asked = {
         "texts": [f"{each.title} {each.text}" for each in work.passages],
         "queries": list(work.queries),
         "hits": HITS,
         "warm_up": _WARM_UP,
     }
-    done = subprocess.run(
-        [python, "-I", bm25s_search.__file__],
-        input=json.dumps(asked),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        raise EngineError(f"ended with code {done.returncode}: {last_lines(done.stderr)}")
-    return Searched(**json.loads(done.stdout))
+    done, _ = run_script([python, "-I", bm25s_search.__file__], asked)
+    return Searched(**done)
 
 
 PEERS: Mapping[str, Searcher] = {"fts5": search_fts5, "bm25s": search_bm25s}

@@ -10,11 +10,7 @@ from the same weights. A peer that cannot run is reported with its reason.
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,12 +22,13 @@ from pathlib import Path
 from coa.distillation.dataset import Distilling, DistillSettings, run_distillation
 from coa.environment import bound_for
 from coa.environments import make_tasks
-from coa.errors import ConfigError, EngineError, MissingExtra, Unavailable, did_you_mean
+from coa.errors import ConfigError, EngineError, MissingExtra, did_you_mean
 from coa.grammar import system_prompt
 from coa.io.machine import cores, native_bfloat16
 from coa.io.runs import Json
+from coa.io.settings import load_recipe
 from coa.lab import peer_trl as trl_train
-from coa.lab.bench import Note, Peers, beside, last_lines, missing_lines, over
+from coa.lab.bench import Note, Peers, beside, missing_lines, over, peer_python, run_script
 from coa.models.codec import Codec
 from coa.models.references import BASE, model_folder, resolve
 from coa.recording.record import Recording, run_recording
@@ -212,14 +209,10 @@ def train_ours(work: TrainWork) -> TrainedBench:
 
 def train_trl(work: TrainWork, changes: Json | None = None) -> TrainedBench:
     """TRL as it is fastest here, or with changes to what it is asked (COA_PEERS is its Python)."""
-    python = Path(os.environ.get("COA_PEERS") or PEERS_PYTHON)
-    if not python.is_file():
-        raise Unavailable(
-            f"{python}: no such file; make it with `sh dev/peers.sh .cache/peers`, or set "
-            "COA_PEERS to a Python that has TRL."
-        )
+    how = "make it with `sh dev/peers.sh .cache/peers`, or "
+    python = peer_python("COA_PEERS", PEERS_PYTHON, "TRL", how)
     asked = {"settings": {}, **work.asked, **(changes or {})}
-    return _train([str(python), "-I", trl_train.__file__], asked)
+    return _train([python, "-I", trl_train.__file__], asked)
 
 
 PEERS: Mapping[str, Trainer] = {
@@ -240,70 +233,43 @@ def trainers_named(peers: Sequence[str]) -> dict[str, Trainer]:
 
 
 def _train(command: Sequence[str], asked: Json) -> TrainedBench:
-    settings = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": str(asked["threads"])}
-    with tempfile.TemporaryFile("w+") as said, tempfile.TemporaryFile("w+") as log:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=said,
-            stderr=log,
-            env=os.environ | settings,
-            text=True,
-        )
-        try:
-            assert process.stdin is not None
-            with contextlib.suppress(BrokenPipeError), process.stdin as stdin:
-                json.dump(asked, stdin)  # who ends without reading it says why below
-            memory_gb = _wait(process)
-        finally:
-            if process.returncode is None:
-                process.kill()
-                process.wait()
-        if process.returncode:
-            log.seek(0)
-            raise EngineError(f"ended with code {process.returncode}: {last_lines(log.read())}")
-        said.seek(0)
-        return TrainedBench(**json.load(said), memory_gb=memory_gb)
-
-
-def _wait(process: subprocess.Popen[str]) -> float:
-    """Wait for its end, as `Popen.wait` does; the most memory it held, in GB.
-
-    What a process held before it became another program counts, too, so this one has to be small.
-    """
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    unit = 1 if sys.platform == "darwin" else 1024
-    return usage.ru_maxrss * unit / 1e9
+    done, memory_gb = run_script(command, asked, {"OMP_NUM_THREADS": str(asked["threads"])})
+    return TrainedBench(**done, memory_gb=memory_gb)
 
 
 LOSS_TOLERANCE = 0.02
 """By which share first losses may differ: bfloat16 is rounded in other places."""
 
 
+def bench_training(name: str, overrides: Sequence[str], note: Note) -> Json:
+    """`sft` or `rl` with these settings."""
+    if name == "sft":
+        return bench_sft(load_recipe(None, overrides, SftSetup), note)
+    return bench_rl(load_recipe(None, overrides, RlSetup), note)
+
+
 def bench_sft(
-    setup: SftSetup | None = None,
+    setup: SftSetup,
     note: Note = lambda line: None,
     *,
     trainers: Mapping[str, Trainer] | None = None,
 ) -> Json:
     """Tokens per second of supervised fine-tuning."""
-    setup = setup or SftSetup()
 
     def speed(done: TrainedBench) -> float:
         return sum(done.tokens[1:]) / sum(done.seconds[1:])
 
-    return _TrainMeasured(sft_work(setup), "tokens/s", speed, note).take_turns(setup, trainers)
+    measured = _TrainMeasured(sft_work(setup), "tokens/s", speed, note)
+    return measured.take_turns(setup, trainers)
 
 
 def bench_rl(
-    setup: RlSetup | None = None,
+    setup: RlSetup,
     note: Note = lambda line: None,
     *,
     trainers: Mapping[str, Trainer] | None = None,
 ) -> Json:
     """Updates per hour of RL, sampling included."""
-    setup = setup or RlSetup()
 
     def speed(done: TrainedBench) -> float:
         return 3600 * len(done.seconds[1:]) / sum(done.seconds[1:])
@@ -347,26 +313,6 @@ class _TrainMeasured(Peers):
                     self.note(f"{name}, run {run}: {self._speed(done):.1f} {self._unit}, {held}")
                 else:
                     self.found.pop(name, None)
-        return self._result(setup)
-
-    def _run(self, name: str, trainer: Trainer) -> TrainedBench:
-        done = trainer(self._work)
-        self._check(name, done)
-        return done
-
-    def _check(self, name: str, done: TrainedBench) -> None:
-        """Raise unless the work that was done is the work that was asked for."""
-        if done.tokens != self._work.tokens:
-            raise EngineError(f"trained on {done.tokens} tokens, expected {self._work.tokens}.")
-        if name == "ours" or not done.loss or not (ours := self.found["ours"][0].loss):
-            return
-        if abs(done.loss[0] - ours[0]) > LOSS_TOLERANCE * abs(ours[0]):
-            raise EngineError(
-                f"its first loss is {done.loss[0]:.4f} and ours {ours[0]:.4f}: not the same rows, "
-                "labels or weights."
-            )
-
-    def _result(self, setup: Setup) -> Json:
         speeds, memory = self._median(self._speed), self._median(lambda run: run.memory_gb)
         return {
             **{name: round(speed, 1) for name, speed in speeds.items()},
@@ -374,19 +320,30 @@ class _TrainMeasured(Peers):
             "ratio": over(speeds),
             "memory_gb": {name: round(held, 2) for name, held in memory.items()},
             "memory_ratio": over(memory),
-            "runs": {
-                name: [self._run_record(run) for run in runs] for name, runs in self.found.items()
-            },
+            "runs": {name: list(map(self._record, runs)) for name, runs in self.found.items()},
             "missing": self.missing,
             "versions": {name: runs[0].version for name, runs in self.found.items()},
             "tokens": self._work.tokens,
             "setup": setup.to_json(),
         }
 
+    def _run(self, name: str, trainer: Trainer) -> TrainedBench:
+        """One run; raises unless the work that was done is the work that was asked for."""
+        done = trainer(self._work)
+        if done.tokens != self._work.tokens:
+            raise EngineError(f"trained on {done.tokens} tokens, expected {self._work.tokens}.")
+        ours = self.found["ours"][0].loss if name != "ours" else []
+        if done.loss and ours and abs(done.loss[0] - ours[0]) > LOSS_TOLERANCE * abs(ours[0]):
+            raise EngineError(
+                f"its first loss is {done.loss[0]:.4f} and ours {ours[0]:.4f}: not the same rows, "
+                "labels or weights."
+            )
+        return done
+
     def _median(self, of: Callable[[TrainedBench], float]) -> dict[str, float]:
         return {name: statistics.median(map(of, runs)) for name, runs in self.found.items()}
 
-    def _run_record(self, run: TrainedBench) -> Json:
+    def _record(self, run: TrainedBench) -> Json:
         """One run; lists have a number for each update, the first of which does not count."""
         record: Json = {"speed": round(self._speed(run), 1), "memory_gb": round(run.memory_gb, 2)}
         for name in ("seconds", "rollout_s", "loss", "reward"):

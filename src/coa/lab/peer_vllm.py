@@ -1,7 +1,7 @@
 """The work of `coa bench rollout` done by vLLM. Runs as a script inside vLLM's own environment.
 
-On stdin one JSON object: model (a folder), dtype, works, and more options of vLLM. On stdout one
-JSON line after each work: seconds, tokens and version. It imports nothing of ours, because that
+On stdin one JSON object: model (a folder), dtype, works, and more options of vLLM. On stdout a JSON
+list: seconds, tokens and version of each work. It imports nothing of ours, because that
 environment does not have it.
 """
 
@@ -16,20 +16,21 @@ from typing import Any
 
 
 def main() -> None:
-    # vLLM and what it starts write to stdout as well; results get a copy of it to themselves.
-    results = os.fdopen(os.dup(1), "w")
+    # vLLM and what it starts write to stdout as well; the result gets a copy of it to itself.
+    result = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     asked = json.load(sys.stdin)
     vllm = import_module("vllm")
     works = asked.pop("works")
     most = max(len(work["prompts"]) for work in works)
     model = vllm.LLM(max_num_seqs=most, enable_prefix_caching=True, **asked)
+    done = []
     for work in works:
         started = time.perf_counter()
         tokens = play(vllm, model, work)
         seconds = time.perf_counter() - started
-        done = {"seconds": seconds, "tokens": tokens, "version": vllm.__version__}
-        print(json.dumps(done), file=results, flush=True)
+        done.append({"seconds": seconds, "tokens": tokens, "version": vllm.__version__})
+    print(json.dumps(done), file=result, flush=True)
 
 
 def play(vllm: Any, model: Any, work: dict[str, Any]) -> int:

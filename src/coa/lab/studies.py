@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from coa.errors import ModelError, UsageError
+from coa.io.progress import duration
 from coa.io.runs import Json, Run, write_atomic
 from coa.io.settings import to_json, without_speed
-from coa.lab.study_arms import Note, Study, StudyPiece, plan_lines, reader
+from coa.lab.study_arms import Note, Study, StudyPiece, reader
 from coa.lab.study_cost import CostStudy, cost_lines, study_cost
-from coa.lab.study_student import (
-    student_lines,
-    student_pieces,
-    study_student,
-)
+from coa.lab.study_student import student_lines, student_pieces, study_student
 from coa.lab.study_training import MASK, REACT, RL
 from coa.lab.study_unseen import UNSEEN_TOOL
 from coa.models.references import identity
@@ -105,8 +103,12 @@ def plan_study(name: str, overrides: Sequence[str]) -> Json:
 
 
 def study_plan_lines(planned: Json) -> Iterable[str]:
-    pieces = [StudyPiece(**piece) for piece in planned["pieces"]]
-    return plan_lines(planned["study"], planned["question"], pieces)
+    """What will be run and how long it may take."""
+    yield f"study {planned['study']}: {planned['question']}"
+    for piece in (StudyPiece(**each) for each in planned["pieces"]):
+        yield f"   {piece.times:>3} x {piece.what:<48}{duration(piece.times * piece.seconds):>8}"
+    total = duration(planned["seconds"])
+    yield f"   about {total} on two free cores; the same command continues what is there"
 
 
 def run_study(name: str, root: Path, overrides: Sequence[str], note: Note) -> Json:
@@ -115,17 +117,15 @@ def run_study(name: str, root: Path, overrides: Sequence[str], note: Note) -> Js
     settings = study.read(overrides)
     for line in study_plan_lines(plan_study(name, overrides)):
         note(line)
-    if name == "cost":  # its files claim what they were made with themselves
-        return _finish(name, study, to_json(settings), study.run(settings, root, note), root)
     recipe = to_json(settings)
-    made, stage = without_speed(recipe), f"study {name}"
-    with Run.open(root, stage, made, _models(recipe), 0, counting=without_speed):
-        return _finish(name, study, recipe, study.run(settings, root, note), root)
-
-
-def _finish(name: str, study: Study, recipe: Json, found: Json, root: Path) -> Json:
-    result: Json = {"study": name, "question": study.question, "settings": recipe, **found}
-    write_atomic(root / f"{name}.json", json.dumps(result, indent=2) + "\n")
+    result: Json = {"study": name, "question": study.question, "settings": recipe}
+    with ExitStack() as held:
+        if name != "cost":  # its files claim what they were made with themselves
+            made, stage = without_speed(recipe), f"study {name}"
+            opened = Run.open(root, stage, made, _models(recipe), 0, counting=without_speed)
+            held.enter_context(opened)
+        result |= study.run(settings, root, note)
+        write_atomic(root / f"{name}.json", json.dumps(result, indent=2) + "\n")
     return result
 
 

@@ -24,7 +24,6 @@ from coa.environments import make_tasks
 from coa.errors import ConfigError, RecordError, UsageError
 from coa.evaluation.compare import PAIRED_RESAMPLES, SCORES, SUMMARY
 from coa.evaluation.run import EvalSettings, run_eval
-from coa.io.progress import duration
 from coa.io.runs import Json, read_jsonl
 from coa.io.settings import load_recipe, to_json
 from coa.lab.speedrun_recipe import PACE, EvalPart
@@ -104,10 +103,9 @@ def measure(
     found: Json = {"seeds": seeds, "rerun": rerun, "share": share, "against": against}
     found |= {"arms": {}, "differences": {}}
     for name, table in tables.items():
-        shown = _shown(table, resamples, rerun)
         # Where all but a few tasks had 0, or 1, a bootstrap has little width or none. Tasks that
         # were not drawn may differ all the same: Wilson's interval over tasks says by how much.
-        found["arms"][name] = _widened(shown, as_share) if share else shown
+        found["arms"][name] = _shown(table, resamples, rerun, as_share if share else None)
         if name == against:
             continue
         pairs = [
@@ -115,25 +113,27 @@ def measure(
             for row, other in zip(table, tables[against], strict=True)
         ]
         every = [difference for row in pairs for difference in row]
-        shown = _shown(pairs, resamples, rerun)
-        if share and not rerun:
-            shown = _widened(shown, partial(difference_of, every))
-        above, below = tally(every)
-        found["differences"][name] = shown | {
-            **(_over_seeds(pairs) if rerun and len(seeds) > 1 else {}),
-            # Not wins and losses: of some measures less is better.
-            "above": above,
-            "below": below,
-        }
+        widen = partial(difference_of, every) if share and not rerun else None
+        shown = found["differences"][name] = _shown(pairs, resamples, rerun, widen)
+        if rerun and len(seeds) > 1:
+            over_seeds = student([sum(row) / len(row) for row in pairs])
+            shown["seeds_ci95"] = over_seeds.rounded(digits=5)["ci95"]
+        # Not wins and losses: of some measures less is better.
+        shown["above"], shown["below"] = tally(every)
     return found
 
 
-def _shown(table: Sequence[Sequence[float]], resamples: int, rerun: bool) -> Json:
+def _shown(
+    table: Sequence[Sequence[float]],
+    resamples: int,
+    rerun: bool,
+    widen: Callable[[Estimate], Estimate] | None,
+) -> Json:
+    """The mean, its interval, which may not be narrower than few tasks allow, and each seed's."""
     rows = table if rerun else [[value for row in table for value in row]]
     value = pooled(rows, resamples)
     return {
-        "value": round(value.value, 5),
-        "ci95": [round(value.low, 5), round(value.high, 5)],
+        **(widen(value) if widen else value).rounded(digits=5),
         "n": value.n,
         "by_seed": [round(sum(row) / len(row), 5) for row in table],
     }
@@ -162,18 +162,6 @@ def _t95(freedom: int) -> float:
         + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * d**2)
         + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * d**3)
     )
-
-
-def _over_seeds(table: Sequence[Sequence[float]]) -> Json:
-    found = student([sum(row) / len(row) for row in table])
-    return {"seeds_ci95": [round(found.low, 5), round(found.high, 5)]}
-
-
-def _widened(shown: Json, widen: Callable[[Estimate], Estimate]) -> Json:
-    """The same figures with an interval that is not narrower than few tasks allow."""
-    low, high = shown["ci95"]
-    found = widen(Estimate(shown["value"], low, high, shown["n"]))
-    return shown | {"ci95": [round(found.low, 5), round(found.high, 5)]}
 
 
 class Tables:
@@ -343,15 +331,6 @@ def pieces(settings: TrainingStudy, arms: int, recorded: int | None = None) -> l
         StudyPiece(f"fine-tune on about {rows} chains", arms * seeds, rows * PACE[SET].row),
         StudyPiece(f"evaluate on {n} held-out tasks", arms * seeds * sets, n * PACE[SET].rollout),
     ]
-
-
-def plan_lines(name: str, question: str, planned: Sequence[StudyPiece]) -> Iterable[str]:
-    """What will be run and how long it may take."""
-    yield f"study {name}: {question}"
-    for piece in planned:
-        yield f"   {piece.times:>3} x {piece.what:<48}{duration(piece.times * piece.seconds):>8}"
-    total = sum(piece.times * piece.seconds for piece in planned)
-    yield f"   about {duration(total)} on two free cores; the same command continues what is there"
 
 
 # -- what is trained on ----------------------------------------------------------------------

@@ -19,9 +19,10 @@ import collections
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache, partial
 from importlib import resources
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, get_args
 
 from coa.distillation.dataset import CONVERTED
 from coa.engines.base import TextCodec
@@ -29,27 +30,111 @@ from coa.environments import GYM, SETS, make_tasks
 from coa.errors import RecordError, UsageError
 from coa.evaluation.compare import PAIRED_RESAMPLES, Resamples
 from coa.evaluation.spending import parse_price
+from coa.grammar import system_prompt
+from coa.grammar.load import bound_to, load_grammar
 from coa.grammar.prompt import PromptKind
 from coa.io.runs import Json, read_records, write_atomic
 from coa.lab.study_student import StudentPart
-from coa.lab.token_counts import (
-    CACHINGS,
-    EXAMPLE_PRICE,
-    PROMPTS,
-    Caching,
-    LengthOf,
-    TokenCounter,
-    opening_prompts,
-    with_caching,
-)
 from coa.models.codec import Codec
 from coa.models.references import BASE, model_folder, resolve
 from coa.recording.budget import Price
-from coa.recording.episode import AgentSpec, Episode, Tokens, ToolUse, load_episodes
+from coa.recording.episode import AgentSpec, Episode, Message, Tokens, ToolUse, load_episodes
 from coa.rewards import auto
 from coa.statistics import interval, wilson
 from coa.tasks import Task, TaskSet
-from coa.trajectory import Trajectory
+from coa.trajectory import Author, Segment, Trajectory
+
+Caching = Literal["none", "task", "warm"]
+CACHINGS: tuple[Caching, ...] = get_args(Caching)
+PROMPTS: tuple[PromptKind, ...] = ("compact", "full")
+LengthOf = Callable[[AgentSpec], int]
+"""How many tokens the system prompt of an agent has."""
+
+
+EXAMPLE_PRICE = Price(input=1.0, cached=0.1, output=5.0)
+"""An example and nobody's offer: a cached token at a tenth, a written one at five times."""
+
+
+def with_caching(tokens: Tokens, caching: Caching, opening: int) -> Tokens:
+    """The same calls under another cache; `opening` are the tokens of system prompts, each once."""
+    if caching == "none":
+        return tokens._replace(cached=0)
+    return tokens if caching == "task" else tokens._replace(cached=tokens.cached + opening)
+
+
+class TokenCounter:
+    """Counts texts with one codec; a text that comes again is not encoded again."""
+
+    def __init__(self, codec: TextCodec) -> None:
+        self._codec = codec
+        self._known: dict[str, int] = {}
+
+    def count(self, text: str) -> int:
+        found = self._known.get(text)
+        if found is None:
+            found = self._known[text] = len(self._codec.encode(text))
+        return found
+
+    def team(self, episode: Episode, length_of: LengthOf | None = None) -> Tokens:
+        """All model calls of an episode; `length_of` gives system prompts another length.
+
+        What a server counted is not used: it has another tokenizer than the chain.
+        """
+        systems = {agent.system: length_of(agent) for agent in episode.agents} if length_of else {}
+        events = [
+            replace(event, call=replace(event.call, sampled_tokens=0))
+            if isinstance(event, Message) and event.call
+            else event
+            for event in episode.events
+        ]
+
+        def length(text: str) -> int:
+            return systems[text] if text in systems else self.count(text)
+
+        return replace(episode, events=events).count_tokens(length)
+
+    def bare(self, episode: Episode) -> Tokens:
+        """The same as if the agents had no system prompts."""
+        return self.team(episode, lambda agent: 0)
+
+    def chain(self, trajectory: Trajectory, system: str) -> Tokens:
+        """All turns of a chain that opens with this system prompt."""
+        length = len(self._codec.encode_prompt(system, trajectory.question))
+        prompt = cached = sampled = seen = 0
+        for step in trajectory.steps:
+            written = self._length(step.model)
+            prompt += length
+            cached += seen
+            sampled += written
+            seen = length = length + written
+            if step.observation is not None:
+                length += self._length(step.observation)
+        return Tokens(prompt, cached, sampled)
+
+    def _length(self, segment: Segment) -> int:
+        return len(segment.ids) if segment.ids is not None else self.count(segment.text)
+
+
+def opening_prompts(trajectory: Trajectory, grammar: str = "") -> dict[PromptKind, str]:
+    """The prompts that a chain may open with; its own must be among them."""
+    prompts = _prompts_of(grammar or trajectory.grammar, tuple(trajectory.tools))
+    first = trajectory.segments[0] if trajectory.segments else None
+    found = first.text if first and first.author is Author.PROMPT else None
+    if found not in prompts.values():
+        raise RecordError(
+            f"task {trajectory.task_id!r}: its chain does not open with a prompt of the grammar "
+            f"{grammar or trajectory.grammar!r}. Distil the episodes again with this version."
+        )
+    return prompts
+
+
+@cache
+def _prompts_of(grammar: str, tools: tuple[str, ...]) -> dict[PromptKind, str]:
+    bound = bound_to(load_grammar(grammar), tools)
+    return {kind: system_prompt(bound, kind) for kind in PROMPTS}
+
+
+# -- both sides of a task --------------------------------------------------------------------
 
 MEASURES = (
     *(f"tokens.{caching}" for caching in CACHINGS),
@@ -124,9 +209,9 @@ def read_cases(files: Files, counter: TokenCounter) -> tuple[list[Case], Json]:
     an ordinary one has its cost, too.
     """
     episodes = {episode.task_id: episode for episode in load_episodes(files.episodes)}
-    made: dict[str, _Converted] = {}
-    for each in read_records(files.distilled / CONVERTED, _Converted.from_json):
-        made.setdefault(each.task_id, each)
+    made: dict[str, tuple[Trajectory | None, str]] = {}
+    for name, found, why in read_records(files.distilled / CONVERTED, _converted):
+        made.setdefault(name, (found, why))
     cases, missing = list[Case](), collections.Counter[str]()
     for task in TaskSet.load(files.tasks):
         if task.id not in episodes:
@@ -134,26 +219,19 @@ def read_cases(files: Files, counter: TokenCounter) -> tuple[list[Case], Json]:
                 f"{files.episodes}: has no episode of task {task.id!r}. "
                 "Every task counts: record all of them, or give the tasks that were recorded."
             )
-        converted = made.get(task.id) or _Converted(task.id, None, "was not distilled")
-        if converted.chain is None:
-            missing[converted.reason] += 1
-        cases.append(_case(task, episodes[task.id], converted.chain, counter))
+        chain, reason = made.get(task.id, (None, "was not distilled"))
+        if chain is None:
+            missing[reason] += 1
+        cases.append(_case(task, episodes[task.id], chain, counter))
     return cases, dict(missing.most_common())
 
 
-class _Converted(NamedTuple):
-    """What distillation made of one episode."""
-
-    task_id: str
-    chain: Trajectory | None
-    reason: str
-
-    @classmethod
-    def from_json(cls, record: Json) -> _Converted:
-        name, chain, reason = record["task_id"], record["trajectory"], record["reason"]
-        if chain is None or record["replay"]:
-            return cls(name, None, reason or "does not replay")
-        return cls(name, Trajectory.from_json(chain), "")
+def _converted(record: Json) -> tuple[str, Trajectory | None, str]:
+    """What distillation made of the episode of a task, or why there is no chain."""
+    name, chain, reason = record["task_id"], record["trajectory"], record["reason"]
+    if chain is None or record["replay"]:
+        return name, None, reason or "does not replay"
+    return name, Trajectory.from_json(chain), ""
 
 
 def _case(task: Task, episode: Episode, chain: Trajectory | None, counter: TokenCounter) -> Case:
@@ -311,11 +389,11 @@ def compare(
     if not both:
         raise UsageError("no task was solved by the team and has a chain: nothing to compare.")
     variants = _variants(both, counter)
-    stretched = {
-        f"{name} {caching}": [_recount(case, counter, length_of, caching) for case in both]
-        for name, length_of in variants.items()
-        for caching in STRETCHED
-    }
+    stretched: dict[str, list[float]] = {}
+    for name, length_of in variants.items():
+        counted = [counter.team(case.episode, length_of) for case in both]
+        stretched[f"{name} tokens.none"] = [tokens.total for tokens in counted]
+        stretched[f"{name} tokens.task"] = [tokens.total_cached for tokens in counted]
     everything = Resamples(_columns(cases, price), seed, resamples)
     pairs = Resamples(_columns(both, price) | stretched, seed, resamples)
     n, solved = len(cases), sum(case.team.solved for case in cases)
@@ -374,14 +452,19 @@ def _by_tool_calls(
         if len(group) < FEWEST:
             continue
         table = Resamples(_columns(group, price, ("compact",)), seed, resamples)
-        saved = {
-            caching: table.reduction(
-                (f"team tokens.{caching}", "team solved"),
-                (f"compact tokens.{caching}", "compact solved"),
-            ).figures()
-            for caching in CACHINGS
-        }
+        saved = _saved(table, "team", "compact", CACHINGS)
         yield {"tool_calls": calls, "n": len(group), "reduction": saved}
+
+
+def _saved(table: Resamples, team: str, kind: PromptKind, cachings: Sequence[Caching]) -> Json:
+    """By what part a chain needs fewer tokens than the team, as counted in columns of this name."""
+    return {
+        caching: table.reduction(
+            (f"{team} tokens.{caching}", "team solved"),
+            (f"{kind} tokens.{caching}", f"{kind} solved"),
+        ).figures()
+        for caching in cachings
+    }
 
 
 # -- how the prompts matter ------------------------------------------------------------------
@@ -389,7 +472,9 @@ def _by_tool_calls(
 
 def _variants(cases: Sequence[Case], counter: TokenCounter) -> dict[str, LengthOf]:
     """Lengths of system prompts to recount with: ours stretched, and those of smolagents."""
-    made: dict[str, LengthOf] = {f"{factor:g}x": _stretched(counter, factor) for factor in FACTORS}
+    made: dict[str, LengthOf] = {
+        f"{factor:g}x": partial(_stretched, counter, factor) for factor in FACTORS
+    }
     calls = peer_prompts()["tokens"]
     theirs = {part: sum(calls[call].values()) for part, call in PEER_CALLS.items()}
     if all(agent.part in theirs for case in cases for agent in case.episode.agents):
@@ -397,28 +482,14 @@ def _variants(cases: Sequence[Case], counter: TokenCounter) -> dict[str, LengthO
     return made
 
 
-def _stretched(counter: TokenCounter, factor: float) -> LengthOf:
-    return lambda agent: round(factor * counter.prompt_of(agent))
-
-
-def _recount(case: Case, counter: TokenCounter, length_of: LengthOf, caching: Caching) -> float:
-    tokens = counter.team(case.episode, length_of)
-    return tokens.total if caching == "none" else tokens.total_cached
+def _stretched(counter: TokenCounter, factor: float, agent: AgentSpec) -> int:
+    return round(factor * counter.count(agent.system))
 
 
 def _sensitive(table: Resamples, cases: Sequence[Case], name: str, length_of: LengthOf) -> Json:
     """The saving if the agents' system prompts had these lengths."""
     calls = [length_of(agent) for case in cases for agent in case.callers]
-    saved = {
-        kind: {
-            caching: table.reduction(
-                (f"{name} {caching}", "team solved"),
-                (f"{kind} tokens.{caching}", f"{kind} solved"),
-            ).figures()
-            for caching in STRETCHED
-        }
-        for kind in PROMPTS
-    }
+    saved = {kind: _saved(table, name, kind, STRETCHED) for kind in PROMPTS}
     return {"prompts": name, "tokens_a_call": round(sum(calls) / len(calls), 1), "reduction": saved}
 
 
@@ -535,24 +606,21 @@ def _set_lines(name: str, found: Json) -> Iterator[str]:
     yield from _versus_lines(f"a task that both solve, n={pairs}", "compact", found["paired"])
     yield f"  {'agents have the prompts of':<28}{'tokens':>8}   fewer without a cache"
     for row in found["sensitivity"]:
-        saved = row["reduction"]["compact"]
         prompts = f"ours, {row['prompts']}" if row["prompts"] != PEER else PEER
-        yield (
-            f"  {prompts:<28}{row['tokens_a_call']:>8.0f}   {_percent(saved['none'])}"
-            f"   with one {_percent(saved['task'])}"
-        )
+        yield _saved_line(prompts, round(row["tokens_a_call"]), row["reduction"]["compact"])
     yield f"  {'tool calls of a task':<28}{'n':>8}   fewer without a cache"
     for row in found["by_tool_calls"]:
-        saved = row["reduction"]
-        yield (
-            f"  {row['tool_calls']:<28}{row['n']:>8}   {_percent(saved['none'])}"
-            f"   with one {_percent(saved['task'])}"
-        )
+        yield _saved_line(row["tool_calls"], row["n"], row["reduction"])
     needed = found["prompt_tokens_for_claim"]["compact"]
     yield (
         f"  the claimed saving needs prompts of {needed['none']:,} tokens in every agent without "
         f"a cache, of {needed['task']:,} with one"
     )
+
+
+def _saved_line(name: str | int, count: int, saved: Json) -> str:
+    both = f"{_percent(saved['none'])}   with one {_percent(saved['task'])}"
+    return f"  {name:<28}{count:>8}   {both}"
 
 
 def _versus_lines(title: str, kind: PromptKind, found: Json) -> Iterator[str]:

@@ -154,8 +154,7 @@ def compared(columns: dict[str, list[float]], resamples: int = PAIRED_RESAMPLES)
         "n": table.n,
         "solved": {who: int(sum(columns[f"{who} solved"])) for who in ("team", "student")},
         "success": {
-            "value": round(success.difference.value, 5),
-            "ci95": [round(success.difference.low, 5), round(success.difference.high, 5)],
+            **success.difference.rounded(digits=5),
             "wins": success.wins,
             "losses": success.losses,
             "p_value": round(success.p_value, 5),

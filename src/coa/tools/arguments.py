@@ -258,9 +258,14 @@ def _shown(value: Value) -> str:
 
 def shape_of(schema: Mapping[str, Any]) -> str:
     """The arguments in one line, for a prompt: {"city": string, "days": integer (optional)}."""
+    return _shape(schema, schema, ())
+
+
+def _shape(schema: Mapping[str, Any], root: Mapping[str, Any], inside: tuple[str, ...]) -> str:
     required = set(schema.get("required", []))
     parts = [
-        f"{json.dumps(name)}: {_kind(part, schema)}{'' if name in required else ' (optional)'}"
+        f"{json.dumps(name)}: {_kind(part, root, inside)}"
+        + ("" if name in required else " (optional)")
         for name, part in schema.get("properties", {}).items()
     ]
     return f"{{{', '.join(parts)}}}"
@@ -270,12 +275,21 @@ def described(about: str, schema: Mapping[str, Any]) -> str:
     """What a prompt says of a tool with JSON arguments: what it does, their shape and meaning."""
     shape = f"the content is a JSON object {shape_of(schema)}"
     said = f"{about}; {shape}" if about else shape[0].upper() + shape[1:]
-    meanings = [
-        f"{name}: {each['description'].strip().rstrip('.')}"
-        for name, each in schema.get("properties", {}).items()
-        if each.get("description")
-    ]
+    meanings = [f"{name}: {meaning}" for name, meaning in _meanings(schema, schema, ())]
     return f"{said}. {'; '.join(meanings)}" if meanings else said
+
+
+def _meanings(
+    schema: Mapping[str, Any], root: Mapping[str, Any], inside: tuple[str, ...]
+) -> Iterator[tuple[str, str]]:
+    """What arguments mean, also those of models inside of models."""
+    for name, each in schema.get("properties", {}).items():
+        if each.get("description"):
+            yield name, each["description"].strip().rstrip(".")
+        model = each.get("$ref", "")
+        if model and model not in inside:
+            inner = _meanings(_resolved(each, root), root, (*inside, model))
+            yield from ((f"{name}.{part}", meaning) for part, meaning in inner)
 
 
 def without_words(schema: Any, words: Collection[str] = ("description",)) -> Any:
@@ -293,13 +307,16 @@ def without_words(schema: Any, words: Collection[str] = ("description",)) -> Any
     return kept
 
 
-def _kind(schema: Mapping[str, Any], root: Mapping[str, Any]) -> str:
+def _kind(schema: Mapping[str, Any], root: Mapping[str, Any], inside: tuple[str, ...] = ()) -> str:
+    model = schema.get("$ref", "")
     schema = _resolved(schema, root)
     if "enum" in schema:
         return " | ".join(json.dumps(each) for each in schema["enum"])
     if options := schema.get("anyOf") or schema.get("oneOf"):
-        return " | ".join(dict.fromkeys(_kind(each, root) for each in options))
+        return " | ".join(dict.fromkeys(_kind(each, root, inside) for each in options))
     kind = schema.get("type", "any")
     if kind == "array" and isinstance(schema.get("items"), dict):
-        return f"list of {_kind(schema['items'], root)}"
+        return f"list of {_kind(schema['items'], root, inside)}"
+    if model and kind == "object" and model not in inside:  # its fields; a task's own are not shown
+        return _shape(schema, root, (*inside, model))
     return kind if isinstance(kind, str) else " | ".join(kind)

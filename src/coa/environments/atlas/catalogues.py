@@ -28,6 +28,7 @@ from coa.environments.atlas.families import (
     Comparison,
     Difference,
     Family,
+    Inquiry,
     LookupChain,
     Superlative,
 )
@@ -45,7 +46,6 @@ from coa.environments.atlas.inquiries import (
     Formula,
     Kin,
     Tally,
-    Trail,
     of_capitals,
     of_each,
     of_neighbours,
@@ -103,7 +103,7 @@ _GOAL = {
 }
 
 
-def _web_phrasings(shape: Choice | Tally | Kin | Trail) -> Phrasings:
+def _web_phrasings(shape: Choice | Tally | Kin | LookupChain) -> Phrasings:
     if isinstance(shape, Choice):
         return _filled(_WEB["choice"], ASK=_ASK[shape.ask], MORE=_MORE[shape.by, shape.smaller])
     if isinstance(shape, Tally):
@@ -114,7 +114,7 @@ def _web_phrasings(shape: Choice | Tally | Kin | Trail) -> Phrasings:
     return _filled(_WEB["trail"], GOAL=_GOAL[shape.relations[1:]], HOME=_HOME[shape.relations[0]])
 
 
-_WEB_TRAINED: Mapping[str, Choice | Tally | Kin | Trail] = {
+_WEB_TRAINED: Mapping[str, Choice | Tally | Kin | LookupChain] = {
     "capital_of_more_populous": Choice("population", "capital"),
     "currency_of_more_populous": Choice("population", "currency"),
     "language_of_less_populous": Choice("population", "languages", smaller=True),
@@ -125,16 +125,16 @@ _WEB_TRAINED: Mapping[str, Choice | Tally | Kin | Trail] = {
     "more_populous_neighbours": Tally("population"),
     "smaller_neighbours": Tally("area", "less"),
     "language_kin": Kin("languages"),
-    "city_summit": Trail("city", ("country", "summit")),
-    "city_capital_time_zone": Trail("city", ("country", "capital", "time_zone")),
-    "capital_domain": Trail("city", ("capital_of", "domain")),
+    "city_summit": LookupChain("city", ("country", "summit")),
+    "city_capital_time_zone": LookupChain("city", ("country", "capital", "time_zone")),
+    "capital_domain": LookupChain("city", ("capital_of", "domain")),
 }
-_WEB_HELD_OUT: Mapping[str, Choice | Tally | Kin | Trail] = {
+_WEB_HELD_OUT: Mapping[str, Choice | Tally | Kin | LookupChain] = {
     "calling_code_of_more_populous": Choice("population", "calling_code"),
     "capital_of_larger": Choice("area", "capital"),
     "capital_larger_neighbours": Tally("area", capital=True),
     "currency_neighbours": Tally("currency", "same"),
-    "city_capital_population": Trail("city", ("country", "capital", "population")),
+    "city_capital_population": LookupChain("city", ("country", "capital", "population")),
 }
 
 _WIDE = _texts(WORDS["frames"]["wide"])
@@ -238,30 +238,28 @@ _LIGHT = 15
 """Small numbers, of which any two elements have few."""
 
 
-def _wide_families() -> dict[str, tuple[Family, Phrasings]]:
-    made: dict[str, tuple[Family, Phrasings]] = {}
+def _wide_families() -> dict[str, tuple[Inquiry, Phrasings]]:
+    made: dict[str, tuple[Inquiry, Phrasings]] = {}
     for start, (entity, way, goals) in _STARTS.items():
         for goal in goals:
-            name = f"{start}_{goal}"
             frames = _filled(_WIDE[start], GOAL=_CALLED[goal], SUBJECT=_NAMED[entity])
-            made[name] = Family(name, LookupChain(entity, (*way, *_GOALS[goal]))), frames
+            made[f"{start}_{goal}"] = LookupChain(entity, (*way, *_GOALS[goal])), frames
     for entity, relation in (("city", "population"), ("element", "number"), ("element", "year")):
-        name = f"{entity}_own_{relation}"
         frames = _filled(_WIDE["country"], GOAL=_CALLED[relation], SUBJECT=_NAMED[entity])
-        made[name] = Family(name, LookupChain(entity, (relation,))), frames
+        made[f"{entity}_own_{relation}"] = LookupChain(entity, (relation,)), frames
     for name, (shape, most) in _COMPARED.items():
         frames = _filled(_WIDE["pair"], KINDS=_KINDS[shape.entity], KIND=shape.entity, MOST=most)
-        made[name] = Family(name, shape), frames
+        made[name] = shape, frames
     three = Comparison("country", ("area",), names=("first", "second", "third"))
-    made["largest_of_three"] = Family("largest_of_three", three), _WIDE["largest_of_three"]
+    made["largest_of_three"] = three, _WIDE["largest_of_three"]
     for name, beside, most in (
         ("largest_neighbour", Superlative("area"), "largest area"),
         ("least_populous_neighbour", Superlative("population", smaller=True), "fewest people"),
     ):
-        made[name] = Family(name, beside), _filled(_WIDE["neighbours"], MOST=most)
+        made[name] = beside, _filled(_WIDE["neighbours"], MOST=most)
     light = Difference("element", "number", below=_LIGHT)
-    made["light_element_gap"] = Family("light_element_gap", light), _WIDE["light_gap"]
-    made["discovery_gap"] = Family("discovery_gap", Difference("element", "year")), _WIDE["years"]
+    made["light_element_gap"] = light, _WIDE["light_gap"]
+    made["discovery_gap"] = Difference("element", "year"), _WIDE["years"]
     return made
 
 
@@ -340,30 +338,32 @@ _CODE_HELD_OUT: Mapping[str, tuple[Formula, Phrasings]] = {
 }
 
 
-_WEB_SHAPES = {**_WEB_TRAINED, **_WEB_HELD_OUT}
-_WIDE_FAMILIES = _wide_families()
-_CODE_FORMULAS = {**_CODE_TRAINED, **_CODE_HELD_OUT}
+_Put = Mapping[str, tuple[Inquiry, Phrasings]]
+"""By name what is asked and the ways in which it is put."""
+
+
+def _catalogue(name: str, trained: _Put, held_out: _Put | None = None) -> Catalogue:
+    every = {**trained, **(held_out or {})}
+    return Catalogue(
+        name,
+        {each: Family(each, shape, each not in trained) for each, (shape, _) in every.items()},
+        {each: phrasings for each, (_, phrasings) in every.items()},
+    )
+
+
+def _on_the_web(shapes: Mapping[str, Choice | Tally | Kin | LookupChain]) -> _Put:
+    return {name: (shape, _web_phrasings(shape)) for name, shape in shapes.items()}
+
+
 _PHRASINGS, _REWORDINGS = _texts(WORDS["phrasings"]), _texts(WORDS["rewordings"])
 
 MHQA = Catalogue(DEFAULT_SET, FAMILIES, _PHRASINGS, most=3000)
 REWORDED = Catalogue(
     ATLAS_REWORDED, {name: FAMILIES[name] for name in _REWORDINGS}, _REWORDINGS, most=3000
 )
-WIDE = Catalogue(
-    ATLAS_WIDE,
-    {name: family for name, (family, _) in _WIDE_FAMILIES.items()},
-    {name: phrasings for name, (_, phrasings) in _WIDE_FAMILIES.items()},
-)
-WEB = Catalogue(
-    ATLAS_WEB,
-    {name: Family(name, shape, name in _WEB_HELD_OUT) for name, shape in _WEB_SHAPES.items()},
-    {name: _web_phrasings(shape) for name, shape in _WEB_SHAPES.items()},
-)
-CODE = Catalogue(
-    ATLAS_CODE,
-    {n: Family(n, formula, n in _CODE_HELD_OUT) for n, (formula, _) in _CODE_FORMULAS.items()},
-    {name: phrasings for name, (_, phrasings) in _CODE_FORMULAS.items()},
-)
+WIDE = _catalogue(ATLAS_WIDE, _wide_families())
+WEB = _catalogue(ATLAS_WEB, _on_the_web(_WEB_TRAINED), _on_the_web(_WEB_HELD_OUT))
+CODE = _catalogue(ATLAS_CODE, _CODE_TRAINED, _CODE_HELD_OUT)
 CATALOGUES: Mapping[str, Catalogue] = {
     each.name: each for each in (MHQA, REWORDED, WIDE, WEB, CODE)
 }

@@ -11,13 +11,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from coa.environments.atlas.catalogues import CODE
-from coa.environments.atlas.inquiries import Formula, Work, subjects_of
+from coa.environments.atlas.families import subjects_of
+from coa.environments.atlas.inquiries import Formula, Work
 from coa.environments.atlas.pages import read
 from coa.environments.atlas.team import (
     PROGRAM,
     Find,
     LookupAgents,
-    Outline,
+    Plan,
     plain,
     planned,
     sentence_for,
@@ -50,31 +51,31 @@ class CodeTeam:
         self.lookups = LookupAgents(rated=True)
 
     async def work(self, recorder: EpisodeRecorder) -> None:
-        outline = planned(recorder, CODE)
-        if outline is None:
+        plan = planned(recorder, CODE)
+        if plan is None:
             return
-        facts = await self._look_up(recorder, outline)
+        facts = await self._look_up(recorder, plan)
         if facts is None:
             return
-        assert isinstance(outline.shape, Formula), outline.shape
-        numbers = outline.shape.numbers(outline.slots, facts)
+        assert isinstance(plan.shape, Formula), plan.shape
+        numbers = plan.shape.numbers(plan.slots, facts)
         if not numbers:
             recorder.fail("a report is not a number")
             return
         for agent in ("coder", "reflector"):
-            recorder.tell(agent, f"{recorder.episode.question}\n{outline.text}")
+            recorder.tell(agent, f"{recorder.episode.question}\n{plan.text}")
         names = ", ".join(wanted(relation, subject) for relation, subject, _ in numbers)
-        sums = _Sums(outline.shape.work, [n for *_, n in numbers], names)
-        if not await self._close(recorder, outline, sums):
+        sums = _Sums(plan.shape.work, [n for *_, n in numbers], names)
+        if not await self._close(recorder, plan, sums):
             recorder.fail("no program gave a result")
 
-    async def _close(self, recorder: EpisodeRecorder, outline: Outline, sums: _Sums) -> bool:
+    async def _close(self, recorder: EpisodeRecorder, plan: Plan, sums: _Sums) -> bool:
         """Calculate, suggest and check, twice at most; whether an answer stands."""
         for again in (False, True):
             printed = await self._calculate(recorder, sums, again)
             if printed is None:
                 return False
-            told = f"{recorder.episode.question}\n{outline.text}\nThe program: {printed}"
+            told = f"{recorder.episode.question}\n{plan.text}\nThe program: {printed}"
             recorder.tell("verifier", told)
             gives = f"The program gives {printed}."
             recorder.say("verifier", "verifier", printed, gives, part="suggestion")
@@ -85,13 +86,11 @@ class CodeTeam:
                 return True
         return False
 
-    async def _look_up(
-        self, recorder: EpisodeRecorder, outline: Outline
-    ) -> dict[Fact, list[str]] | None:
+    async def _look_up(self, recorder: EpisodeRecorder, plan: Plan) -> dict[Fact, list[str]] | None:
         """Every fact of every step, each from a search or from passages that are known already."""
         facts: dict[Fact, list[str]] = {}
-        for step, look in enumerate(outline.looks):
-            for subject in subjects_of(outline.looks, step, facts):
+        for step, look in enumerate(plan.looks):
+            for subject in subjects_of(plan.looks, step, facts):
                 for relation in look.relations:
                     find = Find(relation, subject)
                     values = self._known(recorder, find) or await self.lookups.look_up(

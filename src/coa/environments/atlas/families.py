@@ -1,21 +1,27 @@
 """Families of questions over the fact graph, as values.
 
 A family is a shape (a chain of relations, a comparison, a superlative among neighbours ...) and its
-relations. The shape knows how a question is worked out: which facts are looked up, in order, and
-what follows from them. Held-out families compose relations that trained families use, in a way none
-of them does.
+relations. The shape says, as values, what is looked up (`looks`) and what follows from the facts
+(`conclude`). Whoever works on a question goes through the same two: the maker of tasks takes the
+facts from the world, a reader from what it has read. Neither is told the answer.
+
+Held-out families compose relations that trained families use, in a way none of them does. The
+shapes here need passages; those in `inquiries` need pages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from coa.environments.atlas.reckoning import amount
 from coa.environments.atlas.world import RELATIONS, World, values_of
 
 Slots = Mapping[str, str]
+Facts = Mapping[tuple[str, str], Sequence[str]]
+"""(relation, subject) -> the values that were found."""
 CLEAR_MARGIN = 1.1
 CLEAR_YEARS = 20
 MOST_NEIGHBOURS = 3
@@ -43,26 +49,102 @@ class Solution:
     """Other ways in which the answer may rightly be written."""
 
 
-class FamilyShape(Protocol):
-    """How a family's questions are worked out."""
+class Look(NamedTuple):
+    """One step: these relations of these subjects, found on the subjects' pages.
+
+    A subject is a name, or `#0` for all that the first relation of step 0 gave.
+    """
+
+    relations: tuple[str, ...]
+    subjects: tuple[str, ...]
+
+
+class Conclusion(NamedTuple):
+    answer: str
+    kind: str
+    """Kind of entity of the answer, '' for a plain value."""
+    because: str = ""
+    """How the facts combine, in a sentence."""
+
+
+class Inquiry(ABC):
+    """How the questions of a family are worked out: what is looked up and what follows."""
+
+    if TYPE_CHECKING:  # a shape has them as a field or as a property
+
+        @property
+        def kind(self) -> str: ...
+        @property
+        def relations(self) -> tuple[str, ...]: ...
 
     @property
-    def kind(self) -> str: ...
-    @property
+    @abstractmethod
     def slots(self) -> Mapping[str, str]:
         """Slot name to the kind of entity that fills it."""
-        ...
 
-    @property
-    def relations(self) -> tuple[str, ...]: ...
+    @abstractmethod
+    def looks(self, slots: Slots) -> tuple[Look, ...]: ...
+    @abstractmethod
+    def conclude(self, slots: Slots, facts: Facts) -> Conclusion | None:
+        """What follows from the facts; None when they give no single clear answer."""
 
     def solve(self, world: World, slots: Slots) -> Solution | None:
-        """Work the question out; None when it has no single clear answer."""
-        ...
+        """The solution in a world: every fact of every step, and what follows."""
+        facts: dict[tuple[str, str], tuple[str, ...]] = {}
+        bridges: list[tuple[str, str]] = []
+        looks = self.looks(slots)
+        for step, look in enumerate(looks):
+            kind, first = next(iter(self.slots.values())), look.subjects[0]
+            if first.startswith("#"):
+                kind = RELATIONS[looks[int(first[1:])].relations[0]].value
+            for subject in subjects_of(looks, step, facts):
+                bridges.append((kind, subject))
+                for relation in look.relations:
+                    facts[relation, subject] = values_of(world, relation, subject)
+                    if not facts[relation, subject]:
+                        return None
+        end = self.conclude(slots, facts)
+        if end is None or list(slots.values()) == [end.answer]:  # the question names it
+            return None
+        found = tuple(Fact(*known, values) for known, values in facts.items())
+        return Solution(found, end.answer, end.kind, tuple(dict.fromkeys(bridges)))
+
+
+def subjects_of(looks: Sequence[Look], step: int, facts: Facts) -> list[str]:
+    """The names whose pages step number `step` looks at, once the steps before it are done."""
+    names: list[str] = []
+    for subject in looks[step].subjects:
+        if not subject.startswith("#"):
+            names.append(subject)
+            continue
+        earlier = int(subject[1:])
+        relation = looks[earlier].relations[0]
+        for name in subjects_of(looks, earlier, facts):
+            names += facts[relation, name]
+    return list(dict.fromkeys(names))
+
+
+def _in_chains(relations: tuple[str, ...], starts: Sequence[str]) -> tuple[Look, ...]:
+    """Relations followed from each of the names, one name after the other."""
+    looks: list[Look] = []
+    for start in starts:
+        for place, relation in enumerate(relations):
+            looks.append(Look((relation,), (f"#{len(looks) - 1}" if place else start,)))
+    return tuple(looks)
+
+
+def _end_of(relations: tuple[str, ...], start: str, facts: Facts) -> str | None:
+    """Where a chain of single values ends."""
+    for relation in relations:
+        values = facts.get((relation, start), ())
+        if len(values) != 1:
+            return None
+        start = values[0]
+    return start
 
 
 @dataclass(frozen=True)
-class LookupChain:
+class LookupChain(Inquiry):
     """Follow relations from one entity: city -> country -> currency."""
 
     start: str
@@ -78,22 +160,23 @@ class LookupChain:
     def slots(self) -> Mapping[str, str]:
         return {self.start: self.start}
 
-    def solve(self, world: World, slots: Slots) -> Solution | None:
-        facts, subject, kind = [], slots[self.start], self.start
-        for relation in self.relations:
-            values = values_of(world, relation, subject)
-            if len(values) != 1:
-                return None
-            facts.append((kind, Fact(relation, subject, values)))
-            subject, kind = values[0], RELATIONS[relation].value
-        if subject == slots[self.start]:
+    def looks(self, slots: Slots) -> tuple[Look, ...]:
+        return _in_chains(self.relations, [slots[self.start]])
+
+    def conclude(self, slots: Slots, facts: Facts) -> Conclusion | None:
+        end = _end_of(self.relations, slots[self.start], facts)
+        if end is None:
             return None
-        bridges = tuple((kind, fact.subject) for kind, fact in facts)
-        return Solution(tuple(fact for _, fact in facts), subject, kind, bridges)
+        return Conclusion(end, RELATIONS[self.relations[-1]].value, f"The last report gives {end}.")
 
 
-def _follow(world: World, relations: tuple[str, ...], kind: str, subject: str) -> Solution | None:
-    return LookupChain(kind, relations).solve(world, {kind: subject})
+def _extreme(
+    by: str, names: Sequence[str], values: Sequence[str], smaller: bool, kind: str
+) -> Conclusion | None:
+    """The name with the largest (or smallest) number, where it is clearly that."""
+    rows = [(_amount(value), name) for value, name in zip(values, names, strict=True)]
+    rows.sort(key=lambda row: row[0], reverse=not smaller)
+    return Conclusion(rows[0][1], kind) if _clearly_apart(by, rows[0][0], rows[1][0]) else None
 
 
 def _amount(text: str) -> int:
@@ -103,8 +186,15 @@ def _amount(text: str) -> int:
     return number
 
 
+def _clearly_apart(relation: str, one: int, other: int) -> bool:
+    low, high = sorted((one, other))
+    if relation == "year":
+        return high - low >= CLEAR_YEARS
+    return high > low and high >= CLEAR_MARGIN * low  # none is as few as none
+
+
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(Inquiry):
     """Which of the named entities has the largest (or smallest) number at the end of a chain."""
 
     entity: str
@@ -120,34 +210,20 @@ class Comparison:
     def slots(self) -> Mapping[str, str]:
         return dict.fromkeys(self.names, self.entity)
 
-    def solve(self, world: World, slots: Slots) -> Solution | None:
-        sides = []
-        for slot in self.names:
-            side = _follow(world, self.relations, self.entity, slots[slot])
-            if side is None:
-                return None
-            sides.append((_amount(side.answer), slots[slot], side))
-        sides.sort(key=lambda row: row[0], reverse=not self.smaller)
-        if not _clearly_apart(self.relations[-1], sides[0][0], sides[1][0]):
+    def looks(self, slots: Slots) -> tuple[Look, ...]:
+        return _in_chains(self.relations, [slots[slot] for slot in self.names])
+
+    def conclude(self, slots: Slots, facts: Facts) -> Conclusion | None:
+        names = [slots[slot] for slot in self.names]
+        ends = [_end_of(self.relations, name, facts) for name in names]
+        known = [end for end in ends if end is not None]
+        if len(known) < len(ends):
             return None
-        given = sorted(sides, key=lambda row: list(slots.values()).index(row[1]))
-        return Solution(
-            tuple(fact for _, _, side in given for fact in side.facts),
-            sides[0][1],
-            self.entity,
-            tuple(bridge for _, _, side in given for bridge in side.bridges),
-        )
-
-
-def _clearly_apart(relation: str, one: int, other: int) -> bool:
-    low, high = sorted((one, other))
-    if relation == "year":
-        return high - low >= CLEAR_YEARS
-    return high > low and high >= CLEAR_MARGIN * low  # none is as few as none
+        return _extreme(self.relations[-1], names, known, self.smaller, self.entity)
 
 
 @dataclass(frozen=True)
-class Superlative:
+class Superlative(Inquiry):
     """The neighbour with the largest (or smallest) number."""
 
     by: str
@@ -162,22 +238,19 @@ class Superlative:
     def relations(self) -> tuple[str, ...]:
         return ("neighbours", self.by)
 
-    def solve(self, world: World, slots: Slots) -> Solution | None:
-        names = values_of(world, "neighbours", slots["country"])
+    def looks(self, slots: Slots) -> tuple[Look, ...]:
+        return _in_chains(self.relations, [slots["country"]])
+
+    def conclude(self, slots: Slots, facts: Facts) -> Conclusion | None:
+        names = facts["neighbours", slots["country"]]
         if not 2 <= len(names) <= MOST_NEIGHBOURS:
             return None
-        facts = [Fact(self.by, name, values_of(world, self.by, name)) for name in names]
-        ranked = sorted(facts, key=lambda f: _amount(f.values[0]), reverse=not self.smaller)
-        best, next_best = (_amount(fact.values[0]) for fact in ranked[:2])
-        if not _clearly_apart(self.by, best, next_best):
-            return None
-        bridges = tuple(("country", name) for name in (slots["country"], *names))
-        lookup = Fact("neighbours", slots["country"], names)
-        return Solution((lookup, *facts), ranked[0].subject, "country", bridges)
+        values = [facts[self.by, name][0] for name in names]
+        return _extreme(self.by, names, values, self.smaller, "country")
 
 
 @dataclass(frozen=True)
-class Intersection:
+class Intersection(Inquiry):
     """The one neighbour that two countries have in common."""
 
     kind: str = "intersection"
@@ -187,19 +260,17 @@ class Intersection:
     def slots(self) -> Mapping[str, str]:
         return {"first": "country", "second": "country"}
 
-    def solve(self, world: World, slots: Slots) -> Solution | None:
-        facts = [
-            Fact("neighbours", slots[s], values_of(world, "neighbours", slots[s])) for s in slots
-        ]
-        common = set(facts[0].values) & set(facts[1].values)
-        if len(common) != 1:
-            return None
-        bridges = tuple(("country", fact.subject) for fact in facts)
-        return Solution(tuple(facts), common.pop(), "country", bridges)
+    def looks(self, slots: Slots) -> tuple[Look, ...]:
+        return _in_chains(self.relations, [slots[slot] for slot in self.slots])
+
+    def conclude(self, slots: Slots, facts: Facts) -> Conclusion | None:
+        first, second = (set(facts["neighbours", slots[slot]]) for slot in self.slots)
+        common = first & second
+        return Conclusion(common.pop(), "country") if len(common) == 1 else None
 
 
 @dataclass(frozen=True)
-class Difference:
+class Difference(Inquiry):
     """How far apart the numbers of two entities are."""
 
     entity: str
@@ -216,22 +287,20 @@ class Difference:
     def relations(self) -> tuple[str, ...]:
         return (self.by,)
 
-    def solve(self, world: World, slots: Slots) -> Solution | None:
-        facts = [Fact(self.by, slots[s], values_of(world, self.by, slots[s])) for s in self.slots]
-        if not all(fact.values for fact in facts):
+    def looks(self, slots: Slots) -> tuple[Look, ...]:
+        return _in_chains(self.relations, [slots[slot] for slot in self.slots])
+
+    def conclude(self, slots: Slots, facts: Facts) -> Conclusion | None:
+        one, other = (_amount(facts[self.by, slots[slot]][0]) for slot in self.slots)
+        if one == other or 0 < self.below <= max(one, other):
             return None
-        numbers = [_amount(fact.values[0]) for fact in facts]
-        gap = abs(numbers[0] - numbers[1])
-        if gap == 0 or 0 < self.below <= max(numbers):
-            return None
-        bridges = tuple((self.entity, fact.subject) for fact in facts)
-        return Solution(tuple(facts), str(gap), "", bridges)
+        return Conclusion(str(abs(one - other)), "")
 
 
 @dataclass(frozen=True)
 class Family:
     name: str
-    shape: FamilyShape
+    shape: Inquiry
     held_out: bool = False
 
     @property

@@ -1,101 +1,31 @@
 """Shapes of questions that are worked out from several facts of several pages.
 
-A shape says, as values, what is looked up (`looks`) and what follows from the facts (`conclude`).
-Whoever works on a question goes through the same two: the maker of tasks takes the facts from the
-world, a reader from what it has read. Neither is told the answer.
-
-The shapes here ask for more than one passage states, so that it pays to open pages.
+They ask for more than one passage states, so that it pays to open pages.
 """
 
 from __future__ import annotations
 
 import re
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import accumulate
-from typing import NamedTuple
 
-from coa.environments.atlas.families import CLEAR_MARGIN, Fact, Slots, Solution
+from coa.environments.atlas.families import (
+    CLEAR_MARGIN,
+    Conclusion,
+    Facts,
+    Inquiry,
+    Look,
+    Slots,
+    Solution,
+    subjects_of,
+)
 from coa.environments.atlas.reckoning import amount, lettered, side_by_side, weighed
-from coa.environments.atlas.world import RELATIONS, World, values_of
+from coa.environments.atlas.world import RELATIONS, World
 
-Facts = Mapping[tuple[str, str], Sequence[str]]
-"""(relation, subject) -> the values that were found."""
 MOST_AROUND = 4
 """Neighbours that one question may take in: each is a page to open."""
-
-
-class Look(NamedTuple):
-    """One step: these relations of these subjects, found on the subjects' pages.
-
-    A subject is a name, or `#0` for all that the first relation of step 0 gave.
-    """
-
-    relations: tuple[str, ...]
-    subjects: tuple[str, ...]
-
-
-class Conclusion(NamedTuple):
-    answer: str
-    kind: str
-    """Kind of entity of the answer, '' for a plain value."""
-    because: str
-    """How the facts combine, in a sentence."""
-
-
-class Inquiry(ABC):
-    """A shape that says what is looked up and what follows."""
-
-    kind: str
-
-    @property
-    @abstractmethod
-    def slots(self) -> Mapping[str, str]: ...
-    @property
-    @abstractmethod
-    def relations(self) -> tuple[str, ...]: ...
-    @abstractmethod
-    def looks(self, slots: Slots) -> tuple[Look, ...]: ...
-    @abstractmethod
-    def conclude(self, slots: Slots, facts: Facts) -> Conclusion | None:
-        """What follows from the facts; None when they give no single clear answer."""
-
-    def solve(self, world: World, slots: Slots) -> Solution | None:
-        """The solution in a world: every fact of every step, and what follows."""
-        facts: dict[tuple[str, str], tuple[str, ...]] = {}
-        bridges: list[tuple[str, str]] = []
-        looks = self.looks(slots)
-        for step, look in enumerate(looks):
-            kind, first = next(iter(self.slots.values())), look.subjects[0]
-            if first.startswith("#"):
-                kind = RELATIONS[looks[int(first[1:])].relations[0]].value
-            for subject in subjects_of(looks, step, facts):
-                bridges.append((kind, subject))
-                for relation in look.relations:
-                    facts[relation, subject] = values_of(world, relation, subject)
-                    if not facts[relation, subject]:
-                        return None
-        end = self.conclude(slots, facts)
-        if end is None:
-            return None
-        found = tuple(Fact(*known, values) for known, values in facts.items())
-        return Solution(found, end.answer, end.kind, tuple(dict.fromkeys(bridges)))
-
-
-def subjects_of(looks: Sequence[Look], step: int, facts: Facts) -> list[str]:
-    """The names whose pages step number `step` looks at, once the steps before it are done."""
-    names: list[str] = []
-    for subject in looks[step].subjects:
-        if not subject.startswith("#"):
-            names.append(subject)
-            continue
-        earlier = int(subject[1:])
-        relation = looks[earlier].relations[0]
-        for name in subjects_of(looks, earlier, facts):
-            names += facts[relation, name]
-    return list(dict.fromkeys(names))
 
 
 def only_amount(values: Sequence[str]) -> int | None:
@@ -249,38 +179,6 @@ class Kin(Inquiry):
             for name, values in theirs.items()
         )
         return Conclusion(kept[0], "country", f"Against {own[0]}: {compared}. That is {kept[0]}.")
-
-
-@dataclass(frozen=True)
-class Trail(Inquiry):
-    """Follow relations from page to page: city -> country -> highest point."""
-
-    start: str
-    way: tuple[str, ...]
-    kind: str = "chain"
-
-    @property
-    def slots(self) -> Mapping[str, str]:
-        return {self.start: self.start}
-
-    @property
-    def relations(self) -> tuple[str, ...]:
-        return self.way
-
-    def looks(self, slots: Slots) -> tuple[Look, ...]:
-        subjects = [slots[self.start], *(f"#{step}" for step in range(len(self.way) - 1))]
-        steps = zip(self.way, subjects, strict=True)
-        return tuple(Look((name,), (subject,)) for name, subject in steps)
-
-    def conclude(self, slots: Slots, facts: Facts) -> Conclusion | None:
-        subject = slots[self.start]
-        for relation in self.way:
-            values = facts.get((relation, subject), ())
-            if len(values) != 1:
-                return None
-            subject = values[0]
-        end = RELATIONS[self.way[-1]].value
-        return Conclusion(subject, end, f"The last report gives {subject}.")
 
 
 # Questions that end in a calculation with numbers that are looked up. The result is worked out in

@@ -13,6 +13,7 @@ from itertools import count, islice
 from random import Random
 from typing import Any
 
+from coa.environments import chosen_names
 from coa.environments.atlas.catalogues import MHQA, is_held_out
 from coa.environments.atlas.families import Catalogue, Fact, Family, Slots, Solution
 from coa.environments.atlas.pages import passage_for
@@ -84,11 +85,16 @@ def make_tasks(
 
     The same arguments give the same tasks, and a smaller `n` gives the first of them.
     """
-    chosen = _chosen_families(split, families, catalogue)
+    known = families_of(split, catalogue)
+    if not known:
+        raise UsageError(
+            f"{catalogue.name} holds out no family: it is there to train on. Take {MHQA.name}."
+        )
+    chosen = chosen_names("family", families, known, catalogue.families, split)
     if n < 1:
         raise UsageError(f"n = {n!r}: expected a positive number of tasks.")
     world = load_world(world_seed)
-    queues = [_shuffled(world, split, family, seed, catalogue) for family in chosen]
+    queues = [_shuffled(world, split, catalogue.families[name], seed, catalogue) for name in chosen]
     tasks = tuple(islice(in_turn(queues), n))
     if len(tasks) < n:
         raise UsageError(
@@ -106,24 +112,6 @@ def families_of(split: str, catalogue: Catalogue = MHQA) -> tuple[str, ...]:
     wanted = split == "heldout_family"
     every = catalogue.families.items()
     return tuple(name for name, family in every if family.held_out == wanted)
-
-
-def _chosen_families(split: str, names: Sequence[str] | None, catalogue: Catalogue) -> list[Family]:
-    known = families_of(split, catalogue)
-    if not known:
-        raise UsageError(
-            f"{catalogue.name} holds out no family: it is there to train on. Take {MHQA.name}."
-        )
-    if names is not None and not names:
-        raise UsageError("families: the list is empty. Leave it out to use all of them.")
-    for name in names or ():
-        if name not in catalogue.families:
-            raise UsageError(f"unknown family {name!r}.{did_you_mean(name, known)}")
-        if name not in known:
-            raise UsageError(
-                f"family {name!r} does not belong to split {split!r}.{did_you_mean('', known)}"
-            )
-    return [catalogue.families[name] for name in dict.fromkeys(names or known)]
 
 
 def _shuffled(

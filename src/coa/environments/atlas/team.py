@@ -22,29 +22,22 @@ from coa.environments.atlas.catalogues import MHQA, understand
 from coa.environments.atlas.families import (
     Catalogue,
     Comparison,
+    Conclusion,
     Difference,
+    Inquiry,
     Intersection,
+    Look,
     LookupChain,
     Slots,
     Superlative,
 )
-from coa.environments.atlas.inquiries import (
-    Choice,
-    Conclusion,
-    Formula,
-    Inquiry,
-    Kin,
-    Look,
-    Tally,
-    Trail,
-)
+from coa.environments.atlas.inquiries import Choice, Formula, Kin, Tally
 from coa.environments.atlas.pages import listing, read
 from coa.environments.atlas.reckoning import Side, amount, apart, lettered, weighed
 from coa.environments.atlas.world import RELATIONS, WORDS, query_for
 from coa.recording.episode import USER
 from coa.recording.recorder import MAX_TRIES, EpisodeRecorder, ratings
 
-Shape = LookupChain | Comparison | Difference | Intersection | Superlative
 _COUNTS = ("no", "one look-up", "two look-ups", "three look-ups", "four look-ups")
 
 
@@ -76,7 +69,7 @@ def wanted_of(relations: Sequence[str], subjects: Sequence[str]) -> str:
 
 
 class Find(NamedTuple):
-    """One look-up. The subject may be the result of the step before, `#0`, or `#0*` for each."""
+    """One look-up. The subject may be the result of the step before, `#0`."""
 
     relation: str
     subject: str
@@ -89,55 +82,57 @@ class FindingVerdict(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """Look-ups in order, in a form that can be carried out and in words."""
+    """The planner's decomposition of a question, which can be carried out and put in words."""
 
-    shape: Shape
-    names: tuple[str, ...]
-    """The subjects that the question names."""
-    steps: tuple[Find, ...]
+    shape: Inquiry
+    slots: Slots
+    looks: tuple[Look, ...]
+
+    @property
+    def names(self) -> list[str]:
+        """The subjects that the question names, in the order of the shape's slots."""
+        return [self.slots[slot] for slot in self.shape.slots]
 
     @property
     def text(self) -> str:
         """The plan as the planner writes it."""
-        lines = [f"{i}. {self._in_words(find)}" for i, find in enumerate(self.steps, start=1)]
-        return "\n".join([*lines, *self._combination(len(lines) + 1)])
+        lines = [self._in_words(look) for look in self.looks]
+        end = self._combination()
+        lines += [end] if end else []
+        return "\n".join(f"{number}. {line}" for number, line in enumerate(lines, start=1))
 
-    @property
-    def thought(self) -> str:
-        if isinstance(self.shape, Superlative):
-            return "I must look at each neighbour."
-        count = len(self.steps)
-        words = _COUNTS[count] if count < len(_COUNTS) else f"{count} look-ups"
-        return f"This takes {words}."
+    def _in_words(self, look: Look) -> str:
+        names = [self._named(subject) for subject in look.subjects]
+        return wanted_of(look.relations, names).replace("the that", "that")
 
-    def _in_words(self, find: Find) -> str:
-        subject = find.subject
-        if subject.startswith("#"):
-            earlier = self.steps[int(subject[1:].rstrip("*"))]
-            each = "each" if subject.endswith("*") else "that"
-            noun = RELATIONS[earlier.relation].value
-            subject = f"{each} {'neighbour' if each == 'each' else noun}"
-        return WORDINGS[find.relation].need.format(s=subject).replace("the that", "that")
+    def _named(self, subject: str) -> str:
+        if not subject.startswith("#"):
+            return subject
+        earlier = self.looks[int(subject[1:])]
+        relation = earlier.relations[0]
+        if relation == "neighbours":
+            return "each neighbour"
+        each = "each" if len(earlier.subjects) > 1 else "that"
+        return f"{each} {RELATIONS[relation].value}"
 
-    def _combination(self, number: int) -> list[str]:
-        if isinstance(self.shape, LookupChain):
-            return []
-        if isinstance(self.shape, Intersection):
-            return [f"{number}. the common name"]
-        if isinstance(self.shape, Difference):
-            return [f"{number}. the difference"]
-        return [f"{number}. the {_extreme(self.shape, len(self.names) == 2)}"]
-
-    @property
-    def lanes(self) -> list[list[Find]]:
-        """Steps that follow from each other, apart from those that can be done at the same time."""
-        lanes: list[list[Find]] = []
-        for find in self.steps:
-            if find.subject.startswith("#") and not find.subject.endswith("*"):
-                lanes[-1].append(find)
-            else:
-                lanes.append([find])
-        return lanes
+    def _combination(self) -> str:
+        match self.shape:
+            case Intersection():
+                return "the common name"
+            case Difference():
+                return "the difference"
+            case Comparison() | Superlative() as shape:
+                return f"the {_extreme(shape, len(self.names) == 2)}"
+            case Choice() as shape:
+                size = "smaller" if shape.smaller else "larger"
+                return wanted(shape.ask, f"the one with the {size} {shape.by}")
+            case Tally() as shape:
+                return f"count the neighbours with {shape.than} {shape.by}"
+            case Kin():
+                return "the neighbour with the same"
+            case Formula() as shape:
+                return f"calculate {shape.work.called}"
+        return ""
 
 
 def plan_for(question: str, catalogue: Catalogue = MHQA) -> Plan | None:
@@ -145,22 +140,8 @@ def plan_for(question: str, catalogue: Catalogue = MHQA) -> Plan | None:
     understood = understand(question, catalogue)
     if understood is None:
         return None
-    shape = understood.meaning.shape
-    names = tuple(understood.slots[slot] for slot in shape.slots)
-    if isinstance(shape, LookupChain):
-        return Plan(shape, names, _chain(shape.relations, names[0], 0))
-    if isinstance(shape, Comparison | Difference | Intersection):
-        length = len(shape.relations)
-        chains = (_chain(shape.relations, name, i * length) for i, name in enumerate(names))
-        return Plan(shape, names, tuple(find for chain in chains for find in chain))
-    if isinstance(shape, Superlative):
-        return Plan(shape, names, (Find("neighbours", names[0]), Find(shape.by, "#0*")))
-    return None
-
-
-def _chain(relations: Sequence[str], start: str, offset: int) -> tuple[Find, ...]:
-    subjects = [start, *(f"#{offset + i}" for i in range(len(relations) - 1))]
-    return tuple(map(Find, relations, subjects))
+    shape, slots = understood.meaning.shape, understood.slots
+    return Plan(shape, slots, shape.looks(slots))
 
 
 def conclude(plan: Plan, findings: Sequence[Sequence[str]]) -> FindingVerdict | None:
@@ -375,17 +356,25 @@ class WikiTeam:
             recorder.say("planner", USER, text, part="failure")
             recorder.fail("the planner could not plan")
             return
-        steps = [[find.relation, find.subject] for find in plan.steps]
-        recorder.say("planner", "searcher", plan.text, plan.thought, part="plan", steps=steps)
+        finds = [Find(look.relations[0], look.subjects[0]) for look in plan.looks]
+        around = isinstance(plan.shape, Superlative)
+        steps = [list(find) for find in finds]
+        steps[-1][1] += "*" if around else ""  # it is about each that was found
+        count = len(finds)
+        words = _COUNTS[count] if count < len(_COUNTS) else f"{count} look-ups"
+        thought = "I must look at each neighbour." if around else f"This takes {words}."
+        recorder.say("planner", "searcher", plan.text, thought, part="plan", steps=steps)
         findings: list[list[str]] = []
-        first, *rest = plan.lanes
-        if rest and rest[0][0].subject.endswith("*"):  # each result of the first is a lane
-            found = await self._follow(recorder, first)
-            names = found[0] if found else []
-            findings += found or []
-            lanes = [[Find(rest[0][0].relation, name)] for name in names]
+        lanes: list[list[Find]] = []
+        if around:  # each neighbour is a lane
+            findings += await self._follow(recorder, finds[:1]) or []
+            lanes += [[Find(finds[1].relation, name)] for name in (findings or [[]])[0]]
         else:
-            lanes = [first, *rest]
+            for find in finds:
+                if find.subject.startswith("#"):
+                    lanes[-1].append(find)
+                else:
+                    lanes.append([find])
         works = [partial(self._follow, steps=lane) for lane in lanes]
         for values in await recorder.together(works) if works else []:
             findings += values or []
@@ -436,79 +425,22 @@ def alike(values: list[str], others: list[str]) -> bool:
     return values[0][:1].isdigit() == others[0][:1].isdigit()
 
 
-# ------------------------------------------------------------------------------------------------
-# What the planner of a web or code team knows: which pages and facts a question needs.
-#
-# An outline is made from the words of the question alone. Its steps are carried out one after the
-# other, because a later step may be about what an earlier one found.
-# ------------------------------------------------------------------------------------------------
-
-
 _HOW_MANY = ("no", "one step", "two steps", "three steps")
 
 
-@dataclass(frozen=True)
-class Outline:
-    """The planner's decomposition of a question."""
-
-    shape: Inquiry
-    slots: Slots
-    looks: tuple[Look, ...]
-
-    @property
-    def text(self) -> str:
-        """The plan as the planner writes it."""
-        lines = [self._in_words(look) for look in self.looks]
-        end = self._combination()
-        lines += [end] if end else []
-        return "\n".join(f"{number}. {line}" for number, line in enumerate(lines, start=1))
-
-    @property
-    def thought(self) -> str:
-        return f"This takes {_HOW_MANY[len(self.looks)]} of reading."
-
-    def _in_words(self, look: Look) -> str:
-        names = [self._named(subject) for subject in look.subjects]
-        return wanted_of(look.relations, names).replace("the that", "that")
-
-    def _named(self, subject: str) -> str:
-        if not subject.startswith("#"):
-            return subject
-        earlier = self.looks[int(subject[1:])]
-        relation = earlier.relations[0]
-        if relation == "neighbours":
-            return "each neighbour"
-        each = "each" if len(earlier.subjects) > 1 else "that"
-        return f"{each} {RELATIONS[relation].value}"
-
-    def _combination(self) -> str:
-        shape = self.shape
-        if isinstance(shape, Choice):
-            size = "smaller" if shape.smaller else "larger"
-            return f"{wanted(shape.ask, f'the one with the {size} {shape.by}')}"
-        if isinstance(shape, Tally):
-            return f"count the neighbours with {shape.than} {shape.by}"
-        if isinstance(shape, Kin):
-            return "the neighbour with the same"
-        if isinstance(shape, Formula):
-            return f"calculate {shape.work.called}"
-        return ""
-
-
-def planned(recorder: EpisodeRecorder, catalogue: Catalogue) -> Outline | None:
-    """The planner decomposes the question and tells the searcher; None when it cannot."""
-    understood = understand(recorder.episode.question, catalogue)
-    if understood is None:
+def planned(recorder: EpisodeRecorder, catalogue: Catalogue) -> Plan | None:
+    """The planner of a web or code team decomposes the question and tells the searcher; None when
+    it cannot. Steps follow one another: a later one may be about what an earlier one found."""
+    plan = plan_for(recorder.episode.question, catalogue)
+    if plan is None:
         text = "I do not know which pages or numbers this question needs."
         recorder.say("planner", USER, text, part="failure")
         recorder.fail("the planner could not plan")
         return None
-    shape = understood.meaning.shape
-    assert isinstance(shape, Choice | Tally | Kin | Trail | Formula), shape
-    outline = Outline(shape, understood.slots, shape.looks(understood.slots))
-    steps = [[list(look.relations), list(look.subjects)] for look in outline.looks]
-    recorder.say("planner", "searcher", outline.text, outline.thought, part="plan", steps=steps)
-    return outline
+    steps = [[list(look.relations), list(look.subjects)] for look in plan.looks]
+    thought = f"This takes {_HOW_MANY[len(plan.looks)]} of reading."
+    recorder.say("planner", "searcher", plan.text, thought, part="plan", steps=steps)
+    return plan
 
 
 # ------------------------------------------------------------------------------------------------

@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from coa.environments.atlas.catalogues import WEB
-from coa.environments.atlas.inquiries import Choice, Conclusion, Facts, Look, Tally, subjects_of
+from coa.environments.atlas.families import Conclusion, Facts, Look, subjects_of
+from coa.environments.atlas.inquiries import Choice, Tally
 from coa.environments.atlas.pages import listing, read
 from coa.environments.atlas.team import (
-    Outline,
+    Plan,
     alike,
     careless_queries,
     close,
@@ -68,13 +69,13 @@ class WebTeam:
     """Answers `atlas-web` questions with `web_search` and `crawl_page`."""
 
     async def work(self, recorder: EpisodeRecorder) -> None:
-        outline = planned(recorder, WEB)
-        if outline is None:
+        plan = planned(recorder, WEB)
+        if plan is None:
             return
         facts: dict[Fact, list[str]] = {}
         seen, hits = "", dict[str, str]()
-        for step, look in enumerate(outline.looks):
-            visit = _Visit(look, subjects_of(outline.looks, step, facts), seen, hits)
+        for step, look in enumerate(plan.looks):
+            visit = _Visit(look, subjects_of(plan.looks, step, facts), seen, hits)
             if step:
                 recorder.tell("searcher", f"Next: {visit.need}.")
             found = await self._visit(recorder, visit)
@@ -84,7 +85,7 @@ class WebTeam:
                 return
             facts |= found
             seen = visit.read
-        self._close(recorder, outline, facts)
+        self._close(recorder, plan, facts)
 
     async def _visit(
         self, recorder: EpisodeRecorder, visit: _Visit
@@ -251,22 +252,22 @@ class WebTeam:
 
     # -- the end -----------------------------------------------------------------------------
 
-    def _close(self, recorder: EpisodeRecorder, outline: Outline, facts: Facts) -> None:
+    def _close(self, recorder: EpisodeRecorder, plan: Plan, facts: Facts) -> None:
         reports = " ".join(sentence_for(*fact, values) for fact, values in facts.items())
-        recorder.tell("verifier", f"{recorder.episode.question}\n{outline.text}\n{reports}")
-        right = outline.shape.conclude(outline.slots, facts)
+        recorder.tell("verifier", f"{recorder.episode.question}\n{plan.text}\n{reports}")
+        right = plan.shape.conclude(plan.slots, facts)
         if right is None:
             recorder.fail("the reports do not combine to an answer")
             return
-        close(recorder, right, _slip(outline, facts, right))
+        close(recorder, right, _slip(plan, facts, right))
 
 
-def _slip(outline: Outline, facts: Facts, right: Conclusion) -> Conclusion | None:
+def _slip(plan: Plan, facts: Facts, right: Conclusion) -> Conclusion | None:
     """What a verifier says who takes the smaller for the larger; None without a comparison."""
-    shape, turned = outline.shape, None
+    shape, turned = plan.shape, None
     if isinstance(shape, Choice):
-        turned = replace(shape, smaller=not shape.smaller).conclude(outline.slots, facts)
+        turned = replace(shape, smaller=not shape.smaller).conclude(plan.slots, facts)
     elif isinstance(shape, Tally) and shape.than in ("more", "less"):
         other = "less" if shape.than == "more" else "more"
-        turned = replace(shape, than=other).conclude(outline.slots, facts)
+        turned = replace(shape, than=other).conclude(plan.slots, facts)
     return turned if turned and turned.answer != right.answer else None

@@ -26,7 +26,7 @@ from functools import cache
 from itertools import islice
 from typing import Any
 
-from coa.environments import GYM
+from coa.environments import GYM, chosen_names
 from coa.errors import MissingExtra, RecordError, UsageError, did_you_mean
 from coa.tasks import Task, TaskSet, in_turn
 
@@ -255,7 +255,7 @@ def make_tasks(split: str, n: int, seed: int, generators: Sequence[str] | None =
 
     The same arguments give the same tasks, and a smaller `n` gives the first of them.
     """
-    chosen = _chosen_generators(split, generators)
+    chosen = chosen_names("generator", generators, generators_of(split), GENERATORS, split)
     if n < 1:
         raise UsageError(f"n = {n!r}: expected a positive number of tasks.")
     if not 0 <= seed <= LARGEST_SEED:
@@ -307,20 +307,6 @@ def score(task: Task, answer: str | None) -> float | None:
         return 0.0
     # Above 1 is a sum of partial credits with its rounding, and no right answer.
     return max(0.0, found) if found <= 1.0 else math.nextafter(1.0, 0.0)
-
-
-def _chosen_generators(split: str, names: Sequence[str] | None) -> list[str]:
-    known = generators_of(split)
-    if names is not None and not names:
-        raise UsageError("generators: the list is empty. Leave it out to use all of them.")
-    for name in names or ():
-        if name not in GENERATORS:
-            raise UsageError(f"unknown generator {name!r}.{did_you_mean(name, known)}")
-        if name not in known:
-            raise UsageError(
-                f"generator {name!r} does not belong to split {split!r}.{did_you_mean('', known)}"
-            )
-    return list(dict.fromkeys(names or known))
 
 
 def item_number(split: str, seed: int, index: int) -> int:
