@@ -18,10 +18,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from coa.errors import CoaError, ConfigError, MissingExtra, ToolTimeout
+from coa.io import workers as workers_module
 from coa.io.machine import cores
 from coa.io.runs import Json
 from coa.io.settings import load_object
-from coa.io import workers as workers_module
 from coa.io.workers import (
     WorkerDied,
     WorkerError,
@@ -200,7 +200,6 @@ async def test_who_gives_up_everything_starts_no_process_for_what_waits(
         pool.kill()
     with pytest.raises(WorkerError, match=r"an item: the workers were ended before it\."):
         pool.submit({}).result()
-
 
 
 @WAYS
