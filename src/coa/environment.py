@@ -538,12 +538,14 @@ class OpenEnvironment:
         where = f"environment {env.name!r}: setup, on task {task.id},"
         with boundary(fault, where, located=True):
             try:
-                async with asyncio.timeout(SETUP_S):
+                async with asyncio.timeout(SETUP_S) as clock:
                     if inspect.iscoroutinefunction(env.setup):
                         return await env.setup(task)
                     made = await in_thread(env.setup, task)
                     return await made if inspect.isawaitable(made) else made
             except TimeoutError:
+                if not clock.expired():  # one of its own
+                    raise
                 raise fault(f"{where} made no state within {SETUP_S:g} seconds.") from None
 
     async def _close(self, state: Any) -> None:
@@ -1013,9 +1015,11 @@ def load_beside(folder: Path, reference: str, what: str) -> Any:
     """`module:attribute` of a module beside a file, or of an installed one."""
     name, _, attribute = reference.partition(":")
     path = folder / f"{name.replace('.', '/')}.py"
-    if in_package := (folder / name.partition(".")[0] / "__init__.py").is_file():
-        _search(folder)
-    if in_package or not path.is_file():
+    top = folder / name.partition(".")[0] / "__init__.py"
+    if top.is_file():
+        with _package(top):
+            return load_object(reference, f"{what}:")
+    if not path.is_file():
         return load_object(reference, f"{what}:")
     found: Any = load_module(path)
     for part in attribute.split("."):
@@ -1062,6 +1066,35 @@ def _search(folder: Path) -> None:
     """Let modules of a folder be imported, after all others of their names."""
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
+
+
+_SET_ASIDE: dict[Path, dict[str, Any]] = {}
+"""Modules of packages whose names others have, by the file of the package."""
+
+
+@contextmanager
+def _package(file: Path) -> Iterator[None]:
+    """Let a package be imported although another one has its name, which then has it again."""
+    name, folder = file.parent.name, file.parent.parent
+    _search(folder)
+    held = sys.modules.get(name)
+    if not _is_elsewhere(name, file) if held is None else _file_of(held) == file:
+        yield
+        return
+
+    def taken() -> dict[str, Any]:
+        names = [each for each in sys.modules if each == name or each.startswith(f"{name}.")]
+        return {each: sys.modules.pop(each) for each in names}
+
+    others = taken()
+    sys.modules.update(_SET_ASIDE.get(file, {}))
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
+        _SET_ASIDE[file] = taken()
+        sys.modules.update(others)
 
 
 @contextmanager
