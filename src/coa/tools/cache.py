@@ -146,6 +146,8 @@ class ToolCache:
         self._connections: dict[int, sqlite3.Connection] = {}
         """By process: one that was opened before a fork belongs to the parent, and closing it in
         the child could take the parent's files away."""
+        self._seen: tuple[int, ...] = ()
+        """The state in which a finished file is read, by a connection that is kept."""
         self.turns = Turns()
         """Of those who want the same answer: one makes the call."""
         with self._using():
@@ -238,13 +240,15 @@ class ToolCache:
         """The connection of this process; what SQLite says becomes one line."""
         try:
             with self._lock:
+                if self._seen and self._seen != self._state():
+                    self.close()  # somebody records meanwhile
                 connection = self._connections.get(os.getpid()) or self._open()
                 try:
                     yield connection
                 finally:
                     if connection.in_transaction:
                         connection.execute("ROLLBACK")
-                    if self.read_only:  # the next reader has to see what was recorded meanwhile
+                    if os.getpid() not in self._connections:
                         connection.close()
         except sqlite3.Error as error:
             raise _said(self.path, error) from error
@@ -255,11 +259,11 @@ class ToolCache:
                 raise UsageError(f"{self.path}: no such file. Record a run first.")
             # With nothing left to be written into the file, SQLite reads it as one that does not
             # change: it then makes no files beside it.
-            try:
-                finished = not self.path.with_name(f"{self.path.name}-wal").stat().st_size
-            except OSError:  # there is none, or it is being removed
-                finished = True
-            return _connect(self.path, f"mode=ro&immutable={int(finished)}")
+            *_, unfinished = state = self._state()
+            found = _connect(self.path, f"mode=ro&immutable={int(not unfinished)}")
+            if not unfinished:
+                self._seen, self._connections[os.getpid()] = state, found
+            return found
         self.path.parent.mkdir(parents=True, exist_ok=True)
         end = time.monotonic() + _BUSY_S
         while True:
@@ -271,6 +275,16 @@ class ToolCache:
                 if "locked" not in str(error) or time.monotonic() > end:
                     raise
             time.sleep(0.02)
+
+    def _state(self) -> tuple[int, ...]:
+        """Of the file; last how much of it is in the log beside it, and not in the file yet."""
+        log = self.path.with_name(f"{self.path.name}-wal")
+        try:
+            found = self.path.stat()
+            unfinished = log.stat().st_size if log.is_file() else 0
+        except OSError:  # one of them is being removed
+            return (0,)
+        return found.st_ino, found.st_mtime_ns, found.st_size, unfinished
 
 
 def _connect(path: Path, how: str) -> sqlite3.Connection:
