@@ -395,6 +395,18 @@ def test_settings_that_cannot_be_meant_are_refused(path: Path) -> None:
         cached(Toolbox(), ToolCache(path, read_only=True), "record")
 
 
+def test_a_connection_of_before_a_fork_is_never_closed_by_the_child(tmp_path: Path) -> None:
+    cache = ToolCache(tmp_path / "cache.sqlite")
+    (of_parent,) = cache._connections.values()
+    cache._connections = {-1: of_parent}  # as in a child, whose number is another
+    cache.put(b"1", "search", "x", Answer("text", "one"))
+    cache.close()
+    del cache
+    assert of_parent in cache_module._OF_PARENTS
+    cache_module._OF_PARENTS.remove(of_parent)
+    of_parent.close()
+
+
 def test_a_finished_file_is_opened_once_and_again_when_it_has_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

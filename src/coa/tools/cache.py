@@ -61,6 +61,7 @@ _KEPT = 0.9
 """Which part of the limit remains after old entries were dropped."""
 _TOUCH_S = 60.0
 """How exact 'used least recently' is: reading writes no more often than that."""
+_OF_PARENTS: list[sqlite3.Connection] = []
 _TABLES = (
     "CREATE TABLE entries (key BLOB PRIMARY KEY, tool TEXT NOT NULL, argument BLOB NOT NULL, "
     "kind TEXT NOT NULL, text BLOB NOT NULL, size INTEGER NOT NULL, stored REAL NOT NULL, "
@@ -145,7 +146,7 @@ class ToolCache:
         self._lock = threading.RLock()
         self._connections: dict[int, sqlite3.Connection] = {}
         """By process: one that was opened before a fork belongs to the parent, and closing it in
-        the child could take the parent's files away."""
+        the child, be it by forgetting it, could take the parent's files away."""
         self._seen: tuple[int, ...] = ()
         """The state in which a finished file is read, by a connection that is kept."""
         self.turns = Turns()
@@ -264,6 +265,7 @@ class ToolCache:
             if not unfinished:
                 self._seen, self._connections[os.getpid()] = state, found
             return found
+        _OF_PARENTS.extend(self._connections.values())
         self.path.parent.mkdir(parents=True, exist_ok=True)
         end = time.monotonic() + _BUSY_S
         while True:
