@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 import time
@@ -719,7 +718,7 @@ def test_a_package_beside_an_environment_and_functions_in_its_table_of_tasks(
     assert env.load_tasks("train")[0].question == "train"
 
 
-def test_packages_of_one_name_beside_two_environments_are_two(tmp_path: Path) -> None:
+async def test_packages_of_one_name_beside_two_environments_are_two(tmp_path: Path) -> None:
     for folder in (tmp_path / "one", tmp_path / "two"):
         place(folder, LOOK, tools='["twin_kit.parts:look"]')
         (folder / "twin_kit").mkdir()
@@ -728,8 +727,8 @@ def test_packages_of_one_name_beside_two_environments_are_two(tmp_path: Path) ->
         (folder / "twin_kit" / "parts.py").write_text(f"{text}    return SAID\n")
         (folder / "twin_kit" / "words.py").write_text(f"SAID = {folder.name!r}\n")
     for name in ("one", "two", "one"):
-        (look,) = load_environment(tmp_path / name).tools
-        assert isinstance(look, Tool) and asyncio.run(look.run("x")) == name
+        (look,) = load_environment(tmp_path / name).tools  # type: ignore[misc]
+        assert isinstance(look, Tool) and await look.run("x") == name
 
 
 async def test_a_setup_that_raises_a_timeout_of_its_own_is_not_said_to_be_slow() -> None:
