@@ -15,7 +15,17 @@ import pytest
 from pydantic import BaseModel, Field
 from typer.testing import CliRunner
 
-from coa import Environment, State, Task, ToolCall, ToolMistake, load_environment, record, tool
+from coa import (
+    Environment,
+    State,
+    Task,
+    Tool,
+    ToolCall,
+    ToolMistake,
+    load_environment,
+    record,
+    tool,
+)
 from coa.cli import app
 from coa.engines.scripted import ScriptedEngine
 from coa.environment import ToolSettings, open_environments, split_of, tasks_of
@@ -706,6 +716,28 @@ def test_a_package_beside_an_environment_and_functions_in_its_table_of_tasks(
     env = load_environment(folder)
     assert [each.name for each in env.tools] == ["look"]  # type: ignore[union-attr]
     assert env.load_tasks("train")[0].question == "train"
+
+
+async def test_packages_of_one_name_beside_two_environments_are_two(tmp_path: Path) -> None:
+    for folder in (tmp_path / "one", tmp_path / "two"):
+        place(folder, LOOK, tools='["twin_kit.parts:look"]')
+        (folder / "twin_kit").mkdir()
+        (folder / "twin_kit" / "__init__.py").write_text("")
+        text = f'from .words import SAID\n\ndef look(name: str) -> str:\n    """{folder.name}."""\n'
+        (folder / "twin_kit" / "parts.py").write_text(f"{text}    return SAID\n")
+        (folder / "twin_kit" / "words.py").write_text(f"SAID = {folder.name!r}\n")
+    for name in ("one", "two", "one"):
+        (look,) = load_environment(tmp_path / name).tools  # type: ignore[misc]
+        assert isinstance(look, Tool) and await look.run("x") == name
+
+
+async def test_a_setup_that_raises_a_timeout_of_its_own_is_not_said_to_be_slow() -> None:
+    def setup(task: Task) -> None:
+        raise TimeoutError("no server")
+
+    with pytest.raises(ConfigError, match="no server"):
+        async with Environment("far", tools=[bump], setup=setup).open([QUESTION]):
+            pass
 
 
 def test_a_corpus_that_is_asked_for_stands_in_for_that_of_the_file(tmp_path: Path) -> None:

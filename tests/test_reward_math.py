@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from coa.environments.published.afm import import_rl, read_rows
 from coa.errors import MissingExtra
-from coa.io.workers import WorkerDied
+from coa.io.workers import WorkerDied, WorkerError
 from coa.rewards import (
     MathSettings,
     Part,
@@ -225,14 +225,14 @@ async def test_a_process_that_died_in_between_is_replaced(reward: Reward) -> Non
 
 
 async def test_when_nobody_can_compare_it_is_none_and_never_a_zero() -> None:
-    async def judged_when(*endings: bool | WorkerDied) -> Part | None:
+    async def judged_when(*endings: bool | Exception) -> Part | None:
         """What is judged when processes end, or answer, like this."""
         replies = iter(endings)
 
         def submit(item: object) -> Future[dict[str, bool]]:
             future: Future[dict[str, bool]] = Future()
             reply = next(replies)
-            if isinstance(reply, WorkerDied):
+            if isinstance(reply, Exception):
                 future.set_exception(reply)
             else:
                 future.set_result({"right": reply})
@@ -245,6 +245,8 @@ async def test_when_nobody_can_compare_it_is_none_and_never_a_zero() -> None:
     killed, late = WorkerDied(-signal.SIGKILL), WorkerDied(1, late=True)
     found = await judged_when(late, killed)
     assert found == Part(None, "the process that compares was lost twice")
+    found = await judged_when(killed, WorkerError("a worker ended before it was ready."))
+    assert found == Part(None, "a worker ended before it was ready.")
     found = await judged_when(killed, False, True)
     assert found == Part(0.0), "wrong, by a gold that is equal to itself"
 

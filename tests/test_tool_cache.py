@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from coa.errors import ConfigError, RecordError, ToolError, ToolTimeout, UsageError
 from coa.tools import Observation, Tool, Toolbox, ToolCall, ToolMistake
+from coa.tools import cache as cache_module
 from coa.tools.cache import Answer, Provisional, ToolCache, cached, key_of
 
 
@@ -392,6 +393,45 @@ def test_settings_that_cannot_be_meant_are_refused(path: Path) -> None:
     ToolCache(path).close()
     with pytest.raises(ConfigError, match="opened for reading only"):
         cached(Toolbox(), ToolCache(path, read_only=True), "record")
+
+
+def test_a_connection_of_before_a_fork_is_never_closed_by_the_child(tmp_path: Path) -> None:
+    cache = ToolCache(tmp_path / "cache.sqlite")
+    (of_parent,) = cache._connections.values()
+    cache._connections = {-1: of_parent}  # as in a child, whose number is another
+    cache.put(b"1", "search", "x", Answer("text", "one"))
+    cache.close()
+    del cache
+    assert of_parent in cache_module._OF_PARENTS
+    cache_module._OF_PARENTS.remove(of_parent)
+    of_parent.close()
+
+
+def test_a_finished_file_is_opened_once_and_again_when_it_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, opened = tmp_path / "cache.sqlite", list[str]()
+    writer = ToolCache(path)
+    writer.put(b"1", "search", "x", Answer("text", "one"))
+    writer.close()
+    connect = cache_module._connect
+
+    def counted(path: Path, how: str) -> sqlite3.Connection:
+        opened.append(how)
+        return connect(path, how)
+
+    monkeypatch.setattr(cache_module, "_connect", counted)
+    reader = ToolCache(path, read_only=True)
+    assert [reader.get(b"1", any_age=True) for _ in range(5)] == [Answer("text", "one")] * 5
+    assert opened == ["mode=ro&immutable=1"]
+    writer = ToolCache(path)
+    writer.put(b"2", "search", "y", Answer("text", "two"))
+    assert reader.get(b"2", any_age=True) == Answer("text", "two")
+    writer.close()
+    assert reader.get(b"2", any_age=True) == Answer("text", "two")
+    path.unlink()
+    with pytest.raises(UsageError, match="no such file"):
+        reader.get(b"1")
 
 
 def test_a_cache_opened_for_reading_writes_nothing_and_sees_what_is_recorded_meanwhile(

@@ -291,6 +291,7 @@ def test_searxng_is_asked_for_json() -> None:
         (b"<html>", 200, "the search provider's answer is not JSON."),
         ([], 200, "the search provider's answer holds no list of results."),
         ({"results": 3}, 200, "the search provider's answer holds no list of results."),
+        (b" " * 2_100_000, 200, "the search provider's answer is too long."),
         (b"very-secret", 401, "the search provider refuses the request (401): check its key"),
         (b"", 500, "the search provider answered 500."),
     ],

@@ -18,10 +18,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from coa.errors import CoaError, ConfigError, MissingExtra, ToolTimeout
+from coa.io import workers as workers_module
 from coa.io.machine import cores
 from coa.io.plugins import load_object
 from coa.io.runs import Json
-from coa.io.workers import WorkerError, Workers, worker_count
+from coa.io.workers import (
+    WorkerDied,
+    WorkerError,
+    WorkerLimits,
+    WorkerPool,
+    Workers,
+    worker_count,
+)
 
 ODD_JOBS, ECHO = "worker_jobs:odd_jobs", "worker_jobs:echo"
 WAYS = pytest.mark.parametrize("workers", [0, 2])
@@ -154,6 +162,44 @@ async def test_any_other_error_is_one_line_that_names_the_item(workers: int) -> 
 async def test_work_that_cancels_itself_keeps_nobody_waiting() -> None:
     async with Workers(ODD_JOBS, {}, workers=2) as pool:
         assert (await failure(pool, {"raise": "cancel"})).endswith("failed: CancelledError")
+
+
+async def test_an_error_that_cannot_be_told_keeps_nobody_waiting() -> None:
+    pool = WorkerPool(ODD_JOBS, {}, 1, limits=WorkerLimits(60.0))
+    try:
+        async with asyncio.timeout(30):
+            with pytest.raises(WorkerDied, match="ended with code 1"):
+                await asyncio.wrap_future(pool.submit({"raise": "mute"}))
+            assert (await asyncio.wrap_future(pool.submit({})))["got"] == {}
+    finally:
+        pool.kill()
+
+
+async def test_who_gives_up_everything_starts_no_process_for_what_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started = []
+
+    class Counted(workers_module._WorkerProcess):
+        def __init__(self, opening: Json, shown: dict[str, object]) -> None:
+            started.append(self)
+            super().__init__(opening, shown)
+
+    monkeypatch.setattr(workers_module, "_WorkerProcess", Counted)
+    pool = WorkerPool(ODD_JOBS, {}, 1, limits=WorkerLimits(60.0))
+    try:
+        futures = [asyncio.wrap_future(pool.submit({"hang": True})) for _ in range(50)]
+        await asyncio.wrap_future(started[0].opened)
+        for each in futures:
+            each.cancel()
+        await asyncio.gather(*futures, return_exceptions=True)
+        async with asyncio.timeout(30):
+            assert (await asyncio.wrap_future(pool.submit({})))["got"] == {}
+        assert len(started) < 5
+    finally:
+        pool.kill()
+    with pytest.raises(WorkerError, match=r"an item: the workers were ended before it\."):
+        pool.submit({}).result()
 
 
 @WAYS

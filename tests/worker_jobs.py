@@ -33,6 +33,13 @@ class Fancy(ConfigError):
         self.what, self.where = what, where
 
 
+class Mute(Exception):
+    """One that fails even when it is told."""
+
+    def __str__(self) -> str:
+        raise MemoryError
+
+
 def _raise(kind: str) -> None:
     class Local(OwnError):
         pass
@@ -45,6 +52,7 @@ def _raise(kind: str) -> None:
         "fancy": Fancy("a fault", 7),
         "local": Local("of a class that nobody else knows."),
         "bug": KeyError("no such\nthing"),
+        "mute": Mute(),
         "exit": SystemExit(3),
         "cancel": asyncio.CancelledError(),
     }

@@ -527,12 +527,14 @@ class OpenEnvironment:
         where = f"environment {env.name!r}: setup, on task {task.id},"
         with boundary(fault, where, located=True):
             try:
-                async with asyncio.timeout(SETUP_S):
+                async with asyncio.timeout(SETUP_S) as clock:
                     if inspect.iscoroutinefunction(env.setup):
                         return await env.setup(task)
                     made = await in_thread(env.setup, task)
                     return await made if inspect.isawaitable(made) else made
             except TimeoutError:
+                if not clock.expired():  # one of its own
+                    raise
                 raise fault(f"{where} made no state within {SETUP_S:g} seconds.") from None
 
     async def _close(self, state: Any) -> None:

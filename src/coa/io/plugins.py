@@ -17,8 +17,9 @@ from typing import Any
 from coa.errors import ConfigError, did_you_mean
 
 
-def load_object(reference: str, what: str = "plug-in") -> Any:
-    """Import `module:attribute`; modules in the current directory are found too."""
+def load_object(reference: str, what: str = "plug-in", looked_in: str = "") -> Any:
+    """Import `module:attribute`; modules in the current directory are found too. `looked_in` says
+    where else it was looked for."""
     name, colon, attribute = reference.partition(":")
     if not (colon and name and attribute):
         raise ConfigError(
@@ -30,7 +31,7 @@ def load_object(reference: str, what: str = "plug-in") -> Any:
     except ModuleNotFoundError as exc:
         missing = exc.name or name
         if name == missing or name.startswith(missing + "."):
-            advice = "Looked in the current directory and in what is installed."
+            advice = f"Looked in {looked_in}the current directory and in what is installed."
         else:
             advice = f"Module {name!r} was found; install what it needs."
         raise ConfigError(f"{what} {reference!r}: no module named {missing!r}. {advice}") from exc
@@ -45,10 +46,12 @@ def load_beside(folder: Path, reference: str, what: str) -> Any:
     """`module:attribute` of a module beside a file, or of an installed one."""
     name, _, attribute = reference.partition(":")
     path = folder / f"{name.replace('.', '/')}.py"
-    if in_package := (folder / name.partition(".")[0] / "__init__.py").is_file():
-        _search(folder)
-    if in_package or not path.is_file():
-        return load_object(reference, f"{what}:")
+    top = folder / name.partition(".")[0] / "__init__.py"
+    if top.is_file():
+        with _package(top):
+            return load_object(reference, f"{what}:")
+    if not path.is_file():
+        return load_object(reference, f"{what}:", f"{folder}, ")
     return _attribute(load_module(path), attribute, f"{what}: {path.name}")
 
 
@@ -96,6 +99,35 @@ def _search(folder: Path) -> None:
     package."""
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
+
+
+_SET_ASIDE: dict[Path, dict[str, Any]] = {}
+"""Modules of packages whose names others have, by the file of the package."""
+
+
+@contextmanager
+def _package(file: Path) -> Iterator[None]:
+    """Let a package be imported although another one has its name, which then has it again."""
+    name, folder = file.parent.name, file.parent.parent
+    _search(folder)
+    held = sys.modules.get(name)
+    if not _is_elsewhere(name, file) if held is None else _file_of(held) == file:
+        yield
+        return
+
+    def taken() -> dict[str, Any]:
+        names = [each for each in sys.modules if each == name or each.startswith(f"{name}.")]
+        return {each: sys.modules.pop(each) for each in names}
+
+    others = taken()
+    sys.modules.update(_SET_ASIDE.get(file, {}))
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
+        _SET_ASIDE[file] = taken()
+        sys.modules.update(others)
 
 
 @contextmanager

@@ -238,6 +238,8 @@ def _limit(limits: Json | None) -> float:
     if limits is None:
         return 0.0
     _be_silent()
+    # A thread of the channel that ends without memory leaves us deaf or mute, and somebody waits.
+    threading.excepthook = lambda _: os._exit(1)
     with contextlib.suppress(OSError, ValueError):  # a lower one is set already
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_AS, (limits["memory_mb"] << 20,) * 2)
@@ -250,12 +252,14 @@ async def _answer_all(
     running: set[asyncio.Task[None]] = set()
 
     async def reply(message: Json) -> None:
-        if seconds:  # it ends the process even when something holds the interpreter
-            faulthandler.dump_traceback_later(seconds, exit=True)
         try:
+            if seconds:  # it ends the process even when something holds the interpreter
+                faulthandler.dump_traceback_later(seconds, exit=True)
             answer = await _answered(work, message)
         except asyncio.CancelledError as error:  # work may do that to itself, and somebody waits
             answer = _encoded({"number": message["number"], "fault": _fault_of(error)})
+        except Exception:  # there is no memory for the watch, or for saying what is wrong
+            os._exit(1)
         faulthandler.cancel_dump_traceback_later()
         channel.send(answer)
 
@@ -352,7 +356,7 @@ class _WorkerProcess:
                 _settle(result, error)
             return
         with self._lock:
-            result, doing = self._waiting.pop(message["number"])
+            result, doing = self._waiting.pop(message["number"], (Future(), ""))
             self._since = time.monotonic()
         fault = message.get("fault")
         what = f"{self._reference}, {doing},"
@@ -415,6 +419,7 @@ class WorkerPool:
         self._free = deque(list(range(workers)) * (1 if limits else at_once))
         self._waiting: deque[tuple[Json, str, Future[Json]]] = deque()
         self._lock = threading.RLock()
+        self._killed = False
 
     def start(self, workers: int = 1) -> list[Future[Any]]:
         """Start so many now; each is done when its work is open, or says why it is not."""
@@ -430,6 +435,9 @@ class WorkerPool:
         """What the work makes of an item. Cancelling it ends its process where there are limits."""
         result: Future[Json] = Future()
         with self._lock:
+            if self._killed:
+                result.set_exception(WorkerError(f"{name}: the workers were ended before it."))
+                return result
             self._waiting.append((item, name, result))
             self._hand_out()
         return result
@@ -445,13 +453,25 @@ class WorkerPool:
 
     def _done(self, place: int, member: _WorkerProcess, result: Future[Json]) -> None:
         if result.cancelled() and self._opening["limits"]:
-            member.kill()
+            # In a thread: who cancels one item may be about to cancel those that wait as well, and
+            # each would start a process in this place only to have it killed.
+            threading.Thread(target=self._replace, args=(place, member), daemon=True).start()
+        else:
+            self._give_back(place)
+
+    def _replace(self, place: int, member: _WorkerProcess) -> None:
+        member.kill()
+        self._give_back(place)
+
+    def _give_back(self, place: int) -> None:
         with self._lock:
             self._free.appendleft(place)
             self._hand_out()
 
     def kill(self) -> None:
+        """End all, and take no more items."""
         with self._lock:
+            self._killed = True
             while self._waiting:
                 self._waiting.popleft()[-1].cancel()
             for member in filter(None, self._members):

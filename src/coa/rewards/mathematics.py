@@ -25,7 +25,7 @@ from coa.errors import ConfigError, MissingExtra, ToolError
 from coa.io.machine import cores
 from coa.io.progress import say
 from coa.io.runs import Json
-from coa.io.workers import Work, WorkerDied, WorkerLimits, WorkerPool
+from coa.io.workers import Work, WorkerDied, WorkerError, WorkerLimits, WorkerPool
 from coa.rewards.answers import Checker, Part, normalise
 from coa.tasks import Task
 from coa.trajectory import Trajectory
@@ -174,6 +174,8 @@ class MathChecker:
             except WorkerDied as died:
                 if not died.late and died.signal not in _FROM_OUTSIDE:
                     return died.signal or "an error"
+            except WorkerError as error:  # one that took the place of another did not start, say
+                raise ToolError(str(error)) from error
         raise ToolError("the process that compares was lost twice")
 
 

@@ -61,6 +61,7 @@ _KEPT = 0.9
 """Which part of the limit remains after old entries were dropped."""
 _TOUCH_S = 60.0
 """How exact 'used least recently' is: reading writes no more often than that."""
+_OF_PARENTS: list[sqlite3.Connection] = []
 _TABLES = (
     "CREATE TABLE entries (key BLOB PRIMARY KEY, tool TEXT NOT NULL, argument BLOB NOT NULL, "
     "kind TEXT NOT NULL, text BLOB NOT NULL, size INTEGER NOT NULL, stored REAL NOT NULL, "
@@ -145,7 +146,9 @@ class ToolCache:
         self._lock = threading.RLock()
         self._connections: dict[int, sqlite3.Connection] = {}
         """By process: one that was opened before a fork belongs to the parent, and closing it in
-        the child could take the parent's files away."""
+        the child, be it by forgetting it, could take the parent's files away."""
+        self._seen: tuple[int, ...] = ()
+        """The state in which a finished file is read, by a connection that is kept."""
         self.turns = Turns()
         """Of those who want the same answer: one makes the call."""
         with self._using():
@@ -238,13 +241,15 @@ class ToolCache:
         """The connection of this process; what SQLite says becomes one line."""
         try:
             with self._lock:
+                if self._seen and self._seen != self._state():
+                    self.close()  # somebody records meanwhile
                 connection = self._connections.get(os.getpid()) or self._open()
                 try:
                     yield connection
                 finally:
                     if connection.in_transaction:
                         connection.execute("ROLLBACK")
-                    if self.read_only:  # the next reader has to see what was recorded meanwhile
+                    if os.getpid() not in self._connections:
                         connection.close()
         except sqlite3.Error as error:
             raise _said(self.path, error) from error
@@ -255,11 +260,12 @@ class ToolCache:
                 raise UsageError(f"{self.path}: no such file. Record a run first.")
             # With nothing left to be written into the file, SQLite reads it as one that does not
             # change: it then makes no files beside it.
-            try:
-                finished = not self.path.with_name(f"{self.path.name}-wal").stat().st_size
-            except OSError:  # there is none, or it is being removed
-                finished = True
-            return _connect(self.path, f"mode=ro&immutable={int(finished)}")
+            *_, unfinished = state = self._state()
+            found = _connect(self.path, f"mode=ro&immutable={int(not unfinished)}")
+            if not unfinished:
+                self._seen, self._connections[os.getpid()] = state, found
+            return found
+        _OF_PARENTS.extend(self._connections.values())
         self.path.parent.mkdir(parents=True, exist_ok=True)
         end = time.monotonic() + _BUSY_S
         while True:
@@ -271,6 +277,16 @@ class ToolCache:
                 if "locked" not in str(error) or time.monotonic() > end:
                     raise
             time.sleep(0.02)
+
+    def _state(self) -> tuple[int, ...]:
+        """Of the file; last how much of it is in the log beside it, and not in the file yet."""
+        log = self.path.with_name(f"{self.path.name}-wal")
+        try:
+            found = self.path.stat()
+            unfinished = log.stat().st_size if log.is_file() else 0
+        except OSError:  # one of them is being removed
+            return (0,)
+        return found.st_ino, found.st_mtime_ns, found.st_size, unfinished
 
 
 def _connect(path: Path, how: str) -> sqlite3.Connection:

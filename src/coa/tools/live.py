@@ -8,6 +8,7 @@ from the recipe and is trusted; its key from an environment variable, and is wri
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 from collections.abc import Sequence
@@ -79,20 +80,26 @@ class SearchProvider:
         async with httpx.AsyncClient(headers=headers, timeout=None, trust_env=False) as client:
             if self.kind == "serper":
                 body, own = {"q": query, "num": k}, {"X-API-KEY": key}
-                answer = await client.post(self.url, json=body, headers=own)
+                asked = client.stream("POST", self.url, json=body, headers=own)
             else:
                 fields = {"q": query, "format": "json"}
                 bearer = {"Authorization": f"Bearer {key}"} if key else {}
-                answer = await client.get(self.url, params=fields, headers=bearer)
-        if answer.status_code in (401, 403):
-            raise ToolError(
-                f"the search provider refuses the request ({answer.status_code}): "
-                "check its key and settings."
-            )
-        if not answer.is_success:
-            raise ToolError(f"the search provider answered {answer.status_code}.")
+                asked = client.stream("GET", self.url, params=fields, headers=bearer)
+            async with asked as answer:
+                if answer.status_code in (401, 403):
+                    raise ToolError(
+                        f"the search provider refuses the request ({answer.status_code}): "
+                        "check its key and settings."
+                    )
+                if not answer.is_success:
+                    raise ToolError(f"the search provider answered {answer.status_code}.")
+                content = bytearray()
+                async for chunk in answer.aiter_bytes():
+                    content += chunk
+                    if len(content) > _MAX_ANSWER:
+                        raise ToolError("the search provider's answer is too long.")
         try:
-            return answer.json()
+            return json.loads(content)
         except ValueError:
             raise ToolError("the search provider's answer is not JSON.") from None
 
