@@ -79,12 +79,16 @@ def run_rl(
     """Train in the recipe's run directory; the same call continues an interrupted run. `env` are
     environments as values, instead of the recipe's references."""
     try:
+        from coa.train.monitors import check_tracker
         from coa.train.processes import Processes
     except ImportError as exc:
         raise MissingExtra("Training", "train") from exc
     processes = Processes.open()
     if not processes.main:
         note, quiet = (lambda line: None), True
+    for line in ignored(recipe):
+        note(line)
+    check_tracker(recipe.rl.log)
     return asyncio.run(_run(recipe, env, processes, note, quiet))
 
 
@@ -92,18 +96,15 @@ async def _run(
     recipe: RlRecipe, env: References, processes: Processes, note: Note, quiet: bool
 ) -> RlResult:
     from coa.train.groups import Sampler, TaskStream
-    from coa.train.monitors import check_tracker, open_monitors
+    from coa.train.monitors import open_monitors
     from coa.train.policy import make_policy
     from coa.train.rl import ADAPTER, ROLLOUTS, RlLoop, RlResult, RlUpdater
     from coa.train.sft import known_by, set_up_torch
 
     settings, rollout, root = recipe.rl, recipe.rollout, Path(recipe.out)
-    for line in ignored(recipe):
-        note(line)
     environments, tasks, check_tasks = _load_tasks(recipe, env, note)
     both = [*tasks, *(check_tasks or ())]
     prompt = choose_prompt(recipe.prompt, settings.model)
-    check_tracker(settings.log)
     set_up_torch(settings)
     async with AsyncExitStack() as stack:
         opening = open_environments(environments, both, recipe.tools, recipe.reward)

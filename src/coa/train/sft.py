@@ -68,8 +68,8 @@ from coa.train.rows import (
     Row,
     TooLong,
     batches,
+    build_row,
     fingerprint,
-    row_maker,
     total_tokens,
 )
 from coa.train.settings import RlSettings, SftRecipe, SftSettings
@@ -220,8 +220,9 @@ def choose(trajectories: Sequence[Trajectory], settings: SftSettings, codec: Cod
     """The rows to train on. A trajectory that cannot be one is an error, or left out if asked."""
     if not trajectories:
         raise RecordError("there is no trajectory to train on.")
-    make = row_maker(
-        codec,
+    make = partial(
+        build_row,
+        codec=codec,
         err_weight=settings.err_weight,
         observation_weight=settings.observation_weight,
         max_length=settings.max_length,
