@@ -60,7 +60,7 @@ from coa.train.processes import (
     sharding_wanted,
     whole,
 )
-from coa.train.settings import RlSettings, SftSettings
+from coa.train.settings import RlSettings, SftSettings, TrainingSettings
 
 SHARD = "5GB"
 _KEPT = (".json", ".jinja", ".txt", ".model")
@@ -324,7 +324,7 @@ class Policy:
 
 
 def make_policy(
-    settings: SftSettings | RlSettings,
+    settings: TrainingSettings,
     context: int = 2048,
     note: Callable[[str], None] | None = None,
 ) -> Policy:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, cast
 from coa.engines import load_engine, rollouts_at_once, slots_for
 from coa.environment import Environment, OpenEnvironment, open_environments
 from coa.errors import ConfigError, MissingExtra, TrainingError
-from coa.io.progress import Mode
 from coa.io.runs import METRICS, Json, Run, read_jsonl, write_jsonl
 from coa.io.settings import load_recipe, to_json, without_speed
 from coa.loop import Decoding
@@ -137,8 +136,7 @@ async def _run(
             rollouts_at_once(engine, rollout.concurrency),
             processes,
         )
-        mode: Mode = "silent" if quiet else "auto"
-        selected = await select(tasks, recipe.select, sampler, root, mode)
+        selected = await select(tasks, recipe.select, sampler, root, "silent" if quiet else "auto")
         note(selected.line)
         sampler.stream = TaskStream(selected.tasks, settings.seed)
         monitors = stack.enter_context(open_monitors(recipe, root, quiet))

@@ -72,7 +72,7 @@ from coa.train.rows import (
     fingerprint,
     total_tokens,
 )
-from coa.train.settings import RlSettings, SftRecipe, SftSettings
+from coa.train.settings import SftRecipe, SftSettings, TrainingSettings
 from coa.trajectory import Trajectory, load_trajectories
 
 if TYPE_CHECKING:
@@ -442,7 +442,7 @@ def _open_run(settings: SftSettings, rows: Sequence[Row], directory: Path, base:
     return Run.open(directory, "sft", recipe, inputs, seed, base=base, counting=counting)
 
 
-def set_up_torch(settings: SftSettings | RlSettings) -> None:
+def set_up_torch(settings: TrainingSettings) -> None:
     """Threads, randomness and determinism; the processes of one machine share its cores."""
     torch.set_num_threads(settings.threads or fair_cores())
     torch.manual_seed(settings.seed)  # nothing draws from it, but checkpoints hold its state
