@@ -20,6 +20,7 @@ from coa.io.runs import TIMINGS, Json, read_jsonl, write_atomic
 from coa.train.groups import Group
 from coa.train.live_view import LiveView
 from coa.train.settings import AlarmSettings, RlRecipe
+from coa.view.plots import as_number
 
 Record = Mapping[str, Any]
 
@@ -116,7 +117,7 @@ class Alarms:
         if text := _not_finite(record, _FINITE if trained else ("reward",)):
             return self._alarm(at, "not_finite", text)  # its other figures count for nothing
         for key in (*_ROLLED, *_TRAINED) if trained else _ROLLED:
-            if math.isfinite(value := _number(record, key)):
+            if math.isfinite(value := as_number(record.get(key))):
                 self._curves[key].add(at, value)
         self._count_barren(at, record)
         found = self._signs()
@@ -181,13 +182,14 @@ class Alarms:
         return found
 
     def _count_barren(self, at: int, record: Record) -> None:
-        groups, flat = _number(record, "groups"), _number(record, "groups_flat")
-        solved = _number(record, "groups_solved") / groups if groups else 0.0
+        # A figure that is missing is NaN, so that no comparison with it holds.
+        counts = ("groups", "groups_flat", "groups_solved", "environment_rate")
+        groups, flat, full_marks, failed = (as_number(record.get(key)) for key in counts)
+        solved = full_marks / groups if groups else 0.0
         nothing = flat >= groups if self._compares else solved >= SOLVED
         if record["rows"] != 0 and not nothing:
             self._barren.clear()
             return
-        failed = _number(record, "environment_rate")
         self._solved = min(self._solved, solved) if self._barren else solved
         self._failed = min(self._failed, failed) if self._barren else failed
         self._barren.append(at)
@@ -246,12 +248,6 @@ class _Curve:
             self.first = self.mean
         if not self.best_end or self._sign * (self.mean - self.best) >= 0:
             self.best, self.best_end, self.best_span = self.mean, at, self.span
-
-
-def _number(record: Record, key: str) -> float:
-    """A figure of a record; NaN when it is missing or no number, so that no comparison holds."""
-    value = record.get(key)
-    return float(value) if isinstance(value, int | float) else math.nan
 
 
 def _not_finite(record: Record, known: Iterable[str]) -> str:
