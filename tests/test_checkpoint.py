@@ -52,7 +52,7 @@ class Weights:
 
 
 def checkpoints(folder: Path, weights: Weights, processes: Processes | None = None) -> Checkpoints:
-    return Checkpoints(folder, weights, processes, optimizer=weights)  # type: ignore[arg-type]
+    return Checkpoints(folder, weights, processes or Processes(), optimizer=weights)  # type: ignore[arg-type]
 
 
 def names(folder: Path) -> list[str]:

@@ -6,6 +6,7 @@ The start is fine-tuned just enough to call its tools; its rollouts are hot, so 
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ from coa.train.groups import Drawn, Sampler, TaskStream  # noqa: E402
 from coa.train.policy import Policy, make_policy  # noqa: E402
 from coa.train.processes import Processes  # noqa: E402
 from coa.train.rl import RlUpdater  # noqa: E402
-from coa.train.rows import row_maker  # noqa: E402
+from coa.train.rows import build_row  # noqa: E402
 from coa.train.settings import RlSettings, SftSettings  # noqa: E402
 from coa.train.sft import run_sft  # noqa: E402
 from coa.trajectory import Author  # noqa: E402
@@ -55,7 +56,9 @@ class Recording(LocalEngine):
 
 def check_rows(drawn: Drawn, engine: Recording, policy: Policy) -> dict[str, float]:
     """Check every row of the update against what the engine did; what was met on the way."""
-    experience = experience_of(drawn.all, row_maker(policy.codec, max_length=2048), SETTINGS, 2048)
+    experience = experience_of(
+        drawn.all, partial(build_row, codec=policy.codec, max_length=2048), SETTINGS, 2048
+    )
     compute_before_update(experience, policy, None, SETTINGS, TEMPERATURE, Processes())
     rollouts = [t for group in drawn.all for t, _ in group.rollouts]
     assert len(experience.samples) + sum(experience.left_out.values()) == len(rollouts)
@@ -124,7 +127,7 @@ def test_every_row_of_an_update_of_200_rollouts_is_what_the_engine_sampled(
     assert found["rows"] == 200 and found["widest"] < 1e-4
     assert found["observed"] > 200, "most rollouts have observations, some several"
     lively = any(not group.flat for group in drawn.all)
-    experience = experience_of(drawn.all, row_maker(policy.codec), SETTINGS, 64)
+    experience = experience_of(drawn.all, partial(build_row, codec=policy.codec), SETTINGS, 64)
     steps, metrics = RlUpdater(policy, SETTINGS, TEMPERATURE).update(experience, 0)
     assert lively and len(steps) == 2
     assert metrics[0]["sampler_gap_max"] < 1e-4 and metrics[0]["ratio_max"] < 1 + 1e-3
@@ -151,5 +154,5 @@ def taught(root: Path) -> Path:
     tasks = make_tasks("atlas-mhqa", "train", 128, 1, families=FAMILIES)
     bound = TOOLBOX_OF(Task("any")).bind(load_grammar("mhqa"))
     chains = [convert(episode, bound) for episode in episodes_of(tasks)]
-    rows = list(map(row_maker(policy.codec, max_length=1024), chains))
+    rows = list(map(partial(build_row, codec=policy.codec, max_length=1024), chains))
     return run_sft(settings, rows, root, policy=policy).adapter

@@ -3,6 +3,7 @@ the first step."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from coa.train.policy import (  # noqa: E402
     ValueHead,
 )
 from coa.train.processes import Processes  # noqa: E402
-from coa.train.rows import row_maker  # noqa: E402
+from coa.train.rows import build_row  # noqa: E402
 from coa.train.settings import (  # noqa: E402
     RlLossSettings,
     RlSettings,
@@ -40,7 +41,7 @@ from coa.train.settings import (  # noqa: E402
 from coa.trajectory import StopReason  # noqa: E402
 from rl_parts import CALL, WHOLE, group_of, made, side_by_side  # noqa: E402
 
-ROW = row_maker(ByteCodec())
+ROW = partial(build_row, codec=ByteCodec())
 GOOD, BAD = WHOLE.format("good"), WHOLE.format("bad")
 
 

@@ -20,7 +20,7 @@ from coa.distillation.exports import FORMATS, Format, export
 from coa.distillation.filters import FilterSettings
 from coa.models import references as store
 from coa.models.codec import Codec
-from coa.train.rows import row_maker
+from coa.train.rows import build_row
 from coa.trajectory import Trajectory
 from export_chains import SETS, chains_of, make_tokenizer_folder, short_chain, tasks_of
 
@@ -59,9 +59,8 @@ def rows_of(to: Format, folder: Path, model: Path) -> list[Labelled]:
 
 
 def our_rows(trajectories: tuple[Trajectory, ...], codec: Codec) -> list[Labelled]:
-    make = row_maker(codec)
     rows = []
-    for row in map(make, trajectories):
+    for row in (build_row(trajectory, codec) for trajectory in trajectories):
         pairs = zip(row.ids, row.weights, strict=True)
         rows.append(Labelled(row.ids, [i if weight else -100 for i, weight in pairs]))
     return rows

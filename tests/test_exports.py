@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from coa.engines.scripted import ByteCodec
 from coa.errors import MissingExtra, RecordError
 from coa.models.codec import Codec
 from coa.tasks import Task
-from coa.train.rows import row_maker
+from coa.train.rows import build_row
 from coa.trajectory import Author, Segment, Trajectory
 from export_chains import (
     ANSWER,
@@ -91,7 +92,7 @@ class _Letters(ByteCodec):
 
 @pytest.mark.parametrize("grammar", SETS)
 def test_the_characters_of_pieces_are_those_of_our_rows(grammar: str, codec: Codec) -> None:
-    make = row_maker(codec)
+    make = partial(build_row, codec=codec)
     for trajectory in chains_of(grammar):
         row = make(trajectory)
         trained = "".join(
@@ -312,7 +313,7 @@ def test_the_frame_is_read_off_the_models_own_template(tmp_path: Path, codec: Co
 def test_tokens_are_those_of_our_rows(tmp_path: Path, codec: Codec) -> None:
     trajectories = chains_of("mhqa")
     write(trajectories, "trl-tokens", tmp_path, codec)
-    make = row_maker(codec)
+    make = partial(build_row, codec=codec)
     for line, trajectory in zip(read_lines(tmp_path / "train.jsonl"), trajectories, strict=True):
         row = make(trajectory)
         assert line["task_id"] == trajectory.task_id and line["input_ids"] == row.ids

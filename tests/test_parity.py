@@ -22,13 +22,11 @@ from coa.train.experience import group_advantages, overlong_penalty  # noqa: E40
 from coa.train.losses import (  # noqa: E402
     PolicyTokens,
     Totals,
-    entropy_of_logits,
     gae,
     kl_estimate,
     masked_cross_entropy,
     policy_loss,
     sampler_correction,
-    shares,
     token_logprobs,
     value_loss,
     whiten,
@@ -98,8 +96,9 @@ def tokens_of(
 def correction_settings(level: str, threshold: Any) -> dict[str, Any]:
     if isinstance(threshold, str):
         floor, cap = map(float, threshold.split("_"))
-        return {"level": level, "mode": "mask", "cap": cap, "floor": floor}
-    return {"level": level, "cap": threshold}
+        bounds = {"correction_cap": cap, "correction_floor": floor}
+        return {"correction": level, "correction_mode": "mask", **bounds}
+    return {"correction": level, "correction_cap": threshold}
 
 
 VERL_POLICY = starting("verl", "ppo", "dual", "part", "empty", "gspo", "cispo", "correction")
@@ -116,9 +115,7 @@ def test_policy_loss_is_that_of_verl(name: str) -> None:
         settings["ratio"] = "sequence"
     settings["surrogate"] = "cispo" if name.startswith("cispo") else "clip"
     if asked["correct"] is not None:
-        chosen = correction_settings(*asked["correct"])
-        settings |= {"correction": chosen.pop("level")}
-        settings |= {f"correction_{key}": value for key, value in chosen.items()}
+        settings |= correction_settings(*asked["correct"])
     totals = None
     if asked["batch"] is not None:
         totals = Totals(asked["batch"]["batch_num_tokens"], asked["batch"]["global_batch_size"], {})
@@ -149,7 +146,7 @@ def test_clips_of_every_kind_happen_in_the_cases() -> None:
 
 TRL_POLICY = [
     *starting("trl", *KINDS),
-    *("kl reweighted", "entropy bonus", "correction", "part of a batch", "fresh samples"),
+    *("kl reweighted", "correction", "part of a batch", "fresh samples"),
 ]
 
 
@@ -169,7 +166,6 @@ def test_policy_loss_is_that_of_trl(name: str) -> None:
         dual_clip=asked["delta"],
         kl=asked["beta"],
         kl_reweighted=asked["reweighted"],
-        entropy=asked["entropy"],
         correction="token" if asked["correct"] else "none",
         correction_cap=1.1,
         **KINDS[asked["kind"]],
@@ -179,15 +175,11 @@ def test_policy_loss_is_that_of_trl(name: str) -> None:
         tokens = PolicyTokens(tokens.weights, tokens.sequence, tokens.advantages)
     totals = None if asked["items"] is None else Totals(asked["items"], SEQUENCES, {})
     new = flat(given, "new").requires_grad_()
-    entropy = flat(given, "entropy").requires_grad_()
-    found = policy_loss(new, tokens, settings, totals, entropy)
+    found = policy_loss(new, tokens, settings, totals)
     found.loss.backward()
     close(found.loss, expected["loss"])
     close(new.grad.view(SEQUENCES, LENGTH), expected["grad"])
-    if expected["entropy_grad"] is not None:
-        close(entropy.grad.view(SEQUENCES, LENGTH), expected["entropy_grad"])
     logged = expected["metrics"]
-    assert found.metrics["entropy"] == pytest.approx(logged["entropy"], abs=1e-5)
     if asked["level"] == "token" and asked["kind"] != "cispo":
         assert found.metrics["clip_high"] == pytest.approx(logged["clip_ratio/high_mean"], abs=1e-5)
         assert found.metrics["clip_low"] == pytest.approx(logged["clip_ratio/low_mean"], abs=1e-5)
@@ -336,18 +328,6 @@ def test_kl_estimates_are_those_of_verl(name: str) -> None:
     close(new.grad.view(SEQUENCES, LENGTH), expected["grad"])
 
 
-@pytest.mark.parametrize("name", starting("verl", "entropy"))
-def test_entropy_of_logits_is_that_of_verl(name: str) -> None:
-    expected = EXPECTED["verl"][name]
-    logits = torch.tensor(inputs(6)["logits"]).permute(1, 2, 0).flatten(0, 1).requires_grad_()
-    weights = torch.tensor(masks(6)).flatten()
-    share = shares(weights, WHOSE, **MODES[expected["asked"]["mode"]])
-    loss = (share * entropy_of_logits(logits)).sum()
-    loss.backward()
-    close(loss, expected["loss"])
-    close(logits.grad.view(SEQUENCES, LENGTH, -1), expected["grad"])
-
-
 @pytest.mark.parametrize("name", starting("verl", "weights"))
 def test_sampler_corrections_are_those_of_verl(name: str) -> None:
     expected = EXPECTED["verl"][name]
@@ -355,9 +335,9 @@ def test_sampler_corrections_are_those_of_verl(name: str) -> None:
     kept = weights > 0
     old, sampled = flat(given, "old")[kept], flat(given, "sampled")[kept]
     asked = expected["asked"]
-    chosen = correction_settings(asked["level"], asked["threshold"])
+    chosen = RlLossSettings(**correction_settings(asked["level"], asked["threshold"]))
     factors = torch.zeros(len(weights))
-    factors[kept] = sampler_correction(old, sampled, WHOSE[kept], **chosen).factors
+    factors[kept] = sampler_correction(old, sampled, WHOSE[kept], chosen).factors
     close(factors.view(SEQUENCES, LENGTH), expected["weights"])
     mean = float(factors[kept].mean())
     assert mean == pytest.approx(expected["mean"], abs=1e-5)
@@ -366,16 +346,13 @@ def test_sampler_corrections_are_those_of_verl(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["forward", "forward at 0.7"])
-def test_logprobs_and_entropies_are_those_of_trl(name: str) -> None:
+def test_logprobs_are_those_of_trl(name: str) -> None:
     expected = EXPECTED["trl"][name]
     asked = expected["asked"]
     logits = torch.tensor(expected["hidden"]).flatten(0, 1) @ torch.tensor(expected["head"]).T
     targets = torch.tensor(asked["targets"])
     found = token_logprobs(logits, targets.flatten(), asked["temperature"])
     close(found.view_as(targets), expected["logprobs"])
-    entropies = entropy_of_logits(logits, asked["temperature"])
-    close(entropies.view_as(targets), expected["entropies"])
-    assert 0.1 < float(entropies.mean()) < math.log(len(expected["head"]))
 
 
 @pytest.mark.parametrize("name", ["sft", "sft part of a batch"])

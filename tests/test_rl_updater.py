@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from coa.train.losses import PolicyTokens, policy_loss  # noqa: E402
 from coa.train.policy import Policy  # noqa: E402
 from coa.train.processes import Processes  # noqa: E402
 from coa.train.rl import RlUpdater  # noqa: E402
-from coa.train.rows import row_maker  # noqa: E402
+from coa.train.rows import build_row  # noqa: E402
 from coa.train.settings import (  # noqa: E402
     PRESETS,
     RlLossSettings,
@@ -29,7 +30,7 @@ from coa.train.settings import (  # noqa: E402
 )
 from rl_parts import CALL, WHOLE, group_of, made, side_by_side  # noqa: E402
 
-ROW = row_maker(ByteCodec())
+ROW = partial(build_row, codec=ByteCodec())
 A, B, C = (WHOLE.format(text) for text in ("a", "bb bb", "ccc ccc ccc"))
 LIVELY = (
     group_of((made(CALL, A), 1.0), (made(B), 0.0), (made(C), 0.25)),

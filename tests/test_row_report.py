@@ -13,7 +13,7 @@ from rich.console import Console
 
 from coa.models.codec import Codec
 from coa.train.row_report import OUTSIDE, UNKNOWN, agents_of, print_preview, row_report
-from coa.train.rows import Row, row_maker
+from coa.train.rows import Row, build_row
 from coa.train.settings import SftSettings
 from coa.trajectory import Author, Segment, Trajectory
 
@@ -37,7 +37,7 @@ def model(text: str, **more: object) -> Segment:
 
 
 def made(codec: Codec, *trajectories: Trajectory, **limits: int) -> list[Row]:
-    return [row_maker(codec, **limits)(each) for each in trajectories]  # type: ignore[arg-type]
+    return [build_row(each, codec, **limits) for each in trajectories]  # type: ignore[arg-type]
 
 
 def agent_tokens(chain: Trajectory, codec: Codec) -> Counter[str]:

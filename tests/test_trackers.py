@@ -18,6 +18,7 @@ import pytest
 from coa.errors import ConfigError, MissingExtra
 from coa.io.runs import Run
 from coa.train.monitors import Tracker, check_tracker, figures, open_tracker
+from coa.train.rl_stage import read_rl_recipe
 
 RECORD: dict[str, Any] = {
     "update": 3,
@@ -52,11 +53,9 @@ def test_none_writes_nothing(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_an_unknown_tracker_is_named_with_what_there_is(tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"rl.log: found 'tensorbord'. Did you mean 'tensorboard'"
-    ):
-        open_tracker("tensorbord", tmp_path, "rl")
+def test_an_unknown_tracker_is_named_with_what_there_is() -> None:
+    with pytest.raises(ConfigError, match=r"rl.log is 'tensorbord', expected .*'tensorboard'"):
+        read_rl_recipe(None, ["rl.log=tensorbord"])
 
 
 @pytest.mark.parametrize("log", ["tensorboard", "trackio"])

@@ -10,12 +10,13 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from coa.grammar import grammar_from_toml, system_prompt
 from coa.tasks import Task
 from coa.tools.base import Tool, Toolbox, ToolMistake
-from coa.train.rows import Row, row_maker
+from coa.train.rows import Row, build_row
 from coa.trajectory import Author, Segment, StopReason, Trajectory
 from tiny_model import TEMPLATE
 
@@ -170,7 +171,7 @@ def imitate(
         checkpoint_every=1000,
     )
     policy = make_policy(settings)
-    make_row = row_maker(policy.codec)
+    make_row = partial(build_row, codec=policy.codec)
     rows = [change(make_row(chain)) for chain in demonstrations(count, seed)]
     made = {"grammar": GRAMMAR.name, "prompt": "compact"}
     return run_sft(settings, rows, root, policy=policy, manifest=made).adapter

@@ -238,7 +238,6 @@ CASES: dict[str, Callable[[], Any]] = {
     **{f"{kind} kl": lambda k=kind: grpo(k, beta=0.04) for kind in KINDS},
     "cispo": lambda: grpo("cispo", spread=0.9, high=1.5),
     "kl reweighted": lambda: grpo("dapo", beta=0.1, reweighted=True),
-    "entropy bonus": lambda: grpo("bnpo", entropy=0.01),
     "correction": lambda: grpo("dapo", correct=True),
     "part of a batch": lambda: grpo("dapo", items=100),
     "fresh samples": lambda: grpo("dapo", fresh=True),

@@ -137,15 +137,6 @@ def divergence(kind: str) -> dict[str, Any]:
     return {"asked": {"seed": 5, "kind": kind}, "values": values, "grad": leaf.grad.tolist()}
 
 
-def entropy(mode: str) -> dict[str, Any]:
-    given, mask = tensors(6), torch.tensor(masks(6))
-    leaf = given["logits"].permute(1, 2, 0).contiguous().requires_grad_()
-    loss = core_algos.compute_entropy_loss(leaf, mask, mode)
-    loss.backward()
-    asked = {"seed": 6, "mode": mode}
-    return {"asked": asked, "loss": loss.item(), "grad": leaf.grad.tolist()}
-
-
 def correction(level: str, threshold: Any) -> dict[str, Any]:
     given, mask = tensors(7), torch.tensor(masks(7))
     gap = given["old"] - given["sampled"]
@@ -215,7 +206,6 @@ CASES: dict[str, Callable[[], Any]] = {
     "gae lost reward": gae_with_lost_reward,
     **{f"value {mode}": lambda m=mode: value(m, 0.2) for mode in MODES},
     **{f"kl {kind}": lambda k=kind: divergence(k) for kind in ("k1", "k2", "k3", "k1+", "k3+")},
-    **{f"entropy {mode}": lambda m=mode: entropy(m) for mode in MODES},
     "overlong": lambda: overlong(40, 5),
     "weights token": lambda: correction("token", 1.1),
     "weights token mask": lambda: correction("token", "0.9_1.1"),

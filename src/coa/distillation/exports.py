@@ -30,7 +30,7 @@ from coa.io.tables import need_pyarrow
 from coa.models.codec import Codec, Offsets, codec_of
 from coa.rollouts import choose_environments
 from coa.tasks import Task, TaskSet
-from coa.train.rows import Row, row_maker
+from coa.train.rows import Row, build_row
 from coa.trajectory import CHAT_MARKER, Author, Segment, StopReason, Trajectory, load_trajectories
 
 Format = Literal["alpaca", "sharegpt", "trl", "trl-tokens", "verl"]
@@ -361,8 +361,7 @@ def _maker(to: Format, codec: Codec | None) -> Callable[[Trajectory], Json]:
         if codec is None:
             raise UsageError("trl-tokens needs the model whose tokens it writes: --model REF.")
         check_markers(codec)
-        make = row_maker(codec)
-        return lambda trajectory: _token_row(trajectory, make(trajectory))
+        return lambda trajectory: _token_row(trajectory, build_row(trajectory, codec))
     if to == "alpaca":
         return _alpaca_row
     if to == "sharegpt":

@@ -19,6 +19,7 @@ import dataclasses
 import difflib
 import enum
 import json
+import math
 import re
 import tomllib
 import types
@@ -164,6 +165,8 @@ _RANGES: dict[str, Callable[[float], bool]] = {  # written so that NaN is in non
     "at least 1": lambda found: found >= 1,
     "at least 2": lambda found: found >= 2,
     "more than 0": lambda found: found > 0,
+    "more than 0 and finite": lambda found: 0 < found < math.inf,
+    "0 or more and finite": lambda found: 0 <= found < math.inf,
     "0 or more": lambda found: found >= 0,
     "between 0 and 1": lambda found: 0 <= found <= 1,
     "at least 0, below 1": lambda found: 0 <= found < 1,

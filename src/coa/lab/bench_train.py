@@ -32,7 +32,7 @@ from coa.lab.bench import Note, Peers, beside, missing_lines, over, peer_python,
 from coa.models.codec import Codec
 from coa.models.references import BASE, model_folder, resolve
 from coa.recording.record import Recording, run_recording
-from coa.train.rows import Row, batches, row_maker
+from coa.train.rows import Row, batches, build_row
 
 GRAMMAR = "mhqa"
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -154,7 +154,7 @@ def distilled_rows(codec: Codec, count: int) -> list[Row]:
         how = DistillSettings(grammar=GRAMMAR)
         kept = run_distillation(Distilling(path, given, how, workers=1), Path(folder) / "out").kept
     assert len(kept) >= count, (len(kept), count)
-    return [row_maker(codec)(trajectory) for trajectory in kept[:count]]
+    return [build_row(trajectory, codec) for trajectory in kept[:count]]
 
 
 def rl_work(setup: RlSetup) -> TrainWork:

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -29,21 +29,13 @@ _NAME = re.compile(r"update-(\d{7})")
 _PART = ".part-"
 
 
-class Saved(Protocol):
-    """Something with state beside the policy's: an optimiser, a value head."""
-
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state: dict[str, Any]) -> Any: ...
-
-
 class Checkpoints:
-    """The checkpoints of one run."""
+    """The checkpoints of one run: of its policy, and of what is `saved` beside it (an optimiser, a
+    value head)."""
 
-    def __init__(
-        self, folder: Path, policy: Policy, processes: Processes | None = None, **saved: Saved
-    ) -> None:
+    def __init__(self, folder: Path, policy: Policy, processes: Processes, **saved: Any) -> None:
         self._folder, self._policy, self._saved = folder, policy, saved
-        self._processes = processes or Processes()
+        self._processes = processes
 
     def save(
         self,

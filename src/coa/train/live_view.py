@@ -21,7 +21,6 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic
-from types import TracebackType
 from typing import Any, TextIO
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -117,14 +116,9 @@ class LiveView:
             self._live.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, failed: object, *error: object) -> None:
         if self._live is not None:
-            self.phase("stopped" if kind else "finished")
+            self.phase("stopped" if failed else "finished")
             self._live.stop()  # draws once more and gives the cursor back
             self._live = None
 

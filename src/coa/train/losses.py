@@ -18,15 +18,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from coa.errors import ConfigError, TrainingError
-from coa.train.settings import KlEstimator, Level, Normalise, Ratio, RlLossSettings
+from coa.train.settings import KlEstimator, Ratio, RlLossSettings
 
 
 @dataclass(frozen=True, slots=True)
 class Totals:
     """What a batch is divided by. Take it of the whole batch and pass it to each of its parts.
 
-    A sequence must not be split over parts; a group may be. `+` joins parts that share no sequence,
-    such as those of several processes.
+    A sequence must not be split over parts; a group may be.
     """
 
     weight: float
@@ -46,19 +45,12 @@ class Totals:
             by_group = dict(zip(names.tolist(), sums.tolist(), strict=True))
         return cls(float(weights.sum()), len(torch.unique(sequence)), by_group)
 
-    def __add__(self, other: Totals) -> Totals:
-        keys = [*self.groups, *(key for key in other.groups if key not in self.groups)]
-        groups = {key: self.groups.get(key, 0.0) + other.groups.get(key, 0.0) for key in keys}
-        return Totals(self.weight + other.weight, self.sequences + other.sequences, groups)
-
 
 def shares(
     weights: Tensor,
     sequence: Tensor,
-    normalise: Normalise = "token",
-    *,
+    settings: RlLossSettings,
     group: Tensor | None = None,
-    constant_length: int | None = None,
     totals: Totals | None = None,
 ) -> Tensor:
     """The factor of each token's loss: a loss is the sum of share times loss of a token. float32.
@@ -67,7 +59,7 @@ def shares(
     number of sequences. `constant`: over `constant_length` and that number. `group`: over the
     weight of its group, and the number of groups.
     """
-    weights = weights.float()
+    weights, normalise = weights.float(), settings.normalise
     if totals is None:
         totals = Totals.of(weights, sequence, group)
     if normalise == "token":
@@ -76,11 +68,11 @@ def shares(
         index, count = numbered(sequence)
         return weights / sum_by(index, weights, count).clamp_min(1e-30)[index] / totals.sequences
     if normalise == "constant":
-        if constant_length is None:
+        if settings.constant_length is None:
             raise ConfigError(
                 "normalise = 'constant' needs constant_length, the same number throughout a run."
             )
-        return weights / (constant_length * totals.sequences)
+        return weights / (settings.constant_length * totals.sequences)
     if group is None or not totals.groups:
         raise ConfigError("normalise = 'group' needs the group of every token.")
     names, index = torch.unique(group, return_inverse=True)
@@ -144,7 +136,6 @@ def sum_by(index: Tensor, values: Tensor, count: int) -> Tensor:
 
 LOG_BOUND = 20.0
 """Differences of logprobs beyond this count as this: exp(20) is 5e8, exp(89) is infinite."""
-_POSITIONS = 256
 
 
 def token_logprobs(logits: Tensor, targets: Tensor, temperature: float = 1.0) -> Tensor:
@@ -178,16 +169,6 @@ def kl_estimate(logprobs: Tensor, reference: Tensor, estimator: KlEstimator = "k
     if estimator == "k1":
         return gap
     return 0.5 * gap.square() if estimator == "k2" else torch.expm1(-gap) + gap
-
-
-def entropy_of_logits(logits: Tensor, temperature: float = 1.0) -> Tensor:
-    """float32 entropy in nats of each row of logits [n, vocab] / temperature."""
-    found = []
-    for part in logits.split(_POSITIONS):  # a vocabulary in float32 is large
-        logs = torch.log_softmax(part.float() / temperature, dim=-1)
-        # A token with logit -inf (a constraint) has probability 0 and adds nothing.
-        found.append(-(logs.exp() * logs.clamp_min(torch.finfo(logs.dtype).min)).sum(dim=-1))
-    return torch.cat(found) if found else logits.new_zeros(0, dtype=torch.float32)
 
 
 def sampled_entropy(logprobs: Tensor) -> Tensor:
@@ -239,27 +220,28 @@ class Correction:
 
 
 def sampler_correction(
-    old: Tensor,
-    sampled: Tensor,
-    sequence: Tensor,
-    level: Level = "token",
-    *,
-    cap: float = 2.0,
-    floor: float | None = None,
-    mode: str = "truncate",
+    old: Tensor, sampled: Tensor | None, sequence: Tensor, settings: RlLossSettings
 ) -> Correction:
     """p(trainer) / p(sampler) of each token, or of its sequence as a product, kept within bounds.
 
     `truncate` cuts it to cap and floor; `mask` leaves out what is beyond them.
     """
+    if settings.correction == "none":
+        return Correction(torch.ones_like(old), torch.zeros_like(old, dtype=torch.bool))
+    if sampled is None:
+        raise ConfigError(
+            f"correction = {settings.correction!r} needs the logprobs of the sampler; found none."
+        )
+    cap, floor = settings.correction_cap, settings.correction_floor
     gap = (old.detach().float() - sampled.float()).clamp(-LOG_BOUND, LOG_BOUND)
-    if level == "sequence":
+    if settings.correction == "sequence":
         index, count = numbered(sequence)
         gap = sum_by(index, gap, count).clamp(-LOG_BOUND, LOG_BOUND)[index]
     raw = torch.exp(gap)
     changed = (raw > cap) | (raw < (0.0 if floor is None else floor))
-    bounded = raw.clamp(min=floor, max=cap) if mode == "truncate" else raw.masked_fill(changed, 0.0)
-    return Correction(bounded, changed)
+    if settings.correction_mode == "mask":
+        return Correction(raw.masked_fill(changed, 0.0), changed)
+    return Correction(raw.clamp(min=floor, max=cap), changed)
 
 
 Metrics = dict[str, float]
@@ -296,25 +278,16 @@ def policy_loss(
     tokens: PolicyTokens,
     settings: RlLossSettings,
     totals: Totals | None = None,
-    entropy: Tensor | None = None,
 ) -> PolicyLoss:
     """The loss of tokens of which `logprobs` [n] were computed with a gradient.
 
     `totals` are those of the whole batch when this is a part of it; the sum of the parts' losses is
-    then the loss of the batch. `entropy` [n] is that of the full distributions, where known; else a
-    bonus uses the sampled tokens (`sampled_entropy`).
+    then the loss of the batch.
     """
-    part = _select(logprobs, tokens, entropy)
-    share = shares(
-        part.weights,
-        part.sequence,
-        settings.normalise,
-        group=part.group,
-        constant_length=settings.constant_length,
-        totals=totals,
-    )
+    part = _select(logprobs, tokens)
+    share = shares(part.weights, part.sequence, settings, part.group, totals)
     ratio = torch.exp(_log_ratio(part, settings.ratio))
-    correction = _correct(part, settings)
+    correction = sampler_correction(part.old, part.sampled, part.sequence, settings)
     by_token = clipped(ratio, part.advantages, settings)
     if settings.surrogate == "cispo":
         bounded = ratio.detach().clamp(1 - settings.clip_low, 1 + settings.clip_high)
@@ -324,8 +297,7 @@ def policy_loss(
         kl = _reference_kl(part, settings)
         loss = loss + settings.kl * (share * (kl * ratio if settings.kl_reweighted else kl)).sum()
     if settings.entropy != 0.0:
-        bonus = sampled_entropy(part.new) if part.entropy is None else part.entropy
-        loss = loss - settings.entropy * (share * bonus).sum()
+        loss = loss - settings.entropy * (share * sampled_entropy(part.new)).sum()
     return PolicyLoss(loss, _measure(part, ratio, correction, settings))
 
 
@@ -341,10 +313,9 @@ class _Part:
     sampled: Tensor | None
     reference: Tensor | None
     group: Tensor | None
-    entropy: Tensor | None
 
 
-def _select(logprobs: Tensor, tokens: PolicyTokens, entropy: Tensor | None) -> _Part:
+def _select(logprobs: Tensor, tokens: PolicyTokens) -> _Part:
     assert len(logprobs) == len(tokens.weights), (len(logprobs), len(tokens.weights))
     kept = trained(tokens.weights)
 
@@ -362,7 +333,6 @@ def _select(logprobs: Tensor, tokens: PolicyTokens, entropy: Tensor | None) -> _
         sampled=known("sampled logprob", tokens.sampled),
         reference=known("reference logprob", tokens.reference),
         group=None if tokens.group is None else tokens.group[kept],
-        entropy=known("entropy", entropy),
     )
 
 
@@ -390,24 +360,6 @@ def _log_ratio(part: _Part, level: Ratio) -> Tensor:
     return mean.clamp(-LOG_BOUND, LOG_BOUND)[index] + part.new - part.new.detach()
 
 
-def _correct(part: _Part, settings: RlLossSettings) -> Correction:
-    if settings.correction == "none":
-        return Correction(torch.ones_like(part.old), torch.zeros_like(part.old, dtype=torch.bool))
-    if part.sampled is None:
-        raise ConfigError(
-            f"correction = {settings.correction!r} needs the logprobs of the sampler; found none."
-        )
-    return sampler_correction(
-        part.old,
-        part.sampled,
-        part.sequence,
-        settings.correction,
-        cap=settings.correction_cap,
-        floor=settings.correction_floor,
-        mode=settings.correction_mode,
-    )
-
-
 def _reference_kl(part: _Part, settings: RlLossSettings) -> Tensor:
     if part.reference is None:
         raise ConfigError(f"kl = {settings.kl} needs the reference's logprobs; found none.")
@@ -432,7 +384,7 @@ def _measure(
         "ratio_max": ratio,
         "kl_old": part.old - part.new,
         "kl_reference": none if part.reference is None else _reference_kl(part, settings),
-        "entropy": -part.new if part.entropy is None else part.entropy,
+        "entropy": -part.new,
         "advantage_mean": part.advantages,
         "sampler_gap": gap.abs(),
         "sampler_gap_max": gap.abs(),
@@ -540,12 +492,6 @@ def value_loss(
         old = pick("old value", old_values, kept, sequence).detach()
         held = torch.minimum(torch.maximum(value, old - clip), old + clip)
         loss = torch.maximum(loss, (held - target).square())
-    share = shares(
-        tokens.weights[kept],
-        sequence[kept],
-        settings.normalise,
-        group=None if tokens.group is None else tokens.group[kept],
-        constant_length=settings.constant_length,
-        totals=totals,
-    )
+    group = None if tokens.group is None else tokens.group[kept]
+    share = shares(tokens.weights[kept], sequence[kept], settings, group, totals)
     return 0.5 * (share * loss).sum()

@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coa.errors import ConfigError, MissingExtra, TrainingError, Unavailable, boundary, did_you_mean
+from coa.errors import MissingExtra, TrainingError, Unavailable, boundary
 from coa.io.progress import Mode
 from coa.io.runs import TIMINGS, Json, read_jsonl, write_atomic
 from coa.train.groups import Group
 from coa.train.live_view import LiveView
 from coa.train.settings import AlarmSettings, RlRecipe
+from coa.view.plots import as_number
 
 Record = Mapping[str, Any]
 
@@ -33,7 +34,7 @@ FAILED = 0.5
 """Share of rollouts ended by the environment from which on it is to blame."""
 _ROLLED = ("reward", "malformed_rate", "truncated_rate")
 _TRAINED = ("entropy", "sampler_gap", "ess")
-"""Figures of rollouts, and of the training step; an update without rows has none of the latter."""
+"""Record of rollouts, and of the training step; an update without rows has none of the latter."""
 _FINITE = (*_TRAINED, "loss", "grad_norm", "kl_old", "reward")
 _RISING = ("reward", "ess")
 _ADVICE = {
@@ -116,7 +117,7 @@ class Alarms:
         if text := _not_finite(record, _FINITE if trained else ("reward",)):
             return self._alarm(at, "not_finite", text)  # its other figures count for nothing
         for key in (*_ROLLED, *_TRAINED) if trained else _ROLLED:
-            if math.isfinite(value := _number(record, key)):
+            if math.isfinite(value := as_number(record.get(key))):
                 self._curves[key].add(at, value)
         self._count_barren(at, record)
         found = self._signs()
@@ -181,13 +182,14 @@ class Alarms:
         return found
 
     def _count_barren(self, at: int, record: Record) -> None:
-        groups, flat = _number(record, "groups"), _number(record, "groups_flat")
-        solved = _number(record, "groups_solved") / groups if groups else 0.0
+        # A figure that is missing is NaN, so that no comparison with it holds.
+        counts = ("groups", "groups_flat", "groups_solved", "environment_rate")
+        groups, flat, full_marks, failed = (as_number(record.get(key)) for key in counts)
+        solved = full_marks / groups if groups else 0.0
         nothing = flat >= groups if self._compares else solved >= SOLVED
         if record["rows"] != 0 and not nothing:
             self._barren.clear()
             return
-        failed = _number(record, "environment_rate")
         self._solved = min(self._solved, solved) if self._barren else solved
         self._failed = min(self._failed, failed) if self._barren else failed
         self._barren.append(at)
@@ -248,12 +250,6 @@ class _Curve:
             self.best, self.best_end, self.best_span = self.mean, at, self.span
 
 
-def _number(record: Record, key: str) -> float:
-    """A figure of a record; NaN when it is missing or no number, so that no comparison holds."""
-    value = record.get(key)
-    return float(value) if isinstance(value, int | float) else math.nan
-
-
 def _not_finite(record: Record, known: Iterable[str]) -> str:
     for key in known:
         value = record.get(key)
@@ -271,17 +267,13 @@ def _not_finite(record: Record, known: Iterable[str]) -> str:
 # ------------------------------------------------------------------------------------------------
 
 
-Figures = Mapping[str, Any]
 PROJECT = "coa"
 
 
 def check_tracker(log: str) -> None:
-    """Say at once what would be missing after the first update: a name, or a package."""
-    if log in ("tensorboard", "trackio"):
+    """Say at once which package would be missing after the first update."""
+    if log != "none":
         _package(log)
-    elif log != "none":
-        known = ("none", "tensorboard", "trackio")
-        raise ConfigError(f"rl.log: found {log!r}.{did_you_mean(log, known)}")
 
 
 def _package(log: str) -> Any:
@@ -293,10 +285,9 @@ def _package(log: str) -> Any:
 
 
 def open_tracker(
-    log: str, directory: Path, name: str, earlier: Iterable[tuple[int, Figures]] = ()
+    log: str, directory: Path, name: str, earlier: Iterable[tuple[int, Record]] = ()
 ) -> Tracker:
     """The tracker of a run directory; `earlier` are updates with their records, in order."""
-    check_tracker(log)
     backend: _TensorBoard | _Trackio | None = None
     if log == "tensorboard":
         backend = _TensorBoard(directory)
@@ -308,9 +299,7 @@ def open_tracker(
     return tracker
 
 
-def _timed(
-    directory: Path, earlier: Iterable[tuple[int, Figures]]
-) -> Iterator[tuple[int, Figures]]:
+def _timed(directory: Path, earlier: Iterable[tuple[int, Record]]) -> Iterator[tuple[int, Record]]:
     """Earlier updates with their wall-clock figures, which stand in a file of their own."""
     path = directory / TIMINGS
     lines = read_jsonl(path, growing=True) if path.is_file() else ()
@@ -320,7 +309,7 @@ def _timed(
         yield update, {**(timings.get(update, {}) if of_update else {}), **record}
 
 
-def figures(record: Figures, prefix: str = "") -> Iterator[tuple[str, float]]:
+def figures(record: Record, prefix: str = "") -> Iterator[tuple[str, float]]:
     """The finite numbers of a record by name; those of a table within it as table/name."""
     for key, value in record.items():
         if isinstance(value, Mapping):
@@ -337,7 +326,7 @@ class Tracker:
     def __init__(self, backend: _TensorBoard | _Trackio | None) -> None:
         self._backend = backend
 
-    def log(self, update: int, record: Figures) -> None:
+    def log(self, update: int, record: Record) -> None:
         if backend := self._backend:
             found = dict(figures(record))
             self._try(f"at update {update}", lambda: backend.log(update, found))

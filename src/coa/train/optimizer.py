@@ -21,7 +21,7 @@ from coa.errors import TrainingError
 from coa.train.policy import Policy
 from coa.train.processes import Processes, ShardedModel, sharding_wanted, whole
 from coa.train.rows import Row
-from coa.train.settings import RlSettings, Schedule, SftSettings
+from coa.train.settings import Schedule, TrainingSettings
 
 Part = Callable[[], Tensor]
 """Computes the loss of a part of a batch, with its graph."""
@@ -47,7 +47,7 @@ class PolicyOptimizer:
     def __init__(
         self,
         policy: Policy,
-        settings: SftSettings | RlSettings,
+        settings: TrainingSettings,
         steps: int,
         processes: Processes | None = None,
         extra: Sequence[torch.nn.Parameter] = (),

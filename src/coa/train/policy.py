@@ -58,7 +58,7 @@ from coa.train.processes import (
     sharding_wanted,
     whole,
 )
-from coa.train.settings import RlSettings, SftSettings
+from coa.train.settings import RlSettings, SftSettings, TrainingSettings
 
 SHARD = "5GB"
 _KEPT = (".json", ".jinja", ".txt", ".model")
@@ -304,7 +304,7 @@ class Policy:
 
 
 def make_policy(
-    settings: SftSettings | RlSettings,
+    settings: TrainingSettings,
     context: int = 2048,
     note: Callable[[str], None] | None = None,
 ) -> Policy:

@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Protocol, cast, get_args
@@ -59,7 +60,7 @@ from coa.train.optimizer import (
 )
 from coa.train.policy import Policy, ValueHead
 from coa.train.processes import Processes
-from coa.train.rows import row_maker
+from coa.train.rows import build_row, total_tokens
 from coa.train.settings import RlRecipe, RlSettings
 from coa.trajectory import Author, StopReason, Trajectory
 from coa.view.plots import curve
@@ -104,7 +105,7 @@ def learning_record(
     rows = [sample.row for sample in experience.samples]
     record: Json = {
         "rows": len(rows),
-        "tokens": sum(len(row.ids) for row in rows),
+        "tokens": total_tokens(rows),
         "trained_tokens": sum(row.trained for row in rows),
         "left_out": {reason: experience.left_out[reason] for reason in get_args(LeftOut)},
     }
@@ -233,7 +234,7 @@ class RlLoop:
     def _learn(self, drawn: Drawn, done: int, clock: Clock) -> Json:
         """Optimiser steps on what was drawn; the record of the update."""
         settings, rollout = self.recipe.rl, self.recipe.rollout
-        make_row = row_maker(self.policy.codec, max_length=rollout.context)
+        make_row = partial(build_row, codec=self.policy.codec, max_length=rollout.context)
         with clock("train"):
             try:
                 experience = experience_of(drawn.groups, make_row, settings, rollout.tokens)

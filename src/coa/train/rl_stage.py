@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, cast
 from coa.engines import load_engine, rollouts_at_once, slots_for
 from coa.environment import Environment, OpenEnvironment, open_environments
 from coa.errors import ConfigError, MissingExtra, TrainingError
-from coa.io.progress import Mode
 from coa.io.runs import METRICS, Json, Run, read_jsonl, write_jsonl
 from coa.io.settings import load_recipe, to_json, without_speed
 from coa.loop import Decoding
@@ -79,12 +78,16 @@ def run_rl(
     """Train in the recipe's run directory; the same call continues an interrupted run. `env` are
     environments as values, instead of the recipe's references."""
     try:
+        from coa.train.monitors import check_tracker
         from coa.train.processes import Processes
     except ImportError as exc:
         raise MissingExtra("Training", "train") from exc
     processes = Processes.open()
     if not processes.main:
         note, quiet = (lambda line: None), True
+    for line in ignored(recipe):
+        note(line)
+    check_tracker(recipe.rl.log)
     return asyncio.run(_run(recipe, env, processes, note, quiet))
 
 
@@ -92,18 +95,15 @@ async def _run(
     recipe: RlRecipe, env: References, processes: Processes, note: Note, quiet: bool
 ) -> RlResult:
     from coa.train.groups import Sampler, TaskStream
-    from coa.train.monitors import check_tracker, open_monitors
+    from coa.train.monitors import open_monitors
     from coa.train.policy import make_policy
     from coa.train.rl import ADAPTER, ROLLOUTS, RlLoop, RlResult, RlUpdater
     from coa.train.sft import known_by, set_up_torch
 
     settings, rollout, root = recipe.rl, recipe.rollout, Path(recipe.out)
-    for line in ignored(recipe):
-        note(line)
     environments, tasks, check_tasks = _load_tasks(recipe, env, note)
     both = [*tasks, *(check_tasks or ())]
     prompt = choose_prompt(recipe.prompt, settings.model)
-    check_tracker(settings.log)
     set_up_torch(settings)
     async with AsyncExitStack() as stack:
         opening = open_environments(environments, both, recipe.tools, recipe.reward)
@@ -136,8 +136,7 @@ async def _run(
             rollouts_at_once(engine, rollout.concurrency),
             processes,
         )
-        mode: Mode = "silent" if quiet else "auto"
-        selected = await select(tasks, recipe.select, sampler, root, mode)
+        selected = await select(tasks, recipe.select, sampler, root, "silent" if quiet else "auto")
         note(selected.line)
         sampler.stream = TaskStream(selected.tasks, settings.seed)
         monitors = stack.enter_context(open_monitors(recipe, root, quiet))

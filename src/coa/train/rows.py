@@ -16,16 +16,11 @@ import hashlib
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING
 
 from coa.errors import RecordError, TrainingError
 from coa.models.codec import Codec
 from coa.trajectory import Author, Segment, Trajectory
-
-if TYPE_CHECKING:
-    pass
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -127,23 +122,6 @@ def build_row(
         logprobs=logprobs[:end] if sampled else None,
         cut=fit < len(lengths),
         segments=tuple(lengths[:fit]),
-    )
-
-
-def row_maker(
-    codec: Codec,
-    *,
-    err_weight: float = 0.0,
-    observation_weight: float = 0.0,
-    max_length: int | None = None,
-) -> Callable[[Trajectory], Row]:
-    """A function that makes the training row of a trajectory."""
-    return partial(
-        build_row,
-        codec=codec,
-        err_weight=err_weight,
-        observation_weight=observation_weight,
-        max_length=max_length,
     )
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
@@ -18,7 +17,7 @@ from typing import Any, Literal
 from coa.environment import ToolSettings
 from coa.errors import ConfigError, did_you_mean
 from coa.io.settings import check_ranges, read_toml, to_json
-from coa.loop import Budget, Decoding
+from coa.loop import Budget
 from coa.models.references import OURS
 from coa.rewards import RewardSettings
 
@@ -36,8 +35,8 @@ Layout = Literal["bucket", "pack"]
 
 
 @dataclass(frozen=True, slots=True)
-class SftSettings:
-    """The table `[sft]` of a recipe."""
+class TrainingSettings:
+    """What the tables `[sft]` and `[rl]` of recipes have in common."""
 
     model: str = "smollm2-135m"
     full: bool = False
@@ -49,6 +48,34 @@ class SftSettings:
     schedule: Schedule = "cosine"
     warmup: float = 0.05
     """Share of the updates in which the learning rate rises; then it follows the schedule."""
+    weight_decay: float = 0.0
+    grad_clip: float = 1.0
+    micro_tokens: int = 4096
+    """Most tokens computed at once; a larger batch is split, with the same result. A pack is not
+    split: it is what is computed at once."""
+    checkpointing: bool = False
+    """Compute activations twice instead of keeping them: less memory, more time."""
+    checkpoint_every: int = 20
+    dtype: str = "auto"
+    deterministic: bool = False
+    seed: int = 0
+    threads: int | None = None
+
+    def check(self, table: str, counts: str) -> None:
+        """Raise unless the numbers of a table are in their ranges; `counts` are at least 1."""
+        ranges = {
+            "at least 1": f"rank checkpoint_every micro_tokens {counts}",
+            "more than 0": "lr grad_clip alpha threads",
+            "0 or more": "weight_decay",
+            "between 0 and 1": "warmup",
+        }
+        check_ranges(self, table, ranges)
+
+
+@dataclass(frozen=True, slots=True)
+class SftSettings(TrainingSettings):
+    """The table `[sft]` of a recipe."""
+
     epochs: int = 1
     layout: Layout = "bucket"
     batch_size: int = 8
@@ -59,30 +86,13 @@ class SftSettings:
     """Most tokens of a pack; None means max_length."""
     skip_too_long: bool = False
     """Leave out, and count, trajectories of which nothing to train fits; else they are an error."""
-    seed: int = 0
-    dtype: str = "auto"
-    checkpoint_every: int = 20
-    deterministic: bool = False
-    weight_decay: float = 0.0
-    grad_clip: float = 1.0
     err_weight: float = 0.0
     observation_weight: float = 0.0
     """Of what tools answered. Above 0 the model learns to write it itself: docs/evidence.md."""
-    micro_tokens: int = 4096
-    """Most tokens computed at once; a larger batch is split, with the same result. A pack is not
-    split: it is what is computed at once."""
-    checkpointing: bool = False
-    """Compute activations twice instead of keeping them: less memory, more time."""
-    threads: int | None = None
 
     def __post_init__(self) -> None:
-        ranges = {
-            "at least 1": "rank epochs batch_size max_length checkpoint_every micro_tokens",
-            "more than 0": "lr grad_clip alpha threads",
-            "0 or more": "weight_decay",
-            "between 0 and 1": "warmup err_weight observation_weight",
-        }
-        check_ranges(self, "sft", ranges)
+        self.check("sft", "epochs batch_size max_length")
+        check_ranges(self, "sft", {"between 0 and 1": "err_weight observation_weight"})
         if self.pack_tokens is not None and self.pack_tokens < self.max_length:
             raise ConfigError(
                 f"sft.pack_tokens: found {self.pack_tokens}, expected at least max_length "
@@ -258,14 +268,9 @@ class RolloutSettings:
             "at least 1": "turns turn_tokens tokens context concurrency",
             "more than 0": "seconds",
             "0 or more": "malformed",
+            "more than 0 and finite": "temperature",  # the rollouts of a group must differ
         }
         check_ranges(self, "rollout", ranges)
-        if not self.temperature > 0:
-            raise ConfigError(
-                f"rollout.temperature: found {self.temperature}, expected more than 0: the rollouts"
-                " of a group must differ."
-            )
-        Decoding(temperature=self.temperature)
 
     def budget(self) -> Budget:
         names = ("turns", "tokens", "turn_tokens", "context", "seconds", "malformed")
@@ -358,23 +363,18 @@ class CheckSettings:
     """Which weights become `adapter`: those with the best evaluation, or the last."""
 
     def __post_init__(self) -> None:
-        check_ranges(self, "check", {"at least 1": "every samples"})
-        if not 0 <= self.temperature < math.inf:
-            raise ConfigError(
-                f"check.temperature: found {self.temperature}, expected 0 (the most likely token) "
-                "or more."
-            )
+        ranges = {"at least 1": "every samples", "0 or more and finite": "temperature"}
+        check_ranges(self, "check", ranges)
 
 
 @dataclass(frozen=True, slots=True)
-class RlSettings:
+class RlSettings(TrainingSettings):
     """The table `[rl]` of a recipe."""
 
-    model: str = "smollm2-135m"
-    full: bool = False
-    """Train all weights instead of an adapter."""
-    rank: int = 16
-    alpha: float | None = None
+    lr: float = 2e-4
+    schedule: Schedule = "constant"
+    warmup: float = 0.0
+    checkpoint_every: int = 1
     preset: str = "dapo"
     """The published loss that `[rl.loss]` changes."""
     loss: RlLossSettings = field(default_factory=RlLossSettings)
@@ -391,33 +391,13 @@ class RlSettings:
     """What becomes of failed rollouts with a turn that neither called nor answered."""
     truncated: Literal["keep", "leave_out"] = "keep"
     """What becomes of failed rollouts that a budget cut."""
-    lr: float = 2e-4
     value_lr: float = 1e-3
-    schedule: Schedule = "constant"
-    warmup: float = 0.0
-    weight_decay: float = 0.0
-    grad_clip: float = 1.0
-    micro_tokens: int = 4096
-    """Most tokens computed at once; gradients of the parts add up to that of the batch."""
-    checkpointing: bool = False
-    """Compute activations twice instead of keeping them: less memory, more time."""
-    checkpoint_every: int = 1
     keep_rollouts: bool = True
-    dtype: str = "auto"
-    deterministic: bool = False
-    seed: int = 0
-    threads: int | None = None
     log: Log = "none"
 
     def __post_init__(self) -> None:
-        ranges = {
-            "at least 1": "rank updates tasks_per_update group_size passes minibatches "
-            "checkpoint_every micro_tokens",
-            "more than 0": "lr value_lr grad_clip alpha threads",
-            "0 or more": "refills weight_decay",
-            "between 0 and 1": "warmup",
-        }
-        check_ranges(self, "rl", ranges)
+        self.check("rl", "updates tasks_per_update group_size passes minibatches")
+        check_ranges(self, "rl", {"more than 0": "value_lr", "0 or more": "refills"})
         if self.preset not in PRESETS:
             names = ", ".join(PRESETS)
             raise ConfigError(f"rl.preset: found {self.preset!r}, expected one of {names}.")

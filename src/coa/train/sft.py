@@ -68,11 +68,11 @@ from coa.train.rows import (
     Row,
     TooLong,
     batches,
+    build_row,
     fingerprint,
-    row_maker,
     total_tokens,
 )
-from coa.train.settings import RlSettings, SftRecipe, SftSettings
+from coa.train.settings import SftRecipe, SftSettings, TrainingSettings
 from coa.trajectory import Trajectory, load_trajectories
 
 if TYPE_CHECKING:
@@ -220,8 +220,9 @@ def choose(trajectories: Sequence[Trajectory], settings: SftSettings, codec: Cod
     """The rows to train on. A trajectory that cannot be one is an error, or left out if asked."""
     if not trajectories:
         raise RecordError("there is no trajectory to train on.")
-    make = row_maker(
-        codec,
+    make = partial(
+        build_row,
+        codec=codec,
         err_weight=settings.err_weight,
         observation_weight=settings.observation_weight,
         max_length=settings.max_length,
@@ -441,7 +442,7 @@ def _open_run(settings: SftSettings, rows: Sequence[Row], directory: Path, base:
     return Run.open(directory, "sft", recipe, inputs, seed, base=base, counting=counting)
 
 
-def set_up_torch(settings: SftSettings | RlSettings) -> None:
+def set_up_torch(settings: TrainingSettings) -> None:
     """Threads, randomness and determinism; the processes of one machine share its cores."""
     torch.set_num_threads(settings.threads or fair_cores())
     torch.manual_seed(settings.seed)  # nothing draws from it, but checkpoints hold its state
