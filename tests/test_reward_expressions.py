@@ -314,7 +314,7 @@ def test_a_recipe_has_it_as_a_table(tmp_path: Path) -> None:
         ("tests.slots=0", r"reward\.tests: slots is 0"),
         ("tests.memory_mb=0", r"limits\.memory_mb is 0"),
         ("judge.attempts=0", r"reward\.judge: attempts is 0"),
-        ("judge.retries=-1", r"retries, temperature and times cannot be negative"),
+        ("judge.retries=-1", r"reward\.judge: retries is -1, expected 0 or more"),
         ("format.grade=true", r"format\.grade is not a setting"),
     ):
         with pytest.raises(ConfigError, match=says):
