@@ -130,7 +130,7 @@ def test_settings_that_cannot_work_are_refused() -> None:
         LLMSettings("openai:m@http://127.0.0.1:1", budget_money=1.0)
     with pytest.raises(ConfigError, match="max_completion_tokens is 'many', expected an integer"):
         LLMSettings("openai:m@http://127.0.0.1:1", extra={"max_completion_tokens": "many"})
-    with pytest.raises(ConfigError, match="cannot be less than 0"):
+    with pytest.raises(ConfigError, match="retries: found -1, expected 0 or more"):
         LLMSettings("openai:m@http://127.0.0.1:1", retries=-1)
     with pytest.raises(ConfigError, match="a budget is 0, expected more than 0"):
         ChatClient(LLMSettings("openai:m@http://127.0.0.1:1", budget_tokens=0))

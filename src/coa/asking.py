@@ -40,9 +40,8 @@ async def ask_once(
     pull_missing(model, say)
     async with open_environments(environments, [task], how.tools) as opened:
         engine = load_engine(model, slots=1)
-        out = None if quiet else console()
-        if out is not None:
-            out.print(f"{'model':>{LABEL}}  {engine.name}", style="dim")
+        out = console(quiet=quiet)
+        out.print(f"{'model':>{LABEL}}  {engine.name}", style="dim")
         try:
             return await answer(task, engine, opened, decoding, Budget(), out, out_path)
         finally:
@@ -55,29 +54,26 @@ async def answer(
     opened: OpenEnvironment,
     decoding: Decoding,
     budget: Budget,
-    out: Console | None,
+    out: Console,
     out_path: Path | None = None,
 ) -> Trajectory:
     """Answer one task: the chain is printed on `out` as it is written, and kept in a file."""
-    printer: ChainPrinter | None = None
-
-    def on_text(text: str) -> None:
-        if printer:
-            printer.model_text(text)
-
+    printer: ChainPrinter
     async with opened.rollout(
-        task, engine, budget=budget, decoding=decoding, on_text=on_text
+        task,
+        engine,
+        budget=budget,
+        decoding=decoding,
+        on_text=lambda text: printer.model_text(text),
     ) as rollout:
-        printer = None if out is None else ChainPrinter(out, rollout.grammar)
+        printer = ChainPrinter(out, rollout.grammar)
         try:
             async with aclosing(rollout.steps()) as steps:
                 async for step in steps:
-                    if printer:
-                        printer.end_turn(step.observation)
+                    printer.end_turn(step.observation)
         finally:
-            if printer:
-                printer.end_turn(None)
-                printer.out.print(closing_line(rollout.trajectory))
+            printer.end_turn(None)
+            out.print(closing_line(rollout.trajectory))
             if out_path is not None:
                 opened.grammars.save(out_path.parent)
                 with Appender(out_path) as file:

@@ -16,16 +16,16 @@ import asyncio
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from coa.errors import CoaError, ConfigError, ModelError, UsageError
+from coa.engines.chat import ChatModel, ChatReply, ChatSettings
+from coa.errors import CoaError, ConfigError, UsageError
 from coa.io.files import lock_output
 from coa.io.runs import Appender, Json, read_records
-from coa.models.references import resolve
 from coa.recording.budget import Amount, Purse, find_price
 from coa.recording.episode import ChatMessage, ModelCall
 
@@ -41,16 +41,11 @@ class EpisodeOver(Exception):
 
 
 @dataclass(frozen=True)
-class LLMSettings:
-    """How a team of language models works; see docs/teachers.md."""
+class LLMSettings(ChatSettings):
+    """How a team of language models works; see docs/teachers.md. Among the `extra` fields,
+    `max_completion_tokens` is sent instead of `max_tokens`."""
 
-    model: str = ""
-    """openai:NAME@URL."""
     temperature: float = 0.7
-    max_tokens: int = 1024
-    """The longest reply."""
-    extra: dict[str, Any] = field(default_factory=dict)
-    """Further fields of every request; `max_completion_tokens` is sent instead of `max_tokens`."""
     without: list[str] = field(default_factory=list)
     """Fields that are not sent, as `seed` or `temperature` to a server that refuses them."""
     prices: str = ""
@@ -65,22 +60,12 @@ class LLMSettings:
     """Calls that one step may take before it is given up."""
     replans: int = 2
     """How often a failed check may send the team back to the planner."""
-    attempts: int = 3
-    """How often an agent is asked until its reply can be read."""
-    slots: int = 8
-    """Requests at once."""
-    timeout_s: float = 600.0
-    retries: int = 5
-    backoff_s: float = 0.5
 
     def __post_init__(self) -> None:
-        for name in ("max_tokens", "rounds", "attempts", "slots"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)!r}, expected 1 or more.")
+        super().__post_init__()
+        check_ranges(self, self.table, {"at least 1": "rounds", "0 or more": "replans"})
         if not isinstance(longest := self.extra.get("max_completion_tokens", 1), int | None):
             raise ConfigError(f"max_completion_tokens is {longest!r}, expected an integer.")
-        if min(self.replans, self.retries, self.temperature) < 0:
-            raise ConfigError("replans, retries and temperature cannot be less than 0.")
         if (self.budget_money or self.task_money) and not self.prices:
             raise ConfigError("a budget of money needs a table of prices (prices=FILE.toml).")
 
@@ -198,42 +183,23 @@ class ChatClient:
     """A model behind an OpenAI-compatible server, called within the budget of a run."""
 
     def __init__(self, settings: LLMSettings, journal: Path | None = None) -> None:
-        from coa.engines.transport import Transport
-
-        source = resolve(settings.model)
-        if source.model is None or source.url is None:
-            raise ModelError(f"{settings.model!r} is not a model on a server (openai:NAME@URL).")
-        self.settings, self.model = settings, source.model
-        self._price = find_price(settings.prices, source.model)
+        self.settings, self._model = settings, ChatModel(settings)
+        self._price = find_price(settings.prices, self._model.name)
         self._purse = Purse(settings.budget_tokens, settings.budget_money)
         self._flying: set[asyncio.Task[Paid]] = set()
         self._slots = asyncio.Semaphore(settings.slots)
         self._stopped: CoaError | None = None
         """Why no further call is made."""
-        self._transport = Transport(
-            source.url,
-            at_once=settings.slots,
-            timeout_s=settings.timeout_s,
-            retries=settings.retries,
-            backoff_s=settings.backoff_s,
-        )
         self._journal = Journal(journal)
         self._purse.spent = self._journal.spent
 
     def body(self, request: Request) -> Json:
         """What is sent."""
-        body: Json = {
-            "model": self.model,
-            "messages": [{"role": m.role, "content": m.text} for m in in_turns(request.messages)],
-            "temperature": self.settings.temperature,
-            "max_tokens": self.settings.max_tokens,
-            "seed": request.seed,
-            **self.settings.extra,
-        }
+        body = self._model.body(in_turns(request.messages), seed=request.seed)
+        left_out = list(self.settings.without)
         if "max_completion_tokens" in self.settings.extra:  # servers refuse to be given both
-            del body["max_tokens"]
-        left_out = self.settings.without
-        return {k: v for k, v in body.items() if v is not None and k not in left_out}
+            left_out.append("max_tokens")
+        return {name: value for name, value in body.items() if name not in left_out}
 
     async def answer(self, request: Request, purse: Purse) -> Paid:
         """The reply to a request, from the journal or else from the server, paid from `purse`."""
@@ -273,12 +239,10 @@ class ChatClient:
 
         spent = Amount()
         try:
-            response = await self._transport.post(f"{self._transport.api}/chat/completions", body)
-            # Half a letter in a response must not cost the whole answer: it could not be written.
-            response = json.loads(json.dumps(response, ensure_ascii=False).encode(errors="replace"))
-            paid = self._read(response, request)
+            reply = await self._model.ask(body)
+            paid = self._read(reply, request)
             spent = paid.amount
-            self._journal.keep(key, request, paid, response)
+            self._journal.keep(key, request, paid, reply.response)
             return paid
         except ServerRefused as refusal:
             ours = not self._journal.spent.tokens or _UNPAID.search(str(refusal))
@@ -293,23 +257,21 @@ class ChatClient:
         if not flight.cancelled():
             flight.exception()  # whoever waited for it may be gone
 
-    def _read(self, response: Any, request: Request) -> Paid:
-        text, finish = _text_of(response)
-        usage = _inside(response, "usage")
-        prompt, sampled = _count(usage, "prompt_tokens"), _count(usage, "completion_tokens")
+    def _read(self, reply: ChatReply, request: Request) -> Paid:
+        text, prompt, sampled = reply.text, reply.prompt_tokens, reply.sampled_tokens
         estimated = not prompt or (not sampled and bool(text))
         if estimated:
             prompt, sampled = request.prompt_tokens, count_tokens(text)
-        cached = min(prompt, _count(_inside(usage, "prompt_tokens_details"), "cached_tokens"))
+        cached = min(prompt, reply.cached_tokens)
         cost = None if self._price is None else self._price.of(prompt, cached, sampled)
-        call = ModelCall(self.model, text, prompt, cached, sampled, cost)
-        return Paid(call, finish == "length", estimated)
+        call = ModelCall(self._model.name, text, prompt, cached, sampled, cost)
+        return Paid(call, reply.finish == "length", estimated)
 
     async def close(self) -> None:
         """Let requests in flight arrive, since they are paid for, and close the connections."""
         self._stopped = self._stopped or UsageError("the teacher is closed.")
         await asyncio.gather(*self._flying, return_exceptions=True)
-        await self._transport.close()
+        await self._model.close()
         self._journal.close()
 
 
@@ -319,28 +281,3 @@ def _key(body: Json, request: Request) -> str:
     asker = [request.task_id, request.seed, request.agent, request.branch, 0]
     text = json.dumps([body, asker], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
-
-
-def _text_of(response: Any) -> tuple[str, str]:
-    """The reply and why it ended; an answer without one is an empty reply."""
-    try:
-        choice = response["choices"][0]
-        content = choice["message"]["content"]
-    except (KeyError, IndexError, TypeError):
-        return "", ""
-    if isinstance(content, list):  # parts, of which the text is wanted
-        texts = [_inside(part).get("text") for part in content]
-        content = "".join(text for text in texts if isinstance(text, str))
-    return content if isinstance(content, str) else "", str(choice.get("finish_reason") or "")
-
-
-def _inside(found: Any, *names: str) -> Mapping[str, Any]:
-    """The object under some names of a response; empty where there is none."""
-    for name in names:
-        found = found.get(name) if isinstance(found, Mapping) else None
-    return found if isinstance(found, Mapping) else {}
-
-
-def _count(usage: Mapping[str, Any], name: str) -> int:
-    found = usage.get(name)
-    return found if isinstance(found, int) and found > 0 else 0

@@ -15,15 +15,13 @@ import asyncio
 import hashlib
 import json
 import re
-from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from coa.errors import ConfigError, EngineError, ModelError, Unavailable
+from coa.engines.chat import ChatModel, ChatSettings
+from coa.errors import ConfigError, EngineError, Unavailable
 from coa.io.runs import Json
-from coa.io.settings import check_ranges
 from coa.models.references import resolve
 from coa.rewards.answers import Part, same_words
 from coa.tasks import Task
@@ -61,36 +59,19 @@ AGAIN = (
 
 
 @dataclass(frozen=True)
-class JudgeSettings:
+class JudgeSettings(ChatSettings):
     """Which model judges, and how; see docs/rewards.md."""
 
-    model: str = ""
-    """openai:NAME@URL."""
+    table = "reward.judge"
+
     prompt: str = ""
     """A text file with instructions of one's own; empty: ours."""
     exact_first: bool = True
     """What matches exactly is right without a call."""
     cache: str = ""
     """A file that keeps verdicts; empty: for this run only."""
-    temperature: float = 0.0
     max_tokens: int = 512
-    extra: dict[str, Any] = field(default_factory=dict)
-    """Further fields of every request; null leaves one out."""
-    attempts: int = 3
-    """How often it is asked until its reply can be read."""
-    slots: int = 8
-    """Requests at once."""
     timeout_s: float = 120.0
-    retries: int = 5
-    backoff_s: float = 0.5
-
-    def __post_init__(self) -> None:
-        ranges = {
-            "at least 1": "max_tokens attempts slots",
-            "0 or more": "retries temperature backoff_s",
-            "more than 0": "timeout_s",
-        }
-        check_ranges(self, "reward.judge", ranges)
 
     def require_model(self) -> None:
         if not self.model:
@@ -138,25 +119,13 @@ class Judge:
 
     def __init__(self, settings: JudgeSettings, instructions: str = "") -> None:
         """`instructions`: instead of those in the settings."""
-        from coa.engines.transport import Transport
-
         settings.require_model()
-        source = resolve(settings.model)
-        if source.model is None or source.url is None:
-            raise ModelError(f"{settings.model!r} is not a model on a server (openai:NAME@URL).")
-        self.settings, self.usage, self._model = settings, JudgeUsage(), source.model
+        self.settings, self.usage, self._model = settings, JudgeUsage(), ChatModel(settings)
         self._instructions = instructions or settings.instructions()
         self._cache = ToolCache(Path(settings.cache)) if settings.cache else None
         self._asked: dict[str, asyncio.Task[Part]] = {}
         self._answered = False
         """The server has answered at least once, so its address, its key and its model are good."""
-        self._transport = Transport(
-            source.url,
-            at_once=settings.slots,
-            timeout_s=settings.timeout_s,
-            retries=settings.retries,
-            backoff_s=settings.backoff_s,
-        )
 
     async def __call__(self, task: Task, trajectory: Trajectory) -> Part:
         answer = (trajectory.answer or "").strip()
@@ -174,14 +143,8 @@ class Judge:
     async def verdict(self, case: Json) -> Part:
         """What the model says of a case; the same one is asked for once."""
         self.usage.asked += 1
-        messages = [
-            {"role": "system", "content": self._instructions},
-            {"role": "user", "content": _whole(json.dumps(case, ensure_ascii=False))},
-        ]
-        body: Json = {"model": self._model, "messages": messages}
-        body |= {"temperature": self.settings.temperature, "max_tokens": self.settings.max_tokens}
-        body |= self.settings.extra
-        body = {name: value for name, value in body.items() if value is not None}
+        told = json.dumps(case, ensure_ascii=False).encode("utf-8", "replace").decode()
+        body = self._model.body([("system", self._instructions), ("user", told)])
         key = hashlib.sha256(json.dumps([self.kind, 1, body], sort_keys=True).encode()).hexdigest()
         if key in self._asked:
             self.usage.kept += 1
@@ -230,19 +193,16 @@ class Judge:
 
     async def _call(self, body: Json) -> str:
         self.usage.calls += 1
-        response = await self._transport.post(f"{self._transport.api}/chat/completions", body)
+        reply = await self._model.ask(body)
         self._answered = True
-        counted = response.get("usage") if isinstance(response, Mapping) else None
-        for name in ("prompt_tokens", "completion_tokens"):
-            found = counted.get(name) if isinstance(counted, Mapping) else None
-            if isinstance(found, int) and found > 0:
-                setattr(self.usage, name, getattr(self.usage, name) + found)
-        return _text_of(response)
+        self.usage.prompt_tokens += reply.prompt_tokens
+        self.usage.completion_tokens += reply.sampled_tokens
+        return reply.text
 
     async def close(self) -> None:
         """Let requests in flight arrive, since they are paid for, and close the connections."""
         await asyncio.gather(*self._asked.values(), return_exceptions=True)
-        await self._transport.close()
+        await self._model.close()
         if self._cache is not None:
             self._cache.close()
 
@@ -259,20 +219,3 @@ def read_verdict(reply: str) -> Part | None:
         with suppress(ValueError):
             reason = " ".join(json.loads(rationale, strict=False).split())[:300]
     return Part(_VERDICTS[verdicts.pop()], reason)
-
-
-def _text_of(response: Any) -> str:
-    """The reply; an answer without one is an empty reply."""
-    try:
-        content = response["choices"][0]["message"]["content"]
-    except (KeyError, IndexError, TypeError):
-        return ""
-    if isinstance(content, list):  # parts, of which the text is wanted
-        texts = [part.get("text") for part in content if isinstance(part, Mapping)]
-        content = "".join(text for text in texts if isinstance(text, str))
-    return _whole(content) if isinstance(content, str) else ""
-
-
-def _whole(text: str) -> str:
-    """Without halves of characters, which can be neither sent nor stored."""
-    return text.encode("utf-8", "replace").decode()

@@ -18,6 +18,7 @@ from typing import Any, Literal
 import httpx
 
 from coa.corpus.web_page import READ_S, WebPage, read_apart
+from coa.engines.chat import ChatModel, ChatSettings
 from coa.errors import ConfigError, ToolError, ToolTimeout
 from coa.tools.base import fingerprint_of
 from coa.tools.fetch import AGENT, Fetcher
@@ -152,32 +153,25 @@ class ChatSummariser:
     """
 
     def __init__(self, model: str, url: str) -> None:
-        from coa.engines.transport import Transport
-
-        self._transport = Transport(
-            url, at_once=8, timeout_s=_SUMMARY_S, retries=_SUMMARY_RETRIES, backoff_s=0.5
+        self._model = ChatModel(
+            ChatSettings(
+                f"openai:{model}@{url}",
+                max_tokens=_SUMMARY_TOKENS,
+                timeout_s=_SUMMARY_S,
+                retries=_SUMMARY_RETRIES,
+            )
         )
-        self._model = model
         self.fingerprint = fingerprint_of("chat", model, url, _SUMMARY_TOKENS)
 
     async def close(self) -> None:
-        await self._transport.close()
+        await self._model.close()
 
     async def __call__(self, text: str, focus: str) -> str:
         question = f"Question: {focus}\n\n" if focus else ""
         page = _FENCES.sub("", summarise(text, focus, _SUMMARY_CHARS))
         content = f"{question}{_INSTRUCTIONS}\n-----\n{page}\n-----"
-        body = {
-            "model": self._model,
-            "messages": [{"role": "user", "content": content}],
-            "max_tokens": _SUMMARY_TOKENS,
-            "temperature": 0,
-        }
-        answer = await self._transport.post(f"{self._transport.api}/chat/completions", body)
-        try:
-            summary = str(answer["choices"][0]["message"]["content"] or "").strip()
-        except (LookupError, TypeError):
-            summary = ""
+        reply = await self._model.ask(self._model.body([("user", content)]))
+        summary = reply.text.strip()
         if not summary:
             raise ToolError("the summariser wrote nothing.")
         return summary

@@ -82,33 +82,29 @@ def outcome_of(chain: Chain, score: float | None) -> str:
 
 def select(runs: Sequence[EvaluationRun], most: int) -> Selection:
     """Choose at most `most` chains."""
-    made = Selection()
-    outcomes = [
-        {_key(each): outcome_of(each, run.scores.get(_key(each))) for each in run.chains}
-        for run in runs
-    ]
-    for run, ended in zip(runs, outcomes, strict=True):
-        count = Counter(ended[_key(chain)] for chain in run.chains)
-        made.counts.append({name: count[name] for name in OUTCOMES if count[name]})
-    written = 0
+    made, written, order = Selection(), 0, list(OUTCOMES)
     queues: dict[tuple[int, int], list[str]] = defaultdict(list)
-    order = list(OUTCOMES)
     for at, run in enumerate(runs):
+        count = Counter(_outcome(run, chain) for chain in run.chains)
+        made.counts.append({name: count[name] for name in OUTCOMES if count[name]})
         for task_id, chain in run.by_task.items():
-            queues[order.index(outcomes[at][_key(chain)]), -at].append(task_id)
+            queues[order.index(_outcome(run, chain)), -at].append(task_id)
     for task_id in in_turn(queues[key] for key in sorted(queues)):
         chosen = [(at, run) for at, run in enumerate(runs) if task_id in run.by_task]
         written += sum(_length(run.by_task[task_id]) for _, run in chosen)
         if len(made.entries) + len(chosen) > most or (made.entries and written > MOST_TEXT):
             break
         for at, run in chosen:
-            chain = run.by_task[task_id]
-            _add(made, run, at, chain, outcomes[at][_key(chain)])
+            _add(made, run, at, run.by_task[task_id])
     return made
 
 
-def _key(chain: Chain) -> tuple[str, int]:
-    return chain.trajectory.task_id, chain.trajectory.sample
+def _score(run: EvaluationRun, chain: Chain) -> float | None:
+    return run.scores.get((chain.trajectory.task_id, chain.trajectory.sample))
+
+
+def _outcome(run: EvaluationRun, chain: Chain) -> str:
+    return outcome_of(chain, _score(run, chain))
 
 
 def _shortened(text: str) -> str:
@@ -125,14 +121,13 @@ def _length(chain: Chain) -> int:
     )
 
 
-def _add(made: Selection, run: EvaluationRun, at: int, chain: Chain, outcome: str) -> None:
-    trajectory = chain.trajectory
+def _add(made: Selection, run: EvaluationRun, at: int, chain: Chain) -> None:
+    trajectory, score = chain.trajectory, _score(run, chain)
     for segment in trajectory.segments:
         if segment.author is Author.ENV:
             segment.text = _shortened(segment.text)
     task = run.tasks.get(trajectory.task_id)
     meta = {**(task.meta if task else {}), **trajectory.meta}
-    score = run.scores.get(_key(chain))
     made.looks |= looks_of(trajectory.protocol)
     made.records.append(chain_record(trajectory, score))
     made.entries.append(
@@ -143,7 +138,7 @@ def _add(made: Selection, run: EvaluationRun, at: int, chain: Chain, outcome: st
             "answer": trajectory.answer,
             "gold": list(task.answers) if task else None,
             "score": score,
-            "outcome": outcome,
+            "outcome": outcome_of(chain, score),
             "family": shown(meta.get("family", meta.get("kind", ""))),
             "tokens": trajectory.usage.total_tokens,
             "calls": trajectory.usage.tool_calls,

@@ -59,10 +59,10 @@ def observed(segment: Segment, grammar: Grammar) -> str:
     return segment.text.strip().removeprefix(f"<{tag}>").removesuffix(f"</{tag}>")
 
 
-def console(*, stderr: bool = False) -> Console:
+def console(*, quiet: bool = False) -> Console:
     from rich.console import Console
 
-    return Console(stderr=stderr, highlight=False, markup=False, soft_wrap=True)
+    return Console(quiet=quiet, highlight=False, markup=False, soft_wrap=True)
 
 
 class ChainPrinter:
