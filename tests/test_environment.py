@@ -22,8 +22,10 @@ from coa import (
     Tool,
     ToolCall,
     ToolMistake,
+    corpus_tools,
     load_environment,
     record,
+    sandbox_tools,
     tool,
 )
 from coa.cli import app
@@ -820,3 +822,65 @@ class Caller:
 def test_what_is_no_function_is_no_tool(given: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(said)):
         Environment("odd", tools=[given])
+
+
+async def test_a_reward_that_reads_only_the_state_judges_tasks_without_gold(tmp_path: Path) -> None:
+    env = Environment("own", tools=[bump], setup=lambda task: {"n": 1}, reward=reached)
+    task = Task("Reach it.")
+    async with env.open([task], reward=RewardSettings()) as opened:
+        made = await opened.play(task, ScriptedEngine(["<think>t</think><answer>1</answer>"]))
+        assert (await opened.score(task, made)).score == 1.0
+        unjudged = await opened.play(
+            task, ScriptedEngine(["<think>t</think><answer>1</answer>"]), judged=False
+        )
+        assert unjudged.scored is None
+
+
+def reached(task: Task, trajectory: Any, state: dict[str, int]) -> float:
+    return float(state["n"])
+
+
+def test_a_tasks_function_takes_the_split_by_name_or_is_split(tmp_path: Path) -> None:
+    text = f"{LOOK}\ndef make(limit=3):\n"
+    text += "    return [{'question': f'{n}?', 'answers': ['1']} for n in range(limit)]\n"
+    folder = place(tmp_path / "env", text, tasks='"tools:make"', settings="{limit = 40}")
+    env = load_environment(folder)
+    train, test = env.load_tasks("train"), env.load_tasks("test")
+    assert len(train) + len(test) == 40 and not {t.id for t in train} & {t.id for t in test}
+    assert len(load_environment(folder, limit=50).load_tasks("train")) > len(train)
+
+    def of_split(size: int = 2, *, split: str) -> list[dict[str, Any]]:
+        return [{"question": f"{split} {n}?"} for n in range(size)]
+
+    named = Environment("named", tasks=of_split)
+    assert [task.question for task in named.load_tasks("dev")] == ["dev 0?", "dev 1?"]
+
+
+def test_a_prompt_does_not_speak_of_tools_that_made_way() -> None:
+    own = Environment("own", tools=[bump]).value()
+    assert own.brief == "Answer the question with the tools." and own.name == "react"
+    team = Environment("own", tools=[bump], grammar="mhqa").value()
+    assert team.preamble.startswith("You solve a task with tools. You work as a team")
+    both = Environment("both", tools=[bump, corpus_tools("x.corpus")])
+    assert both.value() == load_grammar("react")
+    assert Environment("code", tools=[sandbox_tools()], grammar="code").value().brief == (
+        load_grammar("code").brief
+    )
+
+
+class Span(BaseModel):
+    weeks: int = Field(description="full weeks")
+    days: int = 0
+
+
+async def test_models_inside_of_models_are_shown() -> None:
+    def fee(kind: Size, period: Span) -> str:
+        """Say the fee."""
+        return f"{kind.value} {period.weeks}"
+
+    env = Environment("fees", tools=[fee])
+    about = env.tools[0].about  # type: ignore[index, union-attr]
+    shape = '"period": {"weeks": integer, "days": integer (optional)}'
+    assert shape in about and "period.weeks: full weeks" in about
+    argument = '{"kind": "small", "period": {"weeks": 2}}'
+    assert (await say(env, "fee", argument)).text == "small 2"

@@ -79,6 +79,9 @@ Setup = Callable[..., Any]
 SPLITS = ("train", "test")
 _TEST_SHARE = 5
 """One task in so many of a list that names no split is a test task."""
+_BRIEF = "Answer the question with the tools."
+_PREAMBLE = "You solve a task with tools."
+"""How a prompt opens where all tools of a preset made way for those of an environment."""
 SETUP_S = 60.0
 """Most for making the state of a rollout."""
 
@@ -203,7 +206,20 @@ class Environment:
         """Its grammar, not bound to any tools yet."""
         if isinstance(self.grammar, Grammar):
             return self.grammar
-        return load_grammar(str(self.grammar))
+        grammar = load_grammar(str(self.grammar))
+        if not self.is_template or callable(self.tools) or not self.tools:
+            return grammar
+        offered = [
+            (e.name,) if isinstance(e, Tool) else getattr(e, "tools", ()) for e in self.tools
+        ]
+        names = {name for each in offered for name in each}
+        own = {grammar.by_name[role].tool or role for role in grammar.tool_roles}
+        if names & own or not all(offered):  # of a source that does not say what it has
+            return grammar
+        # Its opening words speak of tools that made way, of an encyclopedia for instance.
+        _, _, team = grammar.preamble.partition(". ")
+        preamble = f"{_PREAMBLE} {team}" if team else grammar.preamble
+        return replace(grammar, brief=_BRIEF, preamble=preamble)
 
     @property
     def is_template(self) -> bool:
@@ -242,8 +258,11 @@ class Environment:
                 raise UsageError(f"environment {self.name!r} has no tasks for {split!r}.{hint}")
             given = given[split]
         if callable(given):
-            with boundary(ConfigError, f"environment {self.name!r}: its tasks for {split!r}"):
-                return self._task_set(given(split), split)
+            where = f"environment {self.name!r}: its tasks for {split!r}"
+            named = split_parameter(given)
+            with boundary(ConfigError, where, located=True):
+                given = given(**{named: split}) if named else given()
+            by_split = by_split or bool(named)
         whole = self._task_set(given, split)
         if by_split:
             return whole
@@ -366,6 +385,17 @@ class Environment:
             judge = replace(judge, cache=asked.judge.cache or own.judge.cache)
             return replace(own, judge=judge), None
         return (replace(asked, expression=own), None) if isinstance(own, str) else (asked, own)
+
+
+def split_parameter(function: Callable[..., Any]) -> str:
+    """The parameter of a tasks function that takes the split: `split`, or else the first one that
+    has no default; empty: it makes one list for all splits."""
+    taken = inspect.signature(function).parameters.values()
+    if any(each.name == "split" for each in taken):
+        return "split"
+    plain = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    open_ones = [each for each in taken if each.default is each.empty and each.kind in plain]
+    return open_ones[0].name if open_ones else ""
 
 
 def split_of(task: Task) -> str:
@@ -598,7 +628,9 @@ class OpenEnvironment:
             await self._close(state)
 
     @asynccontextmanager
-    async def rollout(self, task: Task, engine: Engine, **how: Any) -> AsyncIterator[Rollout]:
+    async def rollout(
+        self, task: Task, engine: Engine, *, judged: bool = True, **how: Any
+    ) -> AsyncIterator[Rollout]:
         """A rollout of a task in a session of its own; `how` is what a Rollout takes. When it has
         been played, a reward that judges with its state is asked before the state is gone."""
         public = task.public()
@@ -616,8 +648,8 @@ class OpenEnvironment:
             )
             yield playing
             made = playing.trajectory
-            judged = self._given is None and (task.answers or task.gold)
-            if judged and self.takes_state(task) and not made.failed_outside:
+            judged = judged and self._given is None and not made.failed_outside
+            if judged and self.takes_state(task):
                 scored = await self.reward_of(task).score(task, made, session.state)
                 made.scored = scored.to_json()
 
@@ -927,14 +959,19 @@ def _from_toml(path: Path, settings: Mapping[str, Any]) -> Environment:
     def beside(name: str) -> Any:
         return load_beside(folder, name, str(path))
 
-    def with_settings(function: Any, *given: str) -> Any:
+    def with_settings(function: Any, of_tasks: bool = False) -> Any:
         """The function, given those settings that it takes by name."""
-        if not callable(function) or isinstance(function, Tool):
+        if not callable(function):
             return function
-        names = list(inspect.signature(function).parameters)[len(given) :]
-        taken = {name: held[name] for name in names if name in held}
+        names = list(inspect.signature(function).parameters)
+        own = split_parameter(function) if of_tasks else names[0] if names else ""
+        taken = {name: held[name] for name in names if name in held and name != own}
         used.update(taken)
         return partial(function, **taken) if taken else function
+
+    def named(given: str) -> Any:
+        """Tasks: what a function makes, or a file."""
+        return with_settings(beside(given), True) if ":" in given else _path_beside(folder, given)
 
     used: dict[str, Any] = {}
     tools: Any = []
@@ -950,13 +987,10 @@ def _from_toml(path: Path, settings: Mapping[str, Any]) -> Environment:
         tools.append(sandbox_tools())
     tasks: Any = read.tasks or None
     if isinstance(tasks, str):
-        tasks = with_settings(beside(tasks) if ":" in tasks else _path_beside(folder, tasks), "s")
+        tasks = named(tasks)
     elif tasks:
-        tasks = {
-            split: beside(given) if ":" in given else _path_beside(folder, given)
-            for split, given in tasks.items()
-        }
-    setup = with_settings(beside(read.setup), "task") if read.setup else None
+        tasks = {split: named(given) for split, given in tasks.items()}
+    setup = with_settings(beside(read.setup)) if read.setup else None
     reward = beside(read.reward) if _is_reference(read.reward) else read.reward
     if unused := [name for name in held if name not in used]:
         hint = did_you_mean(unused[0], used)

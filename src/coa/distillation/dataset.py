@@ -474,7 +474,7 @@ async def convert_one(
             trajectory = convert(episode, bound, prompt)
             trajectory.book = opened.grammars
         with _odd("the chain cannot be replayed"):
-            again, replay = await _replay(trajectory, judging, opened)
+            again, replay = await _replay(trajectory, judging, opened, task is not None)
     except NotConvertible as cause:  # whether its answer is right is counted all the same
         score = None
         if episode.answer is not None and not opened.takes_state(public):
@@ -500,7 +500,7 @@ def _odd(reason: str) -> Iterator[None]:
 
 
 async def _replay(
-    trajectory: Trajectory, task: Task, opened: OpenEnvironment
+    trajectory: Trajectory, task: Task, opened: OpenEnvironment, judged: bool
 ) -> tuple[Trajectory, str]:
     """Run the student's loop over the same turns; what it made, and why that is another text.
 
@@ -508,7 +508,7 @@ async def _replay(
     """
     turns = [step.model.text for step in trajectory.steps]
     for _ in range(2):
-        again = await opened.play(task, ScriptedEngine(turns), budget=_GENEROUS)
+        again = await opened.play(task, ScriptedEngine(turns), judged=judged, budget=_GENEROUS)
         if again.answer == trajectory.answer and again.text == trajectory.text:
             return again, ""
     pairs = zip(trajectory.segments, again.segments, strict=False)

@@ -26,6 +26,7 @@ from coa.engines.chat import ChatModel, ChatReply, ChatSettings
 from coa.errors import CoaError, ConfigError, UsageError
 from coa.io.files import lock_output
 from coa.io.runs import Appender, Json, read_records
+from coa.io.settings import check_ranges
 from coa.recording.budget import Amount, Purse, find_price
 from coa.recording.episode import ChatMessage, ModelCall
 

@@ -12,7 +12,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from coa.corpus.page import Page
 from coa.corpus.site import Corpus
@@ -145,6 +145,7 @@ class WebTools:
 class SandboxTools:
     """`code`: runs Python programs in a sandbox."""
 
+    tools: ClassVar[tuple[str, ...]] = ("code",)
     session: bool = False
     """The programs of one rollout share their variables."""
 
