@@ -124,7 +124,7 @@ def test_messages_of_one_role_in_a_row_are_sent_as_one() -> None:
 
 
 def test_settings_that_cannot_work_are_refused() -> None:
-    with pytest.raises(ConfigError, match="rounds is 0, expected 1 or more"):
+    with pytest.raises(ConfigError, match="rounds: found 0, expected at least 1"):
         LLMSettings("openai:m@http://127.0.0.1:1", rounds=0)
     with pytest.raises(ConfigError, match="a budget of money needs a table of prices"):
         LLMSettings("openai:m@http://127.0.0.1:1", budget_money=1.0)

@@ -884,3 +884,11 @@ async def test_models_inside_of_models_are_shown() -> None:
     assert shape in about and "period.weeks: full weeks" in about
     argument = '{"kind": "small", "period": {"weeks": 2}}'
     assert (await say(env, "fee", argument)).text == "small 2"
+
+
+def test_check_says_that_tasks_have_no_answers(tmp_path: Path) -> None:
+    text = f"{LOOK}\ndef right(task, trajectory):\n    return 0.5\n"
+    folder = place(tmp_path / "env", text, reward='"tools:right"')
+    (folder / "tasks.csv").write_text("question,right\n" + "".join(f"{n}?,1\n" for n in range(20)))
+    said = CliRunner().invoke(app, ["check", str(folder)])
+    assert said.exit_code == 0 and "20 of them have neither an answer nor other gold" in said.output

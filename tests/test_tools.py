@@ -60,7 +60,8 @@ def test_schema_role_and_prompt_line_are_derived() -> None:
     grammar = Toolbox([weather]).bind(load_grammar("react"))
     assert grammar.by_name["weather"].body == "json"
     prompt = system_prompt(grammar, "full")
-    expected = '"place": object, "days": integer (optional), "unit": "celsius" | "fahrenheit"'
+    expected = '"place": {"city": string, "country": string (optional)}, '
+    expected += '"days": integer (optional), "unit": "celsius" | "fahrenheit"'
     assert "- <weather>: Forecast the weather of a place. Further lines are not shown" in prompt
     assert expected in prompt
     assert Toolbox([weather]).schemas(grammar) == (("weather", weather.schema),)
@@ -197,7 +198,7 @@ def test_functions_without_a_schema_are_refused() -> None:
 
 
 def test_constrained_decoding_is_given_a_schema_it_can_use() -> None:
-    assert shape_of(json.loads(weather.schema)).startswith('{"place": object')
+    assert shape_of(json.loads(weather.schema)).startswith('{"place": {"city": string')
 
     @tool
     async def choose(side: Literal["left", "right"], speed: float = 1.0) -> str:

@@ -51,6 +51,8 @@ class Checked:
     fingerprints: dict[str, str]
     tasks: dict[str, int]
     """By split."""
+    unanswerable: int
+    """Tasks that have neither an answer nor other gold."""
     tools: list[Json]
     prompt: str
     """The whole prompt of a question, as a model that was never trained on the grammar gets it."""
@@ -70,6 +72,11 @@ class Checked:
         yield f"environment  {self.name}" + (f" ({self.reference})" if self.reference else "")
         counts = ", ".join(f"{count} {split}" for split, count in self.tasks.items())
         yield f"tasks        {counts or 'none of its own'}"
+        if self.unanswerable:
+            yield (
+                f"             {self.unanswerable} of them have neither an answer nor other gold: "
+                "only a reward of your own that needs none can judge them"
+            )
         yield f"grammar      {self.grammar}"
         for tool in self.tools:
             yield f"tool         {tool['name']}: {tool['about']}"
@@ -124,6 +131,9 @@ async def _check(env: Environment) -> Checked:
                 **({"code": code} if (code := env.code()) else {}),
             },
             tasks={split: len(own) for split, own in tasks.items()},
+            unanswerable=sum(
+                not (task.answers or task.gold) for own in tasks.values() for task in own
+            ),
             tools=[
                 {
                     "name": each.name,
