@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from enum import Enum
 from functools import partial
@@ -22,7 +23,10 @@ from coa import (
     Tool,
     ToolCall,
     ToolMistake,
+    ask,
     corpus_tools,
+    distill,
+    evaluate,
     load_environment,
     record,
     sandbox_tools,
@@ -892,3 +896,19 @@ def test_check_says_that_tasks_have_no_answers(tmp_path: Path) -> None:
     (folder / "tasks.csv").write_text("question,right\n" + "".join(f"{n}?,1\n" for n in range(20)))
     said = CliRunner().invoke(app, ["check", str(folder)])
     assert said.exit_code == 0 and "20 of them have neither an answer nor other gold" in said.output
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda out: evaluate("shop", out=out, spilt="x"), "EvalSettings has no 'spilt'. Did you"),
+        (lambda out: record("shop", out, seeed=1), "Recording has no 'seeed'. Did you mean 'seed'"),
+        (lambda out: ask("Why?", prompts="full"), "AgentSettings has no 'prompts'. Did you mean"),
+        (lambda out: distill("e.jsonl", out=out, tool=1), "Distilling has no 'tool'. Did you mean"),
+    ],
+)
+def test_a_misspelt_argument_is_a_line(
+    call: Callable[[Path], Any], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match=re.escape(said)):
+        call(tmp_path / "out")

@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from coa.errors import UsageError
+from coa.errors import UsageError, did_you_mean
 from coa.io.runs import Json
 from coa.rollouts import References
 from coa.trajectory import Trajectory, load_trajectories
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 
 Place = str | Path
+S = TypeVar("S")
 Note = Callable[[str], None]
 
 
@@ -78,7 +79,9 @@ def ask(
     from coa.asking import ask_once
     from coa.rollouts import AgentSettings
 
-    return asyncio.run(ask_once(question, AgentSettings(model, env, **how), None, quiet))
+    return asyncio.run(
+        ask_once(question, _made(AgentSettings, model=model, env=env, **how), None, quiet)
+    )
 
 
 def record(env: References, out: Place, *, teacher: Any = "", **how: Any) -> Recorded:
@@ -86,7 +89,7 @@ def record(env: References, out: Place, *, teacher: Any = "", **how: Any) -> Rec
     takes: tasks, split, options, settings, tools, seed, workers."""
     from coa.recording.record import Recording, run_recording
 
-    return run_recording(Recording(env=env, teacher=teacher, **how), Path(out))
+    return run_recording(_made(Recording, env=env, teacher=teacher, **how), Path(out))
 
 
 def distill(
@@ -107,7 +110,15 @@ def distill(
     chosen = load_recipe(None, [], DistillSettings, dict(recipe or {}))
     given = Path(tasks) if tasks else None
     paths = [Path(each) for each in against]
-    asked = Distilling(Path(episodes), given, chosen, env=env, against=paths, **how)
+    asked = _made(
+        Distilling,
+        episodes=Path(episodes),
+        tasks=given,
+        recipe=chosen,
+        env=env,
+        against=paths,
+        **how,
+    )
     return run_distillation(asked, Path(out))
 
 
@@ -152,7 +163,7 @@ def evaluate(env: References, *, model: str = "auto", out: Place, **settings: An
     from coa.evaluation.run import EvalSettings, run_eval
 
     directory = Path(out)
-    summary = run_eval(EvalSettings(model, env, **settings), directory, quiet=True)
+    summary = run_eval(_made(EvalSettings, model=model, env=env, **settings), directory, quiet=True)
     return Evaluation(directory, summary)
 
 
@@ -171,7 +182,16 @@ def serve(env: References = (), *, note: Note = print, **settings: Any) -> None:
     from coa.serving.server import serve as serve_until_stopped
     from coa.serving.session import Serving
 
-    serve_until_stopped(Serving(env=env, **settings), note)
+    serve_until_stopped(_made(Serving, env=env, **settings), note)
+
+
+def _made(kind: type[S], **given: Any) -> S:
+    """Settings of that kind; a name that they do not have is a user's mistake."""
+    known = [field.name for field in fields(kind)]  # type: ignore[arg-type]
+    for name in given:
+        if name not in known:
+            raise UsageError(f"{kind.__name__} has no {name!r}.{did_you_mean(name, known)}")
+    return kind(**given)
 
 
 def _recipe(given: Place | None) -> Path | None:
