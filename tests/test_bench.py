@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from coa.errors import UsageError
+from coa.errors import EngineError, UsageError
 from coa.lab.bench import bench_parse, run_bench
+from coa.lab.bench_busy import BESIDE, BusyJob, bench_busy, busy_lines
 from coa.lab.bench_rollout import (
     Lengths,
     PlayedRollout,
@@ -127,3 +128,17 @@ def test_the_least_cost_counts_every_computed_token_once() -> None:
     assert least.decode_flops == 2 * (layer + output) + 4 * 4 * 4
     assert least.decode_bytes == 2 * (layer + output + 2 * 4 * 4)
     assert least.seconds(flops=1.0, bandwidth=1e9) == least.prefill_flops + least.decode_flops
+
+
+@pytest.mark.parametrize("job", ["rollout", "sft"])
+def test_the_busy_bench_has_a_speed_beside_each_and_its_share(tiny_model: Path, job: str) -> None:
+    result = bench_busy(jobs=[job], model=f"hf:{tiny_model}", seconds=2.0, rounds=1)
+    found = result["jobs"][job]
+    assert tuple(found) == BESIDE and found["alone"]["share"] == 1.0
+    assert all(each["speed"] > 0 and len(each["runs"]) == 1 for each in found.values())
+    assert len(list(busy_lines(result))) == 3
+
+
+def test_a_job_of_the_busy_bench_that_ends_says_why() -> None:
+    with pytest.raises(EngineError, match=r"a job of the bench ended: .*no-such-model"):
+        BusyJob("ask", "no-such-model").__enter__()

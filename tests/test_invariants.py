@@ -144,9 +144,9 @@ def test_only_the_runtime_awaits_an_engine() -> None:
         and isinstance(node.value.func, ast.Attribute)
         and node.value.func.attr == "generate"
     }
-    # Two measurements play no chain of agents: the one of bare engines, and the one of what a model
+    # Three measurements play no chain of agents: two of bare engines, and the one of what a model
     # writes when there is no loop that stops it at the end of a call.
-    alone = {"lab/bench_rollout.py", "lab/study_training.py"}
+    alone = {"lab/bench_busy.py", "lab/bench_rollout.py", "lab/study_training.py"}
     assert callers == {"loop.py", *alone}
 
 

@@ -186,3 +186,38 @@ def test_what_the_fast_path_cannot_run_is_named(
 ) -> None:
     config = {"model_type": "llama", "max_position_embeddings": 2048}
     assert unsupported(config | changed) == reason
+
+
+class Switch:
+    """Stands for the library: what it was told."""
+
+    def __init__(self) -> None:
+        self.told = list[int]()
+
+    def coa_wait_asleep(self, asleep: int) -> None:
+        self.told.append(asleep)
+
+
+def test_threads_wait_asleep_while_others_want_the_cores() -> None:
+    switch = Switch()
+    watch = kernels.LoadWatch(switch)  # type: ignore[arg-type]
+    for share in (0.05, 0.29, 0.65, 0.7, 0.2, 0.16):
+        watch.judge(share)
+    assert switch.told == [1] and watch.asleep
+    for share in (0.1, 0.2, 0.25):  # between the two bounds nothing changes, either way
+        watch.judge(share)
+    assert switch.told == [1, 0] and not watch.asleep
+
+
+def test_the_way_of_waiting_changes_no_number() -> None:
+    found = library()
+    x, weight = torch.randn(64, 512), torch.randn(2048, 512)
+    before = x @ weight.T
+    for asleep in (1, 1, 0, 0, 1, 0):
+        found.coa_wait_asleep(asleep)
+        assert torch.equal(x @ weight.T, before)
+
+
+def test_time_spent_waiting_for_a_core_is_counted() -> None:
+    first = kernels._seconds_waited()
+    assert 0 <= first <= kernels._seconds_waited()

@@ -28,11 +28,11 @@ from torch import Tensor
 
 from coa.engines.base import CodecEngine, Completion, OnText, Sampling, TextCodec, most_tokens
 from coa.engines.batch import Batch, BatchRequest, Forward, Guesses
-from coa.engines.kernels import release_threads, slot_bytes
+from coa.engines.kernels import release_threads, slot_bytes, use_threads
 from coa.engines.llama import EXACT_ROWS, Chunk, LlamaForward
 from coa.engines.sampling import Matchers
 from coa.errors import CoaError, ConfigError, EngineError, MissingExtra, ModelError
-from coa.io.machine import fair_cores, keep_freed_memory, native_bfloat16, processes_here
+from coa.io.machine import keep_freed_memory, native_bfloat16, processes_here
 from coa.io.machine import memory_gb as memory_gb_of_machine
 from coa.io.progress import say
 from coa.models.codec import Codec
@@ -176,7 +176,7 @@ class LocalEngine(CodecEngine):
         self.codec = Codec.from_folder(self._folder)
         longest = positions_of(config) or DEFAULT_CONTEXT
         self.context = min(context or DEFAULT_CONTEXT, longest)
-        torch.set_num_threads(threads or fair_cores())
+        use_threads(threads)
         keep_freed_memory()
         slots = min(slots, EXACT_ROWS) if deterministic else slots  # more requests wait their turn
         base = base_hash(self._folder)

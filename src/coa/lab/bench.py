@@ -28,7 +28,7 @@ from coa.io.machine import cores
 from coa.io.runs import Json
 from coa.sandbox import PACKAGES, Sandbox
 
-BENCHES = ("parse", "rl", "rollout", "sandbox", "search", "sft")
+BENCHES = ("busy", "parse", "rl", "rollout", "sandbox", "search", "sft")
 Note = Callable[[str], None]
 T = TypeVar("T")
 Reader = Callable[[Grammar, str], object]
@@ -145,11 +145,13 @@ def run_bench(
         raise UsageError(f"{name!r} is not a measurement.{did_you_mean(name, BENCHES)}")
     if overrides and name not in ("sft", "rl"):
         raise UsageError(f"bench {name} has no settings, found {overrides[0]!r}.")
-    from coa.lab import bench_rollout, bench_search, bench_train
+    from coa.lab import bench_busy, bench_rollout, bench_search, bench_train
 
     shown: Callable[[Json], Iterator[str]]
     if name == "parse":
         result, shown = bench_parse(), _parse_lines
+    elif name == "busy":
+        result, shown = bench_busy.bench_busy(note), bench_busy.busy_lines
     elif name == "sandbox":
         result, shown = bench_sandbox(note=note), sandbox_lines
     elif name == "search":

@@ -29,6 +29,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from coa.engines.kernels import use_threads
 from coa.errors import (
     ConfigError,
     GrammarError,
@@ -45,7 +46,7 @@ except ImportError as exc:
 from torch import Tensor
 
 from coa.grammar.load import GrammarBook
-from coa.io.machine import fair_cores, memory_gb
+from coa.io.machine import memory_gb
 from coa.io.progress import Progress, duration
 from coa.io.runs import Json, Run
 from coa.io.settings import load_recipe, to_json, without_speed
@@ -444,7 +445,7 @@ def _open_run(settings: SftSettings, rows: Sequence[Row], directory: Path, base:
 
 def set_up_torch(settings: TrainingSettings) -> None:
     """Threads, randomness and determinism; the processes of one machine share its cores."""
-    torch.set_num_threads(settings.threads or fair_cores())
+    use_threads(settings.threads)
     torch.manual_seed(settings.seed)  # nothing draws from it, but checkpoints hold its state
     torch.use_deterministic_algorithms(settings.deterministic)
 
