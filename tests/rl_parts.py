@@ -32,7 +32,8 @@ CALL = "<think>t</think><search>it</search>"
 
 class Told(ScriptedEngine):
     """Answers every question in one turn with what `say(question, draw)` says: `draw` is a number
-    that depends on the sampling key alone. "fail" is an engine that breaks down."""
+    that depends on the sampling key alone. "fail" is an engine that breaks down, "hang" one that
+    does not come back, "void" a turn that neither calls nor answers."""
 
     def __init__(self, questions: Iterable[str], say: Callable[[str, int], str]) -> None:
         super().__init__([])
@@ -54,7 +55,9 @@ class Told(ScriptedEngine):
         answer = self._say(question, sampling.key)
         if answer == "fail":
             raise EngineError("out of memory")
-        ids = self.encode(WHOLE.format(answer))
+        if answer == "hang":
+            await asyncio.Event().wait()
+        ids = self.encode("<think>t</think>" if answer == "void" else WHOLE.format(answer))
         return Completion(ids, [-0.5] * len(ids), "stop")
 
 

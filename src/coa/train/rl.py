@@ -77,7 +77,7 @@ def rollout_record(drawn: Drawn) -> Json:
     record: Json = {
         "reward": fmean(judged) if judged else None,
         "pass_rate": fmean(score >= 1.0 for score in judged) if judged else None,
-        "environment_rate": sum(t.failed_outside for t in trajectories) / n,
+        "environment_rate": sum(t.ended_outside for t in trajectories) / n,
         "groups": len(drawn.all),
         "groups_used": len(drawn.groups),
         "groups_flat": len(flat),
@@ -90,7 +90,7 @@ def rollout_record(drawn: Drawn) -> Json:
         "tool_calls": sum(t.usage.tool_calls for t in trajectories) / n,
         "answered_rate": sum(t.stop is StopReason.ANSWERED for t in trajectories) / n,
         "malformed_rate": sum(t.usage.malformed > 0 for t in trajectories) / n,
-        "truncated_rate": sum(t.truncated for t in trajectories) / n,
+        "truncated_rate": sum(t.truncated and not t.ended_outside for t in trajectories) / n,
         "agents": agent_shares(trajectories),
     }
     if len(parts := mean_parts([rollout.scored for rollout in rollouts])) > 1:

@@ -133,6 +133,7 @@ async def _run(
             Decoding(temperature=rollout.temperature, seed=settings.seed, prompt=prompt),
             root / ROLLOUTS,
             settings.group_size,
+            settings.without,
             rollouts_at_once(engine, rollout.concurrency),
             processes,
         )
@@ -276,7 +277,7 @@ async def evaluate_policy(
     pairs = [(task, at) for task in processes.share(tasks) for at in range(part.samples)]
     path = directory / f"{processes.named('trajectories')}.jsonl"
     found = await sampler.attempt(pairs, path, decoding)
-    failed = [t.error or str(t.stop) for t, _ in found if t.failed_outside]
+    failed = [t.error or str(t.stop) for t, _ in found if t.ended_outside]
     reasons = list(chain.from_iterable(processes.gather(failed)))
     n = part.samples * len(tasks)
     if len(reasons) > min(n - 1, max(1, TOLERATED * n)):  # it would measure the environment

@@ -387,10 +387,10 @@ class RlSettings(TrainingSettings):
     """Times that a batch is gone over."""
     minibatches: int = 1
     """Optimiser steps of one pass."""
-    void_turns: Literal["leave_out", "keep"] = "leave_out"
-    """What becomes of failed rollouts with a turn that neither called nor answered."""
+    void_turns: Literal["keep", "leave_out"] = "keep"
+    """What becomes of rollouts with a turn that neither called nor answered, failed or not."""
     truncated: Literal["keep", "leave_out"] = "keep"
-    """What becomes of failed rollouts that a budget cut."""
+    """What becomes of rollouts that a budget cut, failed or not."""
     value_lr: float = 1e-3
     keep_rollouts: bool = True
     log: Log = "none"
@@ -406,6 +406,13 @@ class RlSettings(TrainingSettings):
                 f"rl.group_size: found 1 with baseline {self.loss.baseline!r} and scale "
                 f"{self.loss.scale!r}, which compare the rollouts of a task. Expected at least 2."
             )
+
+    @property
+    def without(self) -> frozenset[Literal["void", "truncated"]]:
+        """Which rollouts take no part although they could."""
+        chosen: dict[Literal["void", "truncated"], str]
+        chosen = {"void": self.void_turns, "truncated": self.truncated}
+        return frozenset(name for name, what in chosen.items() if what == "leave_out")
 
     @property
     def compares(self) -> bool:
