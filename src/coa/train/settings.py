@@ -76,7 +76,8 @@ class TrainingSettings:
 class SftSettings(TrainingSettings):
     """The table `[sft]` of a recipe."""
 
-    epochs: int = 1
+    epochs: float = 1
+    """Times that every row is trained on; of a last one that is not whole, a part drawn anew."""
     layout: Layout = "bucket"
     batch_size: int = 8
     """Rows of an update, or packs."""
@@ -91,8 +92,12 @@ class SftSettings(TrainingSettings):
     """Of what tools answered. Above 0 the model learns to write it itself: docs/evidence.md."""
 
     def __post_init__(self) -> None:
-        self.check("sft", "epochs batch_size max_length")
-        check_ranges(self, "sft", {"between 0 and 1": "err_weight observation_weight"})
+        self.check("sft", "batch_size max_length")
+        ranges = {
+            "between 0 and 1": "err_weight observation_weight",
+            "more than 0 and finite": "epochs",
+        }
+        check_ranges(self, "sft", ranges)
         if self.pack_tokens is not None and self.pack_tokens < self.max_length:
             raise ConfigError(
                 f"sft.pack_tokens: found {self.pack_tokens}, expected at least max_length "
