@@ -77,6 +77,14 @@ class ByAnswer:
         return found
 
 
+class Failed(ByAnswer):
+    """What has no answer earns 0."""
+
+    async def score_all(self, pairs: Iterable[tuple[Task, Trajectory]]) -> list[Scored]:
+        found = await super().score_all(pairs)
+        return [Scored(one.score or 0.0) for one in found]
+
+
 def questions(count: int) -> list[Task]:
     return [Task(f"Question {i}?", ("1",), id=f"t{i}") for i in range(count)]
 

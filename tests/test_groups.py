@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,16 +18,15 @@ pytest.importorskip("torch")
 
 from coa.errors import ConfigError
 from coa.loop import Budget
-from coa.rewards import RewardSettings, Scored
-from coa.tasks import Task
+from coa.rewards import RewardSettings
 from coa.train.groups import Drawn, TaskStream, has_void_turn
 from coa.train.processes import Processes
 from coa.train.rl import rollout_record
-from coa.trajectory import StopReason, Trajectory, load_trajectories
+from coa.trajectory import StopReason, load_trajectories
 from rl_parts import (
     CALL,
     WHOLE,
-    ByAnswer,
+    Failed,
     Told,
     group_of,
     made,
@@ -183,14 +182,6 @@ async def test_a_group_that_is_flat_without_its_void_turns_is_replaced(tmp_path:
         sampler = make_sampler(tasks, engine, tmp_path / str(len(without)), without=without, **how)
         drawn = await sampler.draw(1, 0, 2, refills=2)
         assert [group.task for group in drawn.groups] == used
-
-
-class Failed(ByAnswer):
-    """What has no answer earns 0."""
-
-    async def score_all(self, pairs: Iterable[tuple[Task, Trajectory]]) -> list[Scored]:
-        found = await super().score_all(pairs)
-        return [Scored(one.score or 0.0) for one in found]
 
 
 async def test_what_the_clock_ended_has_no_score_and_is_tried_again_by_the_same_command(

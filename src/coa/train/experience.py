@@ -24,8 +24,8 @@ from coa.train.optimizer import balanced_share, micro_batches, states_and_target
 from coa.train.policy import Policy, ValueHead
 from coa.train.processes import Processes
 from coa.train.rows import Row
-from coa.train.settings import Baseline, RlLossSettings, RlSettings, Scale
-from coa.trajectory import Trajectory
+from coa.train.settings import Baseline, RlLossSettings, RlSettings, RolloutSettings, Scale
+from coa.trajectory import StopReason, Trajectory
 
 
 def group_advantages(
@@ -102,6 +102,24 @@ def overlong_penalty(length: int, limit: int, buffer: float, penalty: float = 1.
     return -penalty * min(1.0, max(0.0, (length - (limit - room)) / room))
 
 
+def length_penalty(
+    trajectory: Trajectory, length: int, loss: RlLossSettings, limits: RolloutSettings
+) -> float:
+    """The overlong penalty of a chain of so many tokens, by the limit that it is nearest to.
+
+    Where the context cut it, it is at that limit, also if an observation did not fit and so is not
+    there. Turns are no length, and a turn that was too long says nothing about the chain's.
+    """
+    cut_by = trajectory.meta.get("cut_by", trajectory.stop)
+    whole = limits.context if cut_by == StopReason.CONTEXT else length
+    sampled = trajectory.usage.sampled_tokens
+    buffer, most = loss.overlong_buffer, loss.overlong_penalty
+    return min(
+        overlong_penalty(sampled, limits.tokens, buffer, most),
+        overlong_penalty(whole, limits.context, buffer, most),
+    )
+
+
 @dataclass(slots=True, eq=False)
 class TrainingSample:
     """One rollout to learn from. Tensors hold a number for each trained token of the row."""
@@ -148,11 +166,10 @@ def experience_of(
     groups: Sequence[Group],
     make_row: Callable[[Trajectory], Row],
     settings: RlSettings,
-    limit: int,
+    limits: RolloutSettings,
 ) -> Experience:
-    """Rows and rewards of all rollouts; `limit` is the most tokens of one, for overlong shaping."""
+    """Rows and rewards of all rollouts; overlong shaping needs to know their limits."""
     found = Experience([])
-    loss = settings.loss
     number = 0
     for place, group in enumerate(groups):
         for rollout in group.rollouts:
@@ -162,10 +179,8 @@ def experience_of(
                 found.left_out[reason] += 1
                 continue
             assert rollout.score is not None
-            length = trajectory.usage.sampled_tokens
-            buffer, most = loss.overlong_buffer, loss.overlong_penalty
-            reward = rollout.score + overlong_penalty(length, limit, buffer, most)
             row = make_row(trajectory)
+            reward = rollout.score + length_penalty(trajectory, len(row.ids), settings.loss, limits)
             found.samples.append(TrainingSample(number, place, row, trajectory, reward))
     return found
 
