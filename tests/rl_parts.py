@@ -32,7 +32,8 @@ CALL = "<think>t</think><search>it</search>"
 
 class Told(ScriptedEngine):
     """Answers every question in one turn with what `say(question, draw)` says: `draw` is a number
-    that depends on the sampling key alone. "fail" is an engine that breaks down."""
+    that depends on the sampling key alone. "fail" is an engine that breaks down, "hang" one that
+    does not come back, "void" a turn that neither calls nor answers."""
 
     def __init__(self, questions: Iterable[str], say: Callable[[str, int], str]) -> None:
         super().__init__([])
@@ -54,7 +55,9 @@ class Told(ScriptedEngine):
         answer = self._say(question, sampling.key)
         if answer == "fail":
             raise EngineError("out of memory")
-        ids = self.encode(WHOLE.format(answer))
+        if answer == "hang":
+            await asyncio.Event().wait()
+        ids = self.encode("<think>t</think>" if answer == "void" else WHOLE.format(answer))
         return Completion(ids, [-0.5] * len(ids), "stop")
 
 
@@ -72,6 +75,14 @@ class ByAnswer:
             score = None if unknown else float(trajectory.answer or "")
             found.append(Scored(score, {"by_answer": Part(score, "who knows" if unknown else "")}))
         return found
+
+
+class Failed(ByAnswer):
+    """What has no answer earns 0."""
+
+    async def score_all(self, pairs: Iterable[tuple[Task, Trajectory]]) -> list[Scored]:
+        found = await super().score_all(pairs)
+        return [Scored(one.score or 0.0) for one in found]
 
 
 def questions(count: int) -> list[Task]:

@@ -28,7 +28,7 @@ from coa.train.policy import Policy, make_policy  # noqa: E402
 from coa.train.processes import Processes  # noqa: E402
 from coa.train.rl import RlUpdater  # noqa: E402
 from coa.train.rows import build_row  # noqa: E402
-from coa.train.settings import RlSettings, SftSettings  # noqa: E402
+from coa.train.settings import RlSettings, RolloutSettings, SftSettings  # noqa: E402
 from coa.train.sft import run_sft  # noqa: E402
 from coa.trajectory import Author  # noqa: E402
 from scripts import TOOLBOX_OF, episodes_of  # noqa: E402
@@ -36,7 +36,8 @@ from toy_tools import GRAMMAR, imitate, make_toy_model, toy_tasks, toy_toolbox  
 
 TEMPERATURE = 1.0
 FAMILIES = ("country_capital", "country_currency", "city_country")
-SETTINGS = RlSettings(group_size=4, tasks_per_update=50, passes=2, void_turns="keep", updates=1)
+SETTINGS = RlSettings(group_size=4, tasks_per_update=50, passes=2, updates=1)
+ROLLOUT = RolloutSettings(tokens=64)
 
 
 class Recording(LocalEngine):
@@ -57,7 +58,10 @@ class Recording(LocalEngine):
 def check_rows(drawn: Drawn, engine: Recording, policy: Policy) -> dict[str, float]:
     """Check every row of the update against what the engine did; what was met on the way."""
     experience = experience_of(
-        drawn.all, partial(build_row, codec=policy.codec, max_length=2048), SETTINGS, 2048
+        drawn.all,
+        partial(build_row, codec=policy.codec, max_length=2048),
+        SETTINGS,
+        RolloutSettings(),
     )
     compute_before_update(experience, policy, None, SETTINGS, TEMPERATURE, Processes())
     rollouts = [t for group in drawn.all for t, _ in group.rollouts]
@@ -127,7 +131,7 @@ def test_every_row_of_an_update_of_200_rollouts_is_what_the_engine_sampled(
     assert found["rows"] == 200 and found["widest"] < 1e-4
     assert found["observed"] > 200, "most rollouts have observations, some several"
     lively = any(not group.flat for group in drawn.all)
-    experience = experience_of(drawn.all, partial(build_row, codec=policy.codec), SETTINGS, 64)
+    experience = experience_of(drawn.all, partial(build_row, codec=policy.codec), SETTINGS, ROLLOUT)
     steps, metrics = RlUpdater(policy, SETTINGS, TEMPERATURE).update(experience, 0)
     assert lively and len(steps) == 2
     assert metrics[0]["sampler_gap_max"] < 1e-4 and metrics[0]["ratio_max"] < 1 + 1e-3

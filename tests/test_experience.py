@@ -3,6 +3,10 @@ the first step."""
 
 from __future__ import annotations
 
+import random
+import statistics
+from collections.abc import Set
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,25 +24,27 @@ from coa.train.experience import (  # noqa: E402
     compute_before_update,
     experience_of,
     group_advantages,
+    length_penalty,
     policy_tokens,
     sampled_logprobs,
     totals_of,
 )
-from coa.train.groups import Group  # noqa: E402
-from coa.train.losses import gae, kl_estimate, whiten  # noqa: E402
+from coa.train.groups import Group, LeftOut  # noqa: E402
+from coa.train.losses import gae, kl_estimate, policy_loss, whiten  # noqa: E402
 from coa.train.optimizer import balanced_share  # noqa: E402
 from coa.train.policy import (  # noqa: E402
     Policy,
     ValueHead,
 )
 from coa.train.processes import Processes  # noqa: E402
-from coa.train.rows import build_row  # noqa: E402
+from coa.train.rows import Row, build_row  # noqa: E402
 from coa.train.settings import (  # noqa: E402
     RlLossSettings,
     RlSettings,
+    RolloutSettings,
     preset,
 )
-from coa.trajectory import StopReason  # noqa: E402
+from coa.trajectory import StopReason, Trajectory  # noqa: E402
 from rl_parts import CALL, WHOLE, group_of, made, side_by_side  # noqa: E402
 
 ROW = partial(build_row, codec=ByteCodec())
@@ -47,7 +53,7 @@ GOOD, BAD = WHOLE.format("good"), WHOLE.format("bad")
 
 def taken(*groups: Group, limit: int = 1000, loss: Any = None, **settings: Any) -> Experience:
     chosen = RlSettings(loss=loss or RlLossSettings(), **settings)
-    return experience_of(groups, ROW, chosen, limit)
+    return experience_of(groups, ROW, chosen, RolloutSettings(tokens=limit))
 
 
 def assigned(*groups: Group, loss: Any = None, limit: int = 1000, **settings: Any) -> Experience:
@@ -62,6 +68,12 @@ def advantages(found: Experience) -> list[float]:
 
 def left_out(found: Experience) -> dict[str, int]:
     return {reason: count for reason, count in found.left_out.items() if count}
+
+
+def released_by(budget: str) -> Trajectory:
+    found = made(CALL, stop=StopReason.RELEASED)
+    found.meta["cut_by"] = budget
+    return found
 
 
 def test_only_what_the_model_wrote_is_trained_with_the_logprobs_of_the_sampler() -> None:
@@ -84,10 +96,12 @@ def test_the_environment_the_unjudged_and_the_empty_take_no_part_and_none_is_no_
             (made(GOOD), None),
             (made(CALL, stop=StopReason.TOOL_FAILED), 0.0),
             (made(CALL, stop=StopReason.ENGINE_FAILED), None),
+            (made(CALL, stop=StopReason.TIME), 0.0),
+            (released_by("time"), 1.0),
             (made(""), 0.0),
         )
     )
-    assert left_out(found) == {"unjudged": 1, "environment": 2, "empty": 1}
+    assert left_out(found) == {"unjudged": 1, "environment": 4, "empty": 1}
     expected = group_advantages([1.0, 0.0], [0, 0])
     assert advantages(found) == pytest.approx(expected)
 
@@ -114,45 +128,123 @@ def test_overlong_shaping_is_part_of_the_reward_that_is_compared() -> None:
     assert [sample.reward for sample in found.samples] == pytest.approx([0.5, 1.0])
 
 
+def test_a_chain_is_as_long_as_its_nearest_limit_says() -> None:
+    loss, limits = preset("dapo"), RolloutSettings(tokens=100, context=200)
+
+    def cost(sampled: int, length: int, stop: StopReason, cut_by: str = "") -> float:
+        chain = released_by(cut_by) if cut_by else made("x", stop=stop)
+        chain.usage.sampled_tokens = sampled
+        return length_penalty(chain, length, loss, limits)
+
+    done = StopReason.ANSWERED
+    assert cost(50, 100, done) == 0
+    assert cost(90, 100, done) == pytest.approx(-0.5), "what it wrote"
+    assert cost(50, 180, done) == pytest.approx(-0.5), "the whole chain"
+    assert cost(95, 180, done) == pytest.approx(-0.75), "the nearer one, not both"
+    assert cost(100, 120, StopReason.TOKENS) == -1
+    assert cost(10, 40, StopReason.CONTEXT) == -1, "an observation did not fit"
+    assert cost(10, 40, done, cut_by="context") == -1, "and a suggestion was released"
+    assert cost(10, 40, done, cut_by="turns") == cost(10, 40, StopReason.TURNS) == 0
+    assert cost(10, 40, StopReason.TOKENS) == 0, "a turn was too long, not the chain"
+
+
+def test_a_chain_that_the_context_cut_is_worth_less_than_one_that_failed_in_time() -> None:
+    cut = made(CALL, "<think>cut", stop=StopReason.CONTEXT)
+    found = assigned(group_of((cut, 0.0), (made(BAD), 0.0)), loss=preset("dapo"))
+    assert [sample.reward for sample in found.samples] == pytest.approx([-1.0, 0.0])
+    assert advantages(found)[0] < 0 < advantages(found)[1]
+
+
 VOID = (CALL, "<think>and then nothing</think>")
 
 
-def test_void_turns_are_left_out_only_where_they_would_be_negative() -> None:
+def without(group: Group, *reasons: LeftOut) -> Group:
+    return replace(group, without=frozenset(reasons))
+
+
+def test_rollouts_with_void_turns_are_kept_or_all_left_out_before_anything_is_compared() -> None:
     lucky, unlucky = made("no tag", GOOD), made(*VOID, stop=StopReason.MALFORMED)
     group = group_of((lucky, 1.0), (unlucky, 0.0), (made(BAD), 0.0), (made(GOOD), 1.0))
-    found = assigned(group)
-    assert left_out(found) == {"void": 1}
-    assert [s.trajectory for s in found.samples] == [
-        lucky,
-        *(r.trajectory for r in group.rollouts[2:]),
-    ]
-    # It still counts in the mean of its group: the advantages are those of all four.
-    first, _, *others = group_advantages([1.0, 0.0, 0.0, 1.0], [0] * 4)
-    assert advantages(found) == pytest.approx([first, *others])
-    assert left_out(assigned(group, void_turns="keep")) == {}
+    assert left_out(assigned(group)) == {}
+    found = assigned(without(group, "void"))
+    assert left_out(found) == {"void": 2}
+    assert advantages(found) == pytest.approx(group_advantages([0.0, 1.0], [0, 0]))
 
 
-def test_what_a_budget_cut_is_left_out_only_if_asked_and_only_as_a_negative() -> None:
+def test_what_a_budget_cut_is_kept_or_all_left_out_whatever_it_earned() -> None:
     cut = made(CALL, "<think>cut", stop=StopReason.TOKENS)
     released = made(CALL, "<think>cut", stop=StopReason.RELEASED)
-    group = group_of((cut, 0.0), (released, 1.0), (made(GOOD), 1.0))
+    group = group_of((cut, 0.0), (released, 1.0), (made(GOOD), 1.0), (made(BAD), 0.5))
     assert left_out(assigned(group)) == {}
-    found = assigned(group, truncated="leave_out")
-    assert left_out(found) == {"truncated": 1}
-    assert cut not in [sample.trajectory for sample in found.samples]
+    found = assigned(without(group, "truncated"))
+    assert left_out(found) == {"truncated": 2}
+    assert advantages(found) == pytest.approx(group_advantages([1.0, 0.5], [0, 0]))
 
 
 def test_a_rollout_is_left_out_for_one_reason() -> None:
     both = made("no tag", "<think>cut", stop=StopReason.TOKENS)
-    found = assigned(group_of((both, 0.0), (made(GOOD), 1.0)), truncated="leave_out")
+    group = group_of((both, 0.0), (made(GOOD), 1.0), (made(BAD), 0.0))
+    found = assigned(without(group, "truncated", "void"))
     assert left_out(found) == {"truncated": 1}
+
+
+def test_one_that_is_left_of_its_group_is_lonely() -> None:
+    found = assigned(without(group_of((made(GOOD), 1.0), (made(*VOID), 0.0)), "void"))
+    assert left_out(found) == {"void": 1, "lonely": 1} and not found.samples
+
+
+def push_on_void(
+    chance: float, clean: float, void: float, reasons: Set[LeftOut] = frozenset()
+) -> tuple[float, float]:
+    """What one update does to the logit of "void" (mean and standard error over 20 updates of 100
+    groups of 8), for a policy that with this chance takes a turn that neither calls nor answers,
+    and solves the task with the chances `clean` and `void`; through everything but a model."""
+    draw, settings = random.Random("void"), RlSettings(loss=preset("dapo", overlong_buffer=0.0))
+    actions = [made("<think>and then nothing</think>"), made(GOOD)]
+
+    def one_token(trajectory: Trajectory) -> Row:
+        return Row("t0", [0, actions.index(trajectory)], [0.0, 1.0], [0.0, -1.0])
+
+    logits = torch.tensor([chance, 1 - chance]).log().requires_grad_()
+    slopes = []
+    for _ in range(20):
+        groups = []
+        for _ in range(100):
+            taken = [0 if draw.random() < chance else 1 for _ in range(8)]
+            earned = [float(draw.random() < (void, clean)[action]) for action in taken]
+            pairs = zip([actions[action] for action in taken], earned, strict=True)
+            groups.append(without(group_of(*pairs), *reasons))
+        found = experience_of(groups, one_token, settings, RolloutSettings())
+        assign_advantages(found, settings)
+        wrote = torch.tensor([s.ids[at] for s in found.samples for at in s.trained])
+        tokens = policy_tokens(found.samples, torch.device("cpu"))
+        loss = policy_loss(logits.log_softmax(0)[wrote], tokens, settings.loss).loss
+        slopes.append(-float(torch.autograd.grad(loss, logits)[0][0]))
+    return statistics.fmean(slopes), statistics.stdev(slopes) / len(slopes) ** 0.5
+
+
+@pytest.mark.parametrize(
+    ("case", "expected"), [((0.2, 0.5, 0.3), -0.055), ((0.3, 0.8, 0.4), -0.158)]
+)
+def test_a_void_turn_that_earns_less_is_never_made_more_likely(
+    case: tuple[float, float, float], expected: float
+) -> None:
+    """By default it is made less likely. Left out, it is not touched at all: the advantages of what
+    is left of a group add up to 0, and there is one action left. Leaving out failures alone, after
+    the baseline, pushed it up by 0.039 and 0.005."""
+    mean, error = push_on_void(*case)
+    assert mean == pytest.approx(expected, abs=3 * error + 0.0005) and mean + 5 * error < 0
+    mean, _ = push_on_void(*case, frozenset({"void"}))
+    assert mean == pytest.approx(0.0, abs=1e-6)
 
 
 def test_every_rollout_is_a_row_or_counted() -> None:
     members = [(made(GOOD), 1.0), (made(BAD), 0.0), (made(""), 0.0), (made(GOOD), None)]
     members += [(made(*VOID), 0.0), (made(CALL, stop=StopReason.TOOL_TIMEOUT), 0.0)]
-    found = assigned(group_of(*members), group_of(*members[:1], *members[3:4], task="t1"))
-    assert len(found.samples) + sum(found.left_out.values()) == 8
+    members += [(made(CALL, stop=StopReason.TIME), 0.0)]
+    group = without(group_of(*members), "void")
+    found = assigned(group, group_of(*members[:1], *members[3:4], task="t1"))
+    assert len(found.samples) + sum(found.left_out.values()) == 9
 
 
 def test_a_world_that_fails_for_all_is_one_line_with_the_first_reason() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 pytest.importorskip("torch")
 
 from coa.errors import ConfigError
+from coa.loop import Budget
 from coa.rewards import RewardSettings
 from coa.train.groups import Drawn, TaskStream, has_void_turn
 from coa.train.processes import Processes
@@ -24,6 +26,7 @@ from coa.trajectory import StopReason, load_trajectories
 from rl_parts import (
     CALL,
     WHOLE,
+    Failed,
     Told,
     group_of,
     made,
@@ -150,6 +153,53 @@ def test_what_the_environment_ended_has_no_score() -> None:
     group = group_of((failed, 0.0), (made("b"), 1.0), (made("c"), None))
     assert group.scores == [None, 1.0, None]
     assert group.flat and not group.solved
+
+
+def test_a_group_is_flat_by_those_that_take_part() -> None:
+    """Otherwise dynamic sampling would keep what teaches nothing."""
+    void, cut = made("no tag", WHOLE.format("a")), made("<think>cut", stop=StopReason.TOKENS)
+    good = made(WHOLE.format("a"))
+    group = group_of((good, 1.0), (good, 1.0), (void, 0.0), (cut, 0.0))
+    assert not group.flat
+    assert not replace(group, without=frozenset({"void"})).flat
+    assert not replace(group, without=frozenset({"truncated"})).flat
+    sifted = replace(group, without=frozenset({"void", "truncated"}))
+    assert sifted.flat and not sifted.solved
+
+
+async def test_a_group_that_is_flat_without_its_void_turns_is_replaced(tmp_path: Path) -> None:
+    tasks = questions(12)
+    order = [task for task, _ in TaskStream(tasks, 3).take(0, 12)]
+
+    def say(question: str, draw: int) -> str:
+        if question == order[0].question:  # here only void turns make the scores different
+            return "1" if draw % 2 else "void"
+        return str(draw % 97 / 97)
+
+    engine = Told([t.question for t in tasks], say)
+    how: dict[str, Any] = {"budget": Budget(malformed=0), "opened": opened(Failed())}
+    for without, used in ((set(), order[:2]), ({"void"}, order[1:3])):
+        sampler = make_sampler(tasks, engine, tmp_path / str(len(without)), without=without, **how)
+        drawn = await sampler.draw(1, 0, 2, refills=2)
+        assert [group.task for group in drawn.groups] == used
+
+
+async def test_what_the_clock_ended_has_no_score_and_is_tried_again_by_the_same_command(
+    tmp_path: Path,
+) -> None:
+    tasks = questions(3)
+    slow = Told([t.question for t in tasks], lambda question, draw: ("hang", "1")[draw % 2])
+    how: dict[str, Any] = {"budget": Budget(seconds=0.2), "opened": opened(Failed())}
+    drawn = await make_sampler(tasks, slow, tmp_path, **how).draw(1, 0, 3, refills=0)
+    ended = [r for group in drawn.all for r in group.rollouts]
+    late = [r for r in ended if r.trajectory.stop is StopReason.TIME]
+    assert late and all(r.score is None for r in late)
+    assert rollout_record(drawn)["environment_rate"] == len(late) / 12
+    assert rollout_record(drawn)["truncated_rate"] == 0
+    mended = Told([t.question for t in tasks], mixed)
+    drawn = await make_sampler(tasks, mended, tmp_path).draw(1, 0, 3, refills=0)
+    assert len(mended.keys) == len(late)
+    assert all(None not in group.scores for group in drawn.groups)
 
 
 async def interrupt(tasks: list[Any], directory: Path, most: int) -> Told:

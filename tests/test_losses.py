@@ -179,10 +179,24 @@ def test_a_correction_masks_or_cuts_what_is_beyond_its_bounds() -> None:
     masked = sampler_correction(old, sampled, sequence, masking)
     assert masked.factors.tolist() == [1.0, 0.0, 0.0]
     assert masked.changed.tolist() == [False, True, True]
-    by_sequence = RlLossSettings(correction="sequence", correction_cap=9.0)
-    product = sampler_correction(old.requires_grad_(), sampled, sequence, by_sequence)
+    together = RlLossSettings(correction="trajectory", correction_cap=9.0)
+    product = sampler_correction(old.requires_grad_(), sampled, sequence, together)
     assert not product.factors.requires_grad
     assert product.factors.tolist() == pytest.approx([math.e, math.e, math.exp(-1)])
+    by_sequence = dataclasses.replace(together, correction="sequence")
+    mean = sampler_correction(old, sampled, sequence, by_sequence)
+    assert mean.factors.tolist() == pytest.approx([math.exp(0.5), math.exp(0.5), math.exp(-1)])
+
+
+def test_the_correction_of_a_sequence_does_not_depend_on_its_length() -> None:
+    """The product of a small and even gap does: long rollouts would all be at the cap."""
+    gaps = t(*[0.01] * 2000)
+    both = dict.fromkeys(("sequence", "trajectory"), 0.0)
+    for name in both:
+        chosen = RlLossSettings(correction=name, correction_cap=2.0)
+        found = sampler_correction(gaps, t(*[0.0] * 2000), whole(*[0] * 2000), chosen)
+        both[name] = float(found.factors[0])
+    assert both == {"sequence": pytest.approx(math.exp(0.01)), "trajectory": 2.0}
 
 
 # Properties.

@@ -61,6 +61,17 @@ def test_a_rollout_over_token_ids(server: Loopback, folder: Path, offers: str) -
     assert loaded.engine.name == server.ref and loaded.engine.context == 4096
 
 
+@pytest.mark.parametrize("offers", ["tokens", "native", "text", "chat"])
+def test_a_seed_is_sent_unless_none_is_wanted(server: Loopback, folder: Path, offers: str) -> None:
+    server.offers = offers
+    loaded = Loaded(server, folder)
+    path = {"native": "/completion", "chat": "/v1/chat/completions"}.get(offers, "/v1/completions")
+    for seeded in (True, False):
+        loaded.ask(key=7, temperature=1.0, seeded=seeded)
+        none = 0xFFFFFFFF if offers == "native" else None  # llama.cpp: at random
+        assert server.completions(path)[-1].get("seed") == (7 if seeded else none)
+
+
 def test_what_marks_the_end_of_a_stream_may_be_in_a_prompt(server: Loopback, folder: Path) -> None:
     server.offers = "native"
     loaded = Loaded(server, folder)

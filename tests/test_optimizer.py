@@ -86,6 +86,32 @@ def test_the_gradient_is_clipped_and_its_norm_is_told_before_that() -> None:
     assert step.grad_norm == pytest.approx(200.0) and held == [pytest.approx(0.5, rel=1e-3)]
 
 
+def test_parameters_beside_the_policy_are_clipped_by_themselves() -> None:
+    """However wrong a value head is, the policy's gradient stays as it is."""
+    policy, head = Line(3.0, 0.0), torch.nn.Parameter(torch.tensor([1000.0]))
+    taught = optimizer(policy, grad_clip=10.0, weight_decay=0.0, extra=[head], extra_lr=0.1)
+    held: list[tuple[float, float]] = []
+    taught.optimizer.register_step_pre_hook(
+        lambda *_: held.append((policy.weight.grad.norm().item(), head.grad.norm().item()))
+    )
+    step = taught.step(0, [lambda: policy.loss(0.0) + head.square().sum()])
+    assert (step.grad_norm, step.extra_norm) == (pytest.approx(6.0), pytest.approx(2000.0))
+    assert held == [(pytest.approx(6.0), pytest.approx(10.0))]
+    assert optimizer(Line()).step(0, []).extra_norm is None
+
+
+def test_a_scaled_step_is_as_much_smaller_also_under_adam_and_clipping() -> None:
+    moved = {}
+    for scale in (1.0, 0.125):
+        policy = Line(3.0, 0.0)
+        step = optimizer(policy, grad_clip=0.5, weight_decay=0.0).step(
+            0, [lambda policy=policy: policy.loss(0.0)], scale
+        )
+        moved[scale] = 3.0 - float(policy.weight.detach()[0])
+        assert step.lr == pytest.approx(0.1 * scale)
+    assert moved[0.125] == pytest.approx(moved[1.0] / 8, rel=1e-3)
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_numbers_that_are_none_take_no_step(bad: float) -> None:
     policy = Line()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from coa.errors import ConfigError
 from coa.train.rows import Row, total_tokens
-from coa.train.settings import SftSettings
+from coa.train.settings import Layout, SftSettings
 from coa.train.sft import POOL, Order, packs
 from sft_worker import tiny_rows
 from tiny_model import make_tiny_model
@@ -68,6 +69,43 @@ def test_an_order_counts_the_updates_of_every_epoch() -> None:
         assert all(sorted(found) == sorted(r.task_id for r in rows) for found in seen.values())
         assert 0.8 < order.fill() <= 1
         assert order.batch(0) == Order(rows, settings).batch(0)
+
+
+@pytest.mark.parametrize("layout", ["bucket", "pack"])
+@pytest.mark.parametrize("epochs", [2.5, 0.1, 1.004])
+def test_the_last_epoch_may_be_a_part_drawn_anew(layout: Layout, epochs: float) -> None:
+    rows = rows_of([(37 * i) % 60 + 5 for i in range(70)])
+    made = SftSettings(epochs=epochs, batch_size=4, max_length=64, pack_tokens=128, layout=layout)
+
+    def drawn(settings: SftSettings) -> dict[int, list[str]]:
+        order, seen = Order(rows, settings), defaultdict[int, list[str]](list)
+        for update in [*range(order.updates)][::-1]:
+            names = [row.task_id for unit in order.batch(update) for row in unit]
+            seen[order.epoch_of(update)] += names
+        assert order.fill() <= 1
+        return seen
+
+    found = drawn(made)
+    *whole, last = (found[epoch] for epoch in sorted(found))
+    assert len(whole) == math.ceil(epochs) - 1
+    assert all(sorted(names) == sorted(row.task_id for row in rows) for names in whole)
+    assert len(set(last)) == len(last) == max(1, round(epochs % 1 * 70))
+    assert drawn(made) == found, "whoever resumes draws the same"
+    assert epochs == 1.004 or set(drawn(replace(made, seed=1))[len(whole)]) != set(last)
+
+
+def test_whole_epochs_are_laid_out_as_ever_whatever_part_follows() -> None:
+    rows = rows_of([(37 * i) % 60 + 5 for i in range(70)])
+    whole, more = (Order(rows, SftSettings(epochs=epochs)) for epochs in (2, 2.5))
+    assert all(whole.batch(at) == more.batch(at) for at in range(whole.updates))
+
+
+@pytest.mark.parametrize("epochs", [0, -1, math.nan, math.inf])
+def test_a_number_of_epochs_that_is_none_is_refused(epochs: float) -> None:
+    with pytest.raises(
+        ConfigError, match=r"sft\.epochs: found .*, expected more than 0 and finite"
+    ):
+        SftSettings(epochs=epochs)
 
 
 def test_a_pack_too_small_for_a_row_is_refused() -> None:

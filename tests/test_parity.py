@@ -94,6 +94,7 @@ def tokens_of(
 
 
 def correction_settings(level: str, threshold: Any) -> dict[str, Any]:
+    level = {"token": "token", "sequence": "trajectory"}[level]  # verl's weights are products
     if isinstance(threshold, str):
         floor, cap = map(float, threshold.split("_"))
         bounds = {"correction_cap": cap, "correction_floor": floor}

@@ -323,7 +323,9 @@ def test_every_metric_of_rl_is_documented_once() -> None:
 
     one = torch.ones(1)
     metrics = policy_loss(-one, PolicyTokens(one, one, one), RlLossSettings()).metrics
-    learnt = learning_record(Experience([]), [OptimizerStep(0.0, 0.0, 0.0)], [metrics])
+    learnt = learning_record(
+        Experience([]), [OptimizerStep(0.0, 0.0, 0.0, extra_norm=0.0)], [metrics]
+    )
     made = {*rollout_record(Drawn(0)), *learnt, "update", "parts"}
     made |= {"eval_accuracy", "eval_low", "eval_high", "eval_n", "eval_environment"}
     rows = [name for name, _ in documented("rl.md", "metric")]

@@ -11,18 +11,24 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from coa.engines.base import Completion  # noqa: E402
+from coa.engines.local import LocalEngine  # noqa: E402
+from coa.environment import Environment  # noqa: E402
 from coa.errors import ConfigError, TrainingError  # noqa: E402
+from coa.grammar import load_grammar  # noqa: E402
 from coa.grammar.load import GrammarBook  # noqa: E402
 from coa.io.runs import read_jsonl  # noqa: E402
 from coa.models.references import trained_on  # noqa: E402
 from coa.models.weights import Adapter  # noqa: E402
 from coa.tasks import Task, TaskSet  # noqa: E402
+from coa.tools.base import Tool  # noqa: E402
 from coa.train.policy import Policy  # noqa: E402
 from coa.train.rl import RlResult, digest  # noqa: E402
 from coa.train.rl_stage import read_rl_recipe, run_rl  # noqa: E402
-from coa.trajectory import load_trajectories  # noqa: E402
+from coa.trajectory import StopReason, Trajectory, load_trajectories  # noqa: E402
 from coa.view.page import write_page  # noqa: E402
-from rl_worker import settings, tiny_tasks  # noqa: E402
+from playing import hang  # noqa: E402
+from rl_worker import settings, tiny_tasks, vowels  # noqa: E402
 
 NAMED_BY_THE_ISSUE = (
     *("reward", "pass_rate", "length_mean", "entropy", "kl_old", "kl_reference", "clip_low"),
@@ -171,6 +177,43 @@ def test_a_batch_in_which_all_earn_the_same_is_recorded_without_a_step(
 
 def nothing(task: Any, trajectory: Any) -> float:
     return 0.0
+
+
+def e_or_nothing(task: Any, trajectory: Trajectory) -> float:
+    """Nothing for whoever called: a negative example, if it counted."""
+    return 0.0 if trajectory.usage.tool_calls else vowels(task, trajectory)
+
+
+class CallsAtTimes(LocalEngine):
+    """Writes a call instead of what it would in every other rollout."""
+
+    async def generate(self, prompt_ids: Any, sampling: Any, on_text: Any = None) -> Completion:
+        if sampling.key % 2:
+            return await super().generate(prompt_ids, sampling, on_text)
+        ids = self.encode("<think>t</think><search>it</search>")
+        return Completion(ids, [-6.0] * len(ids), "stop")
+
+
+def test_a_tool_that_hangs_past_the_clock_makes_no_negative_example(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It counts as the environment's doing, and the other rollouts train."""
+    monkeypatch.setattr("coa.engines.local.LocalEngine", CallsAtTimes)
+    tool = Tool("wiki_search", hang, about="Does not come back", pure=True)
+    env = Environment("hanging", tools=[tool], grammar=load_grammar("search_r1"))
+    out = tmp_path / "run"
+    more = ("reward.expression=test_rl:e_or_nothing", "rl.updates=1", "rollout.seconds=1")
+    recipe = read_rl_recipe(None, settings(tiny_model, out, *more, "rl.refills=0", "grammar=auto"))
+    run_rl(recipe, env=env, quiet=True)
+    made = load_trajectories(out / "rollouts" / "0000001-0.jsonl")
+    late = [t for t in made if t.stop is StopReason.TIME]
+    assert late and {t.task_id for t in made if t.usage.tool_calls} == {t.task_id for t in late}
+    (record,) = lines(out)
+    assert record["left_out"]["environment"] == len(late)
+    assert record["environment_rate"] == len(late) / 12
+    assert record["rows"] + sum(record["left_out"].values()) == 12 and record["rows"] > 1
+    others = [e_or_nothing(None, t) for t in made if t not in late]
+    assert record["reward"] == pytest.approx(sum(others) / len(others)) and record["reward"] > 0
 
 
 class Judge:

@@ -20,17 +20,20 @@ from coa.environment import Environment, open_environments  # noqa: E402
 from coa.environments import make_tasks  # noqa: E402
 from coa.errors import CoaError, ConfigError, TrainingError, UsageError  # noqa: E402
 from coa.io.settings import find_recipe, to_json  # noqa: E402
+from coa.loop import Budget, Decoding  # noqa: E402
 from coa.tasks import Task, TaskSet  # noqa: E402
 from coa.train.policy import Policy  # noqa: E402
+from coa.train.processes import Processes  # noqa: E402
 from coa.train.rl_stage import (  # noqa: E402
     _load_tasks,
+    _make_sampler,
     evaluate_policy,
     load_sampler,
     read_rl_recipe,
     run_rl,
 )
-from coa.train.settings import PRESETS, RlSettings, ignored, preset  # noqa: E402  # noqa: E402
-from rl_parts import Told, make_sampler, questions  # noqa: E402
+from coa.train.settings import PRESETS, RlSettings, advice, ignored, preset  # noqa: E402
+from rl_parts import Failed, Told, make_sampler, opened, questions  # noqa: E402
 from rl_worker import TINY, settings, tiny_tasks  # noqa: E402
 from test_rl import lines, train  # noqa: E402
 
@@ -222,6 +225,7 @@ IDLE = [
         ["rollout.engine=openai:m@u", "rollout.memory_gb=3"],
         "rollout.memory_gb = 3.0 is ignored: rollout.engine is a server",
     ),
+    (["rollout.seeded=true"], "rollout.seeded = true is ignored: the engine in this process"),
 ]
 
 
@@ -231,12 +235,58 @@ def test_a_setting_that_does_nothing_is_said_to(overrides: list[str], said: str)
     assert line.startswith(said)
 
 
+class Seeds(Told):
+    """Notes whether a server would have been told the seed."""
+
+    seen: frozenset[bool] = frozenset()
+
+    async def generate(self, prompt_ids: Any, sampling: Any, on_text: Any = None) -> Any:
+        self.seen |= {sampling.seeded}
+        return await super().generate(prompt_ids, sampling, on_text)
+
+
+async def test_an_evaluation_is_seeded_and_what_the_clock_ended_scores_0(tmp_path: Path) -> None:
+    tasks = TaskSet(tuple(questions(12)), "asked")
+    slow = tasks[3].question
+    engine = Seeds([t.question for t in tasks], lambda asked, _: "hang" if asked == slow else "1")
+    how: dict[str, Any] = {"budget": Budget(seconds=1), "opened": opened(Failed())}
+    how["decoding"] = Decoding(temperature=1.0, seed=3, seeded=False)
+    sampler = make_sampler(tasks, engine, tmp_path, **how)
+    found = await evaluate_policy(read_rl_recipe(None, []), tasks, sampler, tmp_path / "check")
+    assert found["eval_accuracy"] == pytest.approx(11 / 12, abs=1e-4)
+    assert found["eval_environment"] == pytest.approx(1 / 12, abs=1e-4)
+    assert engine.seen == {True}
+    await sampler.draw(1, 0, 1, refills=0)
+    assert engine.seen == {True, False}, "and the rollouts of RL are not"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "seeded"),
+    [([], True), (["rollout.engine=openai:m@u"], False),
+     (["rollout.engine=openai:m@u", "rollout.seeded=true"], True)],
+)  # fmt: skip
+def test_a_server_gets_seeds_only_if_asked(overrides: list[str], seeded: bool) -> None:
+    engine: Any = Told([], lambda *_: "1")
+    recipe, tasks = read_rl_recipe(None, overrides), TaskSet(tuple(questions(1)), "asked")
+    sampler = _make_sampler(recipe, tasks, engine, opened(), "compact", Processes())
+    assert sampler.decoding.seeded == seeded
+
+
+def test_a_server_without_a_correction_is_spoken_of() -> None:
+    server = "rollout.engine=openai:m@u"
+    (line,) = advice(read_rl_recipe(None, [server]))
+    assert line.startswith("rl.loss.correction is 'none', and a server computes other")
+    for overrides in ([], [server, "rl.loss.correction=token"]):
+        assert list(advice(read_rl_recipe(None, overrides))) == []
+
+
 CLONE = sorted((Path(__file__).parents[1] / "recipes").glob("rl-*.toml"))
 
 
 @pytest.mark.parametrize("recipe", [find_recipe("rl-135m"), *CLONE], ids=lambda path: path.stem)
 def test_every_setting_of_a_shipped_recipe_does_something(recipe: Path) -> None:
-    assert list(ignored(read_rl_recipe(recipe, []))) == []
+    read = read_rl_recipe(recipe, [])
+    assert list(ignored(read)) == [] and list(advice(read)) == []
 
 
 def test_a_preset_alone_sets_nothing_that_is_idle() -> None:

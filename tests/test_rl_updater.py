@@ -20,17 +20,19 @@ from coa.train.groups import Group  # noqa: E402
 from coa.train.losses import PolicyTokens, policy_loss  # noqa: E402
 from coa.train.policy import Policy  # noqa: E402
 from coa.train.processes import Processes  # noqa: E402
-from coa.train.rl import RlUpdater  # noqa: E402
+from coa.train.rl import RlUpdater, learning_record  # noqa: E402
 from coa.train.rows import build_row  # noqa: E402
 from coa.train.settings import (  # noqa: E402
     PRESETS,
     RlLossSettings,
     RlSettings,
+    RolloutSettings,
     preset,
 )
 from rl_parts import CALL, WHOLE, group_of, made, side_by_side  # noqa: E402
 
 ROW = partial(build_row, codec=ByteCodec())
+LIMITS = RolloutSettings(tokens=200)
 A, B, C = (WHOLE.format(text) for text in ("a", "bb bb", "ccc ccc ccc"))
 LIVELY = (
     group_of((made(CALL, A), 1.0), (made(B), 0.0), (made(C), 0.25)),
@@ -51,7 +53,7 @@ def start(tiny_model: Path) -> Policy:
 
 
 def settings_of(loss: RlLossSettings | None = None, **changes: Any) -> RlSettings:
-    named: dict[str, Any] = {"updates": 1, "group_size": 3, "void_turns": "keep"}
+    named: dict[str, Any] = {"updates": 1, "group_size": 3, "tasks_per_update": 2}
     return RlSettings(loss=loss or RlLossSettings(), **(named | changes))
 
 
@@ -92,7 +94,7 @@ def gradients(
     optimizer = Gradients(updater)
     if force:
         updater._has_gradient = lambda sample: True  # type: ignore[method-assign]
-    found = experience_of(groups, ROW, settings, 200)
+    found = experience_of(groups, ROW, settings, LIMITS)
     updater.update(found, 0)
     return optimizer.seen
 
@@ -165,7 +167,7 @@ def test_a_process_without_rows_takes_part_in_the_step(start: Policy, twins: lis
 
 def test_the_loss_is_policy_loss_over_all_samples(start: Policy) -> None:
     loss = RlLossSettings(correction="token")
-    found = experience_of(LIVELY, ROW, settings_of(loss), 200)
+    found = experience_of(LIVELY, ROW, settings_of(loss), LIMITS)
     updater = RlUpdater(start, settings_of(loss), 0.9)
     Gradients(updater)
     steps, metrics = updater.update(found, 0)
@@ -192,7 +194,7 @@ def test_the_loss_is_policy_loss_over_all_samples(start: Policy) -> None:
 
 
 def improved(policy: Policy, settings: RlSettings, update: int = 0) -> tuple[Any, Any, Experience]:
-    found = experience_of(LIVELY, ROW, settings, 200)
+    found = experience_of(LIVELY, ROW, settings, LIMITS)
     steps, metrics = RlUpdater(policy, settings, 1.0).update(found, update)
     return steps, metrics, found
 
@@ -225,7 +227,7 @@ def test_minibatches_are_of_all_samples_in_an_order_that_depends_on_update_and_p
     start: Policy,
 ) -> None:
     updater = RlUpdater(start, settings_of(minibatches=2), 1.0)
-    found = experience_of(LIVELY, ROW, settings_of(), 200)
+    found = experience_of(LIVELY, ROW, settings_of(), LIMITS)
     for sample in found.samples:
         sample.advantages = torch.ones(len(sample.trained))
 
@@ -243,10 +245,39 @@ def test_a_batch_that_says_nothing_takes_no_step(fresh: Callable[[], Policy]) ->
     before = [parameter.detach().clone() for parameter in policy.parameters]
     settings = settings_of(passes=2)
     for groups in ([FLAT], []):
-        found = experience_of(groups, ROW, settings, 200)
+        found = experience_of(groups, ROW, settings, LIMITS)
         assert RlUpdater(policy, settings, 1.0).update(found, 0) == ([], [])
     pairs = zip(before, policy.parameters, strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)
+
+
+def test_a_step_on_few_of_the_wanted_groups_is_smaller_by_as_much(
+    fresh: Callable[[], Policy],
+) -> None:
+    """Those that are left out or lonely are not there; flat ones that stay are."""
+    alone = group_of((made(A), 1.0), (made(B), None), task="t3")
+    for groups, scale in (([LIVELY[0]], 0.125), ([*LIVELY, FLAT], 0.375), ([*LIVELY, alone], 0.25)):
+        settings = settings_of(tasks_per_update=8, lr=1e-2)
+        moved = []
+        for chosen in (settings, replace(settings, scale_steps=False)):
+            policy = fresh()
+            before = [parameter.detach().clone() for parameter in policy.parameters]
+            found = experience_of(groups, ROW, chosen, LIMITS)
+            steps, metrics = RlUpdater(policy, chosen, 1.0).update(found, 0)
+            record = learning_record(found, steps, metrics)
+            assert record["step_scale"] == (scale if chosen.scale_steps else 1.0)
+            assert record["lr"] == pytest.approx(1e-2 * record["step_scale"])
+            pairs = zip(before, policy.parameters, strict=True)
+            moved.append(sum(float((b - a).detach().abs().sum()) for a, b in pairs))
+        assert moved[0] == pytest.approx(scale * moved[1], rel=1e-3)
+
+
+def test_the_gradient_of_a_value_head_has_a_norm_of_its_own(fresh: Callable[[], Policy]) -> None:
+    norms = {}
+    for name in ("ppo", "dapo"):
+        steps, metrics, found = improved(fresh(), settings_of(preset(name)))
+        norms[name] = learning_record(found, steps, metrics).get("value_grad_norm")
+    assert norms["ppo"] > 0 and norms["dapo"] is None
 
 
 def test_a_divergence_from_the_start_pulls_back(fresh: Callable[[], Policy]) -> None:
@@ -259,7 +290,7 @@ def test_a_divergence_from_the_start_pulls_back(fresh: Callable[[], Policy]) -> 
     updater = RlUpdater(policy, settings, 1.0)
     found = []
     for update in range(20):
-        _, metrics = updater.update(experience_of([FLAT], ROW, settings, 200), update)
+        _, metrics = updater.update(experience_of([FLAT], ROW, settings, LIMITS), update)
         found.append(metrics[0]["kl_reference"])
     assert found[0] > 0.01 and found[-1] < 0.5 * found[0]
 
@@ -269,7 +300,7 @@ def test_ppo_trains_its_value_head_towards_the_returns(fresh: Callable[[], Polic
     updater = RlUpdater(fresh(), replace(settings, lr=1e-9), 1.0)
     errors = []
     for update in range(40):
-        found = experience_of(LIVELY, ROW, settings, 200)
+        found = experience_of(LIVELY, ROW, settings, LIMITS)
         updater.update(found, update)
         gaps = [float((s.values[-1] - s.reward) ** 2) for s in found.samples]
         errors.append(sum(gaps) / len(gaps))
@@ -297,12 +328,12 @@ def test_numbers_that_are_none_change_neither_policy_nor_optimiser(
     policy = Poisoned(f"hf:{tiny_model}", rank=4, max_length=256)
     settings = settings_of(micro_tokens=100, updates=3)
     updater = RlUpdater(policy, settings, 1.0)
-    updater.update(experience_of(LIVELY, ROW, settings, 200), 0)
+    updater.update(experience_of(LIVELY, ROW, settings, LIMITS), 0)
     before = copy.deepcopy([p.detach() for p in policy.parameters])
     state = copy.deepcopy(updater.optimizer.optimizer.state_dict())
     policy.left = 0 if poison == "first" else 1
     with pytest.raises(TrainingError, match=r"the logprob of token 0 \(sequence \d\) is nan"):
-        updater.update(experience_of(LIVELY, ROW, settings, 200), 1)
+        updater.update(experience_of(LIVELY, ROW, settings, LIMITS), 1)
     assert all(torch.equal(a, b) for a, b in zip(before, policy.parameters, strict=True))
     assert all(parameter.grad is None for parameter in policy.parameters)
     after = updater.optimizer.optimizer.state_dict()
@@ -317,14 +348,14 @@ def test_all_processes_hear_of_all_metrics(start: Policy) -> None:
         updater = RlUpdater(start, settings, 1.0, processes)
         Gradients(updater)
         updater.optimizer.step = _ignore  # type: ignore[method-assign]
-        found = experience_of(LIVELY, ROW, settings, 200)
+        found = experience_of(LIVELY, ROW, settings, LIMITS)
         return len(updater.update(found, 0)[1])
 
     assert side_by_side(3, work) == [6, 6, 6]
 
 
 @torch.no_grad()
-def _ignore(at: int, parts: Any) -> Any:
+def _ignore(at: int, parts: Any, scale: float) -> Any:
     """Threads cannot take steps of the same parameters."""
     for part in parts:
         part()

@@ -66,6 +66,8 @@ class Decoding:
     seed: int = 0
     sample: int = 0
     prompt: PromptKind = "compact"
+    seeded: bool = True
+    """Whether a server is told the seed; without it the same rollout is another one next time."""
     constrain: bool = False
     """Sample only what the grammar allows; the engine must be able to."""
 
@@ -253,6 +255,7 @@ class Rollout:
             max_tokens=room,
             stop=self.grammar.stop_strings,
             key=sampling_key(decoding.seed, task, decoding.sample, place),
+            seeded=decoding.seeded,
             constraint=constraint,
         )
 

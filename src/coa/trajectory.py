@@ -183,6 +183,14 @@ class Trajectory:
         return self.stop is not None and self.stop.outside
 
     @property
+    def ended_outside(self) -> bool:
+        """Whether training must not take its end for the model's doing: something outside failed,
+        or the clock ran out, also where a suggested answer was released then. How long tools, a
+        server and the machine take is not up to the model."""
+        cut_by = self.meta.get("cut_by") if self.stop is StopReason.RELEASED else self.stop
+        return self.failed_outside or cut_by == StopReason.TIME
+
+    @property
     def truncated(self) -> bool:
         """Whether a budget ended it."""
         return self.stop is not None and self.stop.truncated

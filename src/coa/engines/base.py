@@ -35,6 +35,8 @@ class Sampling:
     """Generation ends with the token that completes any of these; that token is kept whole."""
     key: int = 0
     """Seeds this turn's randomness; see `sampling_key`."""
+    seeded: bool = True
+    """Whether a server is sent the key; an engine in this process uses it in any case."""
     constraint: str = ""
     """A Lark grammar (llguidance) that the sampled text must follow; empty: anything.
 

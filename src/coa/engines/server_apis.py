@@ -137,12 +137,13 @@ class TokenCompletions(ServerApi):
             "repetition_penalty": 1.0,
             "presence_penalty": 0.0,
             "frequency_penalty": 0.0,
-            "seed": sampling.key,
             "logprobs": 1,
             "return_token_ids": True,
             "include_stop_str_in_output": True,
             "stop_token_ids": self._codec.end_ids() if isinstance(self._codec, Codec) else [],
         }
+        if sampling.seeded:
+            body["seed"] = sampling.key
         if sampling.constraint:
             body["structured_outputs"] = {"grammar": _LLGUIDANCE + sampling.constraint}
         return body
@@ -247,7 +248,8 @@ class TextApi(ServerApi):
         # Top-k, min-p and stop strings are sent only where they are asked for: not all know them.
         body = {name: value for name, value in self._settings(turn).items() if value}
         body |= {"temperature": sampling.temperature, "max_tokens": turn.limit}
-        body |= {"seed": sampling.key % (1 << 31), **self._extras}
+        body |= {"seed": sampling.key % (1 << 31)} if sampling.seeded else {}
+        body |= self._extras
         known = self._recall(turn.prompt)
         begun = known[2] if known else ""
         if not self.chat:
@@ -349,6 +351,8 @@ def spell(codec: TextCodec, ids: Sequence[int]) -> str:
 
 _FINISH: dict[Any, Finish] = {"word": "stop", "eos": "eos", "limit": "length"}
 _ALL = 1 << 20
+_AT_RANDOM = 0xFFFFFFFF
+"""The seed that asks for none."""
 """More than any vocabulary has."""
 
 
@@ -384,7 +388,7 @@ class LlamaCppCompletions(ServerApi):
             "n_predict": turn.limit,
             "repeat_penalty": 1.0,
             "samplers": ["temperature", "top_k", "top_p", "min_p"],
-            "seed": turn.sampling.key % 0xFFFFFFFF,  # the largest value means: at random
+            "seed": turn.sampling.key % _AT_RANDOM if turn.sampling.seeded else _AT_RANDOM,
             "n_probs": 1,
             "post_sampling_probs": turn.sampling.temperature > 0,
             "return_tokens": True,

@@ -143,7 +143,7 @@ def to_json(settings: object) -> Json:
 _SPEED = {
     "sft": ("threads", "checkpoint_every"),
     "rl": ("threads", "log", "checkpoint_every", "keep_rollouts"),
-    "rollout": ("concurrency", "memory_gb", "seconds"),
+    "rollout": ("concurrency", "memory_gb", "seconds", "seeded"),
     "eval": ("concurrency",),
 }
 _ROUNDING = ("micro_tokens", "checkpointing")

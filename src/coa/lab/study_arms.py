@@ -533,14 +533,17 @@ def trained_on(chains: Sequence[Trajectory], sft: SftSettings) -> Json:
     """Rows, their tokens and those that have a weight, each as often as it is trained on: what arms
     have in common."""
     from coa.train.rows import total_tokens
-    from coa.train.sft import choose
+    from coa.train.sft import Order, choose
 
     rows = choose(chains, sft, _codec(resolve(sft.model).base)).rows
+    order = Order(rows, sft)
+    batches = map(order.batch, range(order.updates))
+    trained = [row for batch in batches for unit in batch for row in unit]
     return {
         "rows": len(rows),
-        "tokens": sft.epochs * total_tokens(rows),
-        "trained_tokens": sft.epochs * sum(row.trained for row in rows),
-        "updates": -(-len(rows) // sft.batch_size) * sft.epochs,
+        "tokens": total_tokens(trained),
+        "trained_tokens": sum(row.trained for row in trained),
+        "updates": order.updates,
     }
 
 

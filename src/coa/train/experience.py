@@ -18,14 +18,14 @@ import torch
 from torch import Tensor
 
 from coa.errors import TrainingError
-from coa.train.groups import Group, LeftOut, has_void_turn
+from coa.train.groups import Group, LeftOut
 from coa.train.losses import PolicyTokens, Totals, gae, kl_estimate, whiten
 from coa.train.optimizer import balanced_share, micro_batches, states_and_targets
 from coa.train.policy import Policy, ValueHead
 from coa.train.processes import Processes
 from coa.train.rows import Row
-from coa.train.settings import Baseline, RlLossSettings, RlSettings, Scale
-from coa.trajectory import Author, Trajectory
+from coa.train.settings import Baseline, RlLossSettings, RlSettings, RolloutSettings, Scale
+from coa.trajectory import StopReason, Trajectory
 
 
 def group_advantages(
@@ -102,6 +102,24 @@ def overlong_penalty(length: int, limit: int, buffer: float, penalty: float = 1.
     return -penalty * min(1.0, max(0.0, (length - (limit - room)) / room))
 
 
+def length_penalty(
+    trajectory: Trajectory, length: int, loss: RlLossSettings, limits: RolloutSettings
+) -> float:
+    """The overlong penalty of a chain of so many tokens, by the limit that it is nearest to.
+
+    Where the context cut it, it is at that limit, also if an observation did not fit and so is not
+    there. Turns are no length, and a turn that was too long says nothing about the chain's.
+    """
+    cut_by = trajectory.meta.get("cut_by", trajectory.stop)
+    whole = limits.context if cut_by == StopReason.CONTEXT else length
+    sampled = trajectory.usage.sampled_tokens
+    buffer, most = loss.overlong_buffer, loss.overlong_penalty
+    return min(
+        overlong_penalty(sampled, limits.tokens, buffer, most),
+        overlong_penalty(whole, limits.context, buffer, most),
+    )
+
+
 @dataclass(slots=True, eq=False)
 class TrainingSample:
     """One rollout to learn from. Tensors hold a number for each trained token of the row."""
@@ -148,27 +166,22 @@ def experience_of(
     groups: Sequence[Group],
     make_row: Callable[[Trajectory], Row],
     settings: RlSettings,
-    limit: int,
+    limits: RolloutSettings,
 ) -> Experience:
-    """Rows and rewards of all rollouts; `limit` is the most tokens of one, for overlong shaping."""
+    """Rows and rewards of all rollouts; overlong shaping needs to know their limits."""
     found = Experience([])
-    loss = settings.loss
     number = 0
     for place, group in enumerate(groups):
-        for trajectory, scored in group.rollouts:
+        for rollout in group.rollouts:
             number += 1
-            if trajectory.failed_outside:
-                found.left_out["environment"] += 1
-            elif scored.score is None:
-                found.left_out["unjudged"] += 1
-            elif not any(s.ids for s in trajectory.segments if s.author is Author.MODEL):
-                found.left_out["empty"] += 1
-            else:
-                length = trajectory.usage.sampled_tokens
-                buffer, most = loss.overlong_buffer, loss.overlong_penalty
-                reward = scored.score + overlong_penalty(length, limit, buffer, most)
-                row = make_row(trajectory)
-                found.samples.append(TrainingSample(number, place, row, trajectory, reward))
+            reason, trajectory = group.left_out(rollout), rollout.trajectory
+            if reason is not None:
+                found.left_out[reason] += 1
+                continue
+            assert rollout.score is not None
+            row = make_row(trajectory)
+            reward = rollout.score + length_penalty(trajectory, len(row.ids), settings.loss, limits)
+            found.samples.append(TrainingSample(number, place, row, trajectory, reward))
     return found
 
 
@@ -178,14 +191,14 @@ def check_judged(groups: Sequence[Group], where: str) -> None:
     pairs = [rollout for group in groups for rollout in group.rollouts]
     if not pairs or any(rollout.score is not None for rollout in pairs):
         return
-    outside = [trajectory for trajectory, _ in pairs if trajectory.failed_outside]
+    outside = [trajectory for trajectory, _ in pairs if trajectory.ended_outside]
     if len(outside) == len(pairs):
         why = (outside[0].error or str(outside[0].stop)).rstrip(".")
         raise TrainingError(
             f"{where}: all {len(pairs)} rollouts were ended by the environment, the first by: "
             f"{why}. Put it right and give the same command again."
         )
-    why = next(s.reason for t, s in pairs if s.score is None and not t.failed_outside)
+    why = next(s.reason for t, s in pairs if s.score is None and not t.ended_outside)
     cut = f", and the environment ended {len(outside)}" if outside else ""
     raise TrainingError(
         f"{where}: none of {len(pairs)} rollouts could be judged{cut} "
@@ -244,21 +257,13 @@ def compute_before_update(
 
 
 def assign_advantages(experience: Experience, settings: RlSettings) -> None:
-    """Give every sample its advantages; leave out what must not become a negative example."""
-    loss = settings.loss
+    """Give every sample its advantages; leave out those that have nobody to be compared with."""
     if not experience.samples:
         return
-    if loss.baseline == "value":
+    if settings.loss.baseline == "value":
         _advantages_by_value(experience.samples, settings)
     else:
         _advantages_by_group(experience, settings)
-    failed = [s for s in experience.samples if _known(s.advantages).sum() < 0]
-    if settings.truncated == "leave_out":
-        cut = [s for s in failed if s.trajectory.truncated]
-        experience.leave_out("truncated", cut)
-        failed = [s for s in failed if s not in cut]  # by identity
-    if settings.void_turns == "leave_out":
-        experience.leave_out("void", [s for s in failed if has_void_turn(s.trajectory)])
 
 
 def _advantages_by_group(experience: Experience, settings: RlSettings) -> None:

@@ -1,15 +1,15 @@
 """Groups: G rollouts of one task from the same weights, drawn, scored and sifted for an update.
 
 Tasks come from an endless stream that depends on the seed alone, and a task met again gets new
-sample indices, so its rollouts are new. With dynamic sampling, groups in which every rollout earned
-the same are replaced by those of further tasks, in a limited number of rounds. Whatever does not
-take part in the update is counted with its reason; nothing disappears.
+sample indices, so its rollouts are new. With dynamic sampling, groups in which every rollout that
+takes part earned the same are replaced by those of further tasks, in a limited number of rounds.
+Whatever does not take part in the update is counted with its reason; nothing disappears.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -23,11 +23,11 @@ from coa.rewards import Scored
 from coa.rollouts import roll_out
 from coa.tasks import Task
 from coa.train.processes import Processes
-from coa.trajectory import Trajectory
+from coa.trajectory import Author, Trajectory
 
 LeftOut = Literal["environment", "unjudged", "void", "truncated", "empty", "lonely"]
-"""Why a rollout takes no part: the environment failed; no reward could be given; it failed with a
-turn that neither called nor answered; it failed by a budget; the model wrote nothing; nobody to be
+"""Why a rollout takes no part: the environment or the clock ended it; no reward could be given; it
+has a turn that neither called nor answered; a budget cut it; the model wrote nothing; nobody to be
 compared with."""
 OnRollout = Callable[[int, int], None]
 
@@ -40,8 +40,8 @@ class ScoredRollout(NamedTuple):
 
     @property
     def score(self) -> float | None:
-        """None where the reward cannot say, or the environment failed."""
-        return None if self.trajectory.failed_outside else self.scored.score
+        """None where the reward cannot say, or the environment or the clock ended it."""
+        return None if self.trajectory.ended_outside else self.scored.score
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +50,33 @@ class Group:
 
     task: Task
     rollouts: list[ScoredRollout]
+    without: Set[LeftOut] = frozenset()
+    """Which of `void` and `truncated` are left out."""
 
     @property
     def scores(self) -> list[float | None]:
         return [rollout.score for rollout in self.rollouts]
 
+    def left_out(self, rollout: ScoredRollout) -> LeftOut | None:
+        """Why a rollout takes no part. What it earned does not matter, and it is asked before any
+        baseline: leaving out failures alone, or what a baseline has counted, biases the gradient
+        towards what is left out."""
+        trajectory = rollout.trajectory
+        if trajectory.ended_outside:
+            return "environment"
+        if rollout.score is None:
+            return "unjudged"
+        if not any(s.ids for s in trajectory.segments if s.author is Author.MODEL):
+            return "empty"
+        if "truncated" in self.without and trajectory.truncated:
+            return "truncated"
+        return "void" if "void" in self.without and has_void_turn(trajectory) else None
+
     @property
     def flat(self) -> bool:
-        """Whether there is nothing to compare: fewer than two scores, or all the same."""
-        return len({score for score in self.scores if score is not None}) < 2
+        """Whether there is nothing to compare: of those that take part, fewer than two scores, or
+        all the same."""
+        return len({r.score for r in self.rollouts if self.left_out(r) is None}) < 2
 
     @property
     def solved(self) -> bool:
@@ -115,6 +133,7 @@ class Sampler:
     decoding: Decoding
     directory: Path
     group_size: int
+    without: Set[LeftOut] = frozenset()
     concurrency: int = 96
     processes: Processes = field(default_factory=Processes)
     on_rollout: OnRollout | None = None
@@ -149,7 +168,9 @@ class Sampler:
         pairs = [(task, visit * size + at) for task, visit in own for at in range(size)]
         path = self.directory / f"{self.processes.named(name)}.jsonl"
         found = await self.attempt(pairs, path, self.decoding, self.on_rollout)
-        groups = [Group(task, found[at * size :][:size]) for at, (task, _) in enumerate(own)]
+        groups = [
+            Group(task, found[at * size :][:size], self.without) for at, (task, _) in enumerate(own)
+        ]
         shares = self.processes.gather(groups)
         return [shares[at % len(shares)][at // len(shares)] for at in range(len(tasks))]
 
@@ -162,15 +183,15 @@ class Sampler:
     ) -> list[ScoredRollout]:
         """Roll out tasks with the present weights, and score the rollouts.
 
-        What an earlier part of the run has in the file counts if it is of the same weights and the
-        environment let it end. It may be of other tasks: which are flat, and so how many a refill
-        asks for, is another matter once a judge or a tool works again.
+        What an earlier part of the run has in the file counts if it is of the same weights and
+        environment and clock let it end. It may be of other tasks: which are flat, and so how many
+        a refill asks for, is another matter once a judge or a tool works again.
         """
         wanted = {(task.id, sample) for task, sample in pairs}
 
         def does_not_count(found: Trajectory) -> bool:
             here = (found.task_id, found.sample) in wanted
-            return not here or found.weights != self.engine.weights or found.failed_outside
+            return not here or found.weights != self.engine.weights or found.ended_outside
 
         found = await roll_out(
             pairs,

@@ -222,7 +222,8 @@ class Correction:
 def sampler_correction(
     old: Tensor, sampled: Tensor | None, sequence: Tensor, settings: RlLossSettings
 ) -> Correction:
-    """p(trainer) / p(sampler) of each token, or of its sequence as a product, kept within bounds.
+    """p(trainer) / p(sampler) of each token, or of its sequence as geometric mean or as product
+    (`trajectory`), kept within bounds.
 
     `truncate` cuts it to cap and floor; `mask` leaves out what is beyond them.
     """
@@ -234,9 +235,12 @@ def sampler_correction(
         )
     cap, floor = settings.correction_cap, settings.correction_floor
     gap = (old.detach().float() - sampled.float()).clamp(-LOG_BOUND, LOG_BOUND)
-    if settings.correction == "sequence":
+    if settings.correction != "token":
         index, count = numbered(sequence)
-        gap = sum_by(index, gap, count).clamp(-LOG_BOUND, LOG_BOUND)[index]
+        total = sum_by(index, gap, count)
+        if settings.correction == "sequence":  # a product of 1,000 tokens is 0 or beyond any cap
+            total /= torch.bincount(index, minlength=count)
+        gap = total.clamp(-LOG_BOUND, LOG_BOUND)[index]
     raw = torch.exp(gap)
     changed = (raw > cap) | (raw < (0.0 if floor is None else floor))
     if settings.correction_mode == "mask":

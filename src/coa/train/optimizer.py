@@ -33,8 +33,12 @@ class OptimizerStep:
 
     loss: float
     grad_norm: float
-    """Before clipping."""
+    """Of the policy, before clipping."""
     lr: float
+    scale: float = 1.0
+    """By which that is smaller than the schedule says."""
+    extra_norm: float | None = None
+    """Of the parameters beside the policy's, which are clipped by themselves."""
 
 
 class NotFinite(TrainingError):
@@ -81,27 +85,36 @@ class PolicyOptimizer:
         """What a checkpoint holds of the optimiser; where it is sharded, all processes must ask."""
         return self._sharded or self.optimizer
 
-    def step(self, at: int, parts: Iterable[Part]) -> OptimizerStep:
-        """Take step number `at` (from 0). Numbers that are none change nothing and are an error."""
+    def step(self, at: int, parts: Iterable[Part], scale: float = 1.0) -> OptimizerStep:
+        """Take step number `at` (from 0). Numbers that are none change nothing and are an error.
+
+        `scale` makes it smaller by its learning rate: a factor on the gradient would do next to
+        nothing, for AdamW divides by the gradient's own size and clipping by its norm.
+        """
         try:
-            loss, norm = self._gradient(parts)
-            if not math.isfinite(loss) or not math.isfinite(norm):
-                raise NotFinite(f"loss {loss}, gradient norm {norm}; expected finite numbers.")
+            loss, norm, *extra = self._gradient(parts)
+            if not all(map(math.isfinite, (loss, norm, *extra))):
+                norms = " and ".join(map(str, (norm, *extra)))
+                raise NotFinite(f"loss {loss}, gradient norm {norms}; expected finite numbers.")
         except TrainingError:
             self.optimizer.zero_grad(set_to_none=True)
             raise
         settings = self._settings
         factor = schedule_factor(settings.schedule, at, self._steps, settings.warmup)
         for group in self.optimizer.param_groups:
-            group["lr"] = group["peak"] * factor
+            group["lr"] = group["peak"] * factor * scale
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self._policy.refresh()
-        return OptimizerStep(loss, norm, self.optimizer.param_groups[0]["lr"])
+        return OptimizerStep(loss, norm, self.optimizer.param_groups[0]["lr"], scale, *extra)
 
-    def _gradient(self, parts: Iterable[Part]) -> tuple[float, float]:
-        """The sum of the losses, and the norm of its gradient before clipping; the gradient is
-        left in the parameters."""
+    def _gradient(self, parts: Iterable[Part]) -> list[float]:
+        """The sum of the losses, and for each group of parameters the norm of its gradient before
+        clipping; the gradient is left in the parameters.
+
+        Groups are clipped apart: the errors of a value head are of another size than the policy's
+        gradient, and would decide how far the policy moves.
+        """
         sharded, processes = self._sharded, self._processes
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         if sharded is not None:  # all compute as often as the one with most parts
@@ -121,8 +134,11 @@ class PolicyOptimizer:
             processes.add_up([*(p.grad for p in parameters if p.grad is not None), loss])
         else:
             processes.add_up([loss])
-        norm = torch.nn.utils.clip_grad_norm_(parameters, self._settings.grad_clip)
-        return float(loss), float(whole(norm))
+        norms = [
+            torch.nn.utils.clip_grad_norm_(group["params"], self._settings.grad_clip)
+            for group in self.optimizer.param_groups
+        ]
+        return [float(loss), *(float(whole(norm)) for norm in norms)]
 
 
 def schedule_factor(kind: Schedule, done: int, steps: int, warmup: float) -> float:

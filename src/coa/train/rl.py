@@ -77,7 +77,7 @@ def rollout_record(drawn: Drawn) -> Json:
     record: Json = {
         "reward": fmean(judged) if judged else None,
         "pass_rate": fmean(score >= 1.0 for score in judged) if judged else None,
-        "environment_rate": sum(t.failed_outside for t in trajectories) / n,
+        "environment_rate": sum(t.ended_outside for t in trajectories) / n,
         "groups": len(drawn.all),
         "groups_used": len(drawn.groups),
         "groups_flat": len(flat),
@@ -90,7 +90,7 @@ def rollout_record(drawn: Drawn) -> Json:
         "tool_calls": sum(t.usage.tool_calls for t in trajectories) / n,
         "answered_rate": sum(t.stop is StopReason.ANSWERED for t in trajectories) / n,
         "malformed_rate": sum(t.usage.malformed > 0 for t in trajectories) / n,
-        "truncated_rate": sum(t.truncated for t in trajectories) / n,
+        "truncated_rate": sum(t.truncated and not t.ended_outside for t in trajectories) / n,
         "agents": agent_shares(trajectories),
     }
     if len(parts := mean_parts([rollout.scored for rollout in rollouts])) > 1:
@@ -111,7 +111,10 @@ def learning_record(
     }
     if steps and metrics:
         record |= {"loss": fmean(step.loss for step in steps)}
-        record |= {"grad_norm": max(step.grad_norm for step in steps), "lr": steps[-1].lr}
+        record |= {"grad_norm": max(step.grad_norm for step in steps)}
+        if norms := [step.extra_norm for step in steps if step.extra_norm is not None]:
+            record["value_grad_norm"] = max(norms)
+        record |= {"lr": steps[-1].lr, "step_scale": steps[-1].scale}
         record |= join_metrics(metrics)
         del record["weight"]  # trained_tokens, once for every pass
     return record
@@ -237,7 +240,7 @@ class RlLoop:
         make_row = partial(build_row, codec=self.policy.codec, max_length=rollout.context)
         with clock("train"):
             try:
-                experience = experience_of(drawn.groups, make_row, settings, rollout.tokens)
+                experience = experience_of(drawn.groups, make_row, settings, rollout)
                 steps, found = self.updater.update(experience, done, self.monitors.phase)
             except TrainingError as wrong:
                 raise TrainingError(f"Update {done + 1}: {wrong}") from None
@@ -425,11 +428,19 @@ class RlUpdater:
         assign_advantages(experience, settings)
         steps: list[OptimizerStep] = []
         found: list[Metrics] = []
+        scale = self._step_scale(experience)
         for turn in range(settings.passes):
             for batch in self._minibatches(experience.samples, number, turn):
                 at = number * settings.steps_per_update + len(steps)
-                steps.append(self.optimizer.step(at, self._parts(batch, found, on_part)))
+                parts = self._parts(batch, found, on_part)
+                steps.append(self.optimizer.step(at, parts, scale))
         return steps, [one for share in processes.gather(found) for one in share]
+
+    def _step_scale(self, experience: Experience) -> float:
+        """The share of the wanted groups that there is something of. The fewer there are, the more
+        their gradient is chance; a step of the whole size would follow it as far."""
+        left = len({sample.group for sample in experience.samples})
+        return min(1.0, left / self.settings.tasks_per_update) if self.settings.scale_steps else 1.0
 
     def _minibatches(
         self, samples: Sequence[TrainingSample], update: int, turn: int

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 from coa.engines import load_engine, rollouts_at_once, slots_for
 from coa.environment import Environment, OpenEnvironment, open_environments
 from coa.errors import ConfigError, MissingExtra, TrainingError
+from coa.grammar import PromptKind
 from coa.io.runs import METRICS, Json, Run, read_jsonl, write_jsonl
 from coa.io.settings import load_recipe, to_json, without_speed
 from coa.loop import Decoding
@@ -24,7 +25,7 @@ from coa.rollouts import References, choose_environments, choose_prompt
 from coa.statistics import estimate
 from coa.tasks import Task, TaskSet
 from coa.train.selection import select
-from coa.train.settings import RlRecipe, ignored, preset_defaults, with_length
+from coa.train.settings import RlRecipe, advice, ignored, preset_defaults, with_length
 
 if TYPE_CHECKING:
     from coa.train.groups import Sampler
@@ -85,7 +86,7 @@ def run_rl(
     processes = Processes.open()
     if not processes.main:
         note, quiet = (lambda line: None), True
-    for line in ignored(recipe):
+    for line in (*ignored(recipe), *advice(recipe)):
         note(line)
     check_tracker(recipe.rl.log)
     return asyncio.run(_run(recipe, env, processes, note, quiet))
@@ -94,10 +95,10 @@ def run_rl(
 async def _run(
     recipe: RlRecipe, env: References, processes: Processes, note: Note, quiet: bool
 ) -> RlResult:
-    from coa.train.groups import Sampler, TaskStream
+    from coa.train.groups import TaskStream
     from coa.train.monitors import open_monitors
     from coa.train.policy import make_policy
-    from coa.train.rl import ADAPTER, ROLLOUTS, RlLoop, RlResult, RlUpdater
+    from coa.train.rl import ADAPTER, RlLoop, RlResult, RlUpdater
     from coa.train.sft import known_by, set_up_torch
 
     settings, rollout, root = recipe.rl, recipe.rollout, Path(recipe.out)
@@ -125,17 +126,7 @@ async def _run(
         stack.push_async_callback(engine.close)
         if recipe.select.on:  # by the model that is trained: its adapter, if it starts from one
             await engine.load(policy.adapter(), "start")
-        sampler = Sampler(
-            TaskStream(tasks, settings.seed),
-            engine,
-            opened,
-            rollout.budget(),
-            Decoding(temperature=rollout.temperature, seed=settings.seed, prompt=prompt),
-            root / ROLLOUTS,
-            settings.group_size,
-            rollouts_at_once(engine, rollout.concurrency),
-            processes,
-        )
+        sampler = _make_sampler(recipe, tasks, engine, opened, prompt, processes)
         selected = await select(tasks, recipe.select, sampler, root, "silent" if quiet else "auto")
         note(selected.line)
         sampler.stream = TaskStream(selected.tasks, settings.seed)
@@ -151,6 +142,38 @@ async def _run(
         if monitors.solved:
             note(monitors.solved)
         return result
+
+
+def _make_sampler(
+    recipe: RlRecipe,
+    tasks: TaskSet,
+    engine: Loadable,
+    opened: OpenEnvironment,
+    prompt: PromptKind,
+    processes: Processes,
+) -> Sampler:
+    from coa.train.groups import Sampler, TaskStream
+    from coa.train.rl import ROLLOUTS
+
+    settings, rollout = recipe.rl, recipe.rollout
+    decoding = Decoding(
+        temperature=rollout.temperature,
+        seed=settings.seed,
+        prompt=prompt,
+        seeded=rollout.seeded or not rollout.engine,
+    )
+    return Sampler(
+        TaskStream(tasks, settings.seed),
+        engine,
+        opened,
+        rollout.budget(),
+        decoding,
+        Path(recipe.out) / ROLLOUTS,
+        settings.group_size,
+        settings.without,
+        rollouts_at_once(engine, rollout.concurrency),
+        processes,
+    )
 
 
 def _open_run(
@@ -272,11 +295,12 @@ async def evaluate_policy(
 ) -> Json:
     """Evaluate the engine's present weights on tasks that are not trained on."""
     part, processes = recipe.check, sampler.processes
-    decoding = replace(sampler.decoding, temperature=part.temperature, seed=recipe.rl.seed + 1)
+    how: Json = {"temperature": part.temperature, "seed": recipe.rl.seed + 1, "seeded": True}
+    decoding = replace(sampler.decoding, **how)
     pairs = [(task, at) for task in processes.share(tasks) for at in range(part.samples)]
     path = directory / f"{processes.named('trajectories')}.jsonl"
     found = await sampler.attempt(pairs, path, decoding)
-    failed = [t.error or str(t.stop) for t, _ in found if t.failed_outside]
+    failed = [t.error or str(t.stop) for t, _ in found if t.ended_outside]
     reasons = list(chain.from_iterable(processes.gather(failed)))
     n = part.samples * len(tasks)
     if len(reasons) > min(n - 1, max(1, TOLERATED * n)):  # it would measure the environment

@@ -24,9 +24,10 @@ from coa.rewards import RewardSettings
 Baseline = Literal["group", "leave_one_out", "batch", "value", "none"]
 Scale = Literal["group", "batch", "none"]
 Ratio = Literal["token", "sequence", "trajectory"]
+"""Of the probabilities of a token; of a sequence, as geometric mean; of all its tokens together, as
+product."""
 Normalise = Literal["token", "sequence", "constant", "group"]
 KlEstimator = Literal["k1", "k2", "k3"]
-Level = Literal["none", "token", "sequence"]
 Log = Literal["none", "tensorboard", "trackio"]
 Schedule = Literal["constant", "linear", "cosine"]
 """How the learning rate goes on after its rise: stays, or falls to 0."""
@@ -76,7 +77,8 @@ class TrainingSettings:
 class SftSettings(TrainingSettings):
     """The table `[sft]` of a recipe."""
 
-    epochs: int = 1
+    epochs: float = 1
+    """Times that every row is trained on; of a last one that is not whole, a part drawn anew."""
     layout: Layout = "bucket"
     batch_size: int = 8
     """Rows of an update, or packs."""
@@ -91,8 +93,12 @@ class SftSettings(TrainingSettings):
     """Of what tools answered. Above 0 the model learns to write it itself: docs/evidence.md."""
 
     def __post_init__(self) -> None:
-        self.check("sft", "epochs batch_size max_length")
-        check_ranges(self, "sft", {"between 0 and 1": "err_weight observation_weight"})
+        self.check("sft", "batch_size max_length")
+        ranges = {
+            "between 0 and 1": "err_weight observation_weight",
+            "more than 0 and finite": "epochs",
+        }
+        check_ranges(self, "sft", ranges)
         if self.pack_tokens is not None and self.pack_tokens < self.max_length:
             raise ConfigError(
                 f"sft.pack_tokens: found {self.pack_tokens}, expected at least max_length "
@@ -128,8 +134,7 @@ class RlLossSettings:
     std_epsilon: float = 1e-6
     """Added to that standard deviation."""
     ratio: Ratio = "token"
-    """Of which probabilities: one token; a sequence, as geometric mean (GSPO); all its tokens
-    together, as product (RLOO)."""
+    """New to old: `sequence` is GSPO's, `trajectory` RLOO's."""
     surrogate: Literal["clip", "cispo"] = "clip"
     """`clip`: beyond the bounds a token has no gradient. `cispo`: it keeps the gradient of its
     logprob, with the bounded ratio as a weight."""
@@ -152,8 +157,8 @@ class RlLossSettings:
     the old policy, too (DeepSeek-V3.2)."""
     entropy: float = 0.0
     """Coefficient of the entropy bonus."""
-    correction: Level = "none"
-    """Truncated importance sampling between sampler and trainer, by token or by sequence."""
+    correction: Ratio | Literal["none"] = "none"
+    """Truncated importance sampling between sampler and trainer, by the same kinds of ratio."""
     correction_cap: float = 2.0
     correction_floor: float | None = None
     correction_mode: Literal["truncate", "mask"] = "truncate"
@@ -165,9 +170,10 @@ class RlLossSettings:
     """Most that a value may move away from the old one before its gradient ends."""
     value_weight: float = 0.5
     overlong_buffer: float = 0.0
-    """Share of the length limit, at its end, in which a penalty grows from 0; 0 turns it off."""
+    """Share of a limit, at its end, in which a penalty grows from 0; 0 turns it off. The limits are
+    `rollout.tokens` for what the model wrote and `rollout.context` for the whole chain."""
     overlong_penalty: float = 1.0
-    """That penalty at the limit."""
+    """That penalty at the nearer limit, and of every chain that the context cut."""
 
     def __post_init__(self) -> None:
         check_ranges(
@@ -256,12 +262,15 @@ class RolloutSettings:
     turns: int = 8
     turn_tokens: int = 256
     tokens: int = 2048
-    """Most sampled tokens of a rollout; overlong shaping counts towards it."""
+    """Most sampled tokens of a rollout."""
     context: int = 2048
     malformed: int = 2
     seconds: float = 600.0
     concurrency: int = 96
     memory_gb: float | None = None
+    seeded: bool = False
+    """Whether a server gets a seed with every request, which slows vLLM's sampler. The engine in
+    this process always has one, and so have evaluations."""
 
     def __post_init__(self) -> None:
         ranges = {
@@ -387,10 +396,12 @@ class RlSettings(TrainingSettings):
     """Times that a batch is gone over."""
     minibatches: int = 1
     """Optimiser steps of one pass."""
-    void_turns: Literal["leave_out", "keep"] = "leave_out"
-    """What becomes of failed rollouts with a turn that neither called nor answered."""
+    void_turns: Literal["keep", "leave_out"] = "keep"
+    """What becomes of rollouts with a turn that neither called nor answered, failed or not."""
     truncated: Literal["keep", "leave_out"] = "keep"
-    """What becomes of failed rollouts that a budget cut."""
+    """What becomes of rollouts that a budget cut, failed or not."""
+    scale_steps: bool = True
+    """Whether a step on fewer groups than `tasks_per_update` is smaller by as much."""
     value_lr: float = 1e-3
     keep_rollouts: bool = True
     log: Log = "none"
@@ -406,6 +417,13 @@ class RlSettings(TrainingSettings):
                 f"rl.group_size: found 1 with baseline {self.loss.baseline!r} and scale "
                 f"{self.loss.scale!r}, which compare the rollouts of a task. Expected at least 2."
             )
+
+    @property
+    def without(self) -> frozenset[Literal["void", "truncated"]]:
+        """Which rollouts take no part although they could."""
+        chosen: dict[Literal["void", "truncated"], str]
+        chosen = {"void": self.void_turns, "truncated": self.truncated}
+        return frozenset(name for name, what in chosen.items() if what == "leave_out")
 
     @property
     def compares(self) -> bool:
@@ -512,9 +530,19 @@ def ignored(recipe: RlRecipe) -> Iterator[str]:
         ("select.least select.most", not recipe.select.samples, "select.samples is 0"),
         (of_check, not (check.tasks or check.split), "check.tasks is not set"),
         ("rollout.memory_gb", bool(recipe.rollout.engine), "rollout.engine is a server"),
+        ("rollout.seeded", not recipe.rollout.engine, "the engine in this process has its seeds"),
     )
     usual = RlRecipe(rl=RlSettings(preset=rl.preset, loss=PRESETS[rl.preset]))
     for names, holds, why in idle:
         for name in names.split() if holds else ():
             if (found := attrgetter(name)(recipe)) != attrgetter(name)(usual):
                 yield f"{name} = {json.dumps(found)} is ignored: {why}"
+
+
+def advice(recipe: RlRecipe) -> Iterator[str]:
+    """A line for each choice that is allowed and seldom meant."""
+    if recipe.rollout.engine and recipe.rl.loss.correction == "none":
+        yield (
+            "rl.loss.correction is 'none', and a server computes other probabilities than the "
+            "trainer; 'token' corrects for that"
+        )

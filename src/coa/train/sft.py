@@ -165,7 +165,7 @@ def plan_from_recipe(path: Path, overrides: Sequence[str]) -> SftPlan:
     chosen = choose(trajectories, settings, policy.codec)
     report = row_report(chosen.trajectories, chosen.rows, settings, policy.codec)
     per_token, per_step = rehearse(settings, chosen.rows, policy)
-    tokens = report.tokens * settings.epochs
+    tokens = round(report.tokens * settings.epochs)
     seconds = tokens * per_token + report.updates * per_step
     return SftPlan(
         report=report,
@@ -333,7 +333,7 @@ class Order:
         self._rows, self._settings = rows, settings
         self._starts = [0]
         """The first update of every epoch, then the end: packs may be more in one than another."""
-        for epoch in range(settings.epochs):
+        for epoch in range(math.ceil(settings.epochs)):
             self._epoch, self._batches = epoch, self._lay_out(epoch)
             self._starts.append(self._starts[-1] + len(self._batches))
 
@@ -352,7 +352,7 @@ class Order:
 
     def fill(self) -> float:
         """Share of the places that hold a token: of packs, or of rows padded to their batch's."""
-        held = total_tokens(self._rows)
+        held = sum(total_tokens(unit) for batch in self._batches for unit in batch)
         if self._settings.layout == "pack":
             filled = sum(len(batch) for batch in self._batches) * self._settings.pack_limit
         else:
@@ -361,10 +361,14 @@ class Order:
         return held / filled
 
     def _lay_out(self, epoch: int) -> list[list[list[Row]]]:
-        size, seed = self._settings.batch_size, self._settings.seed
+        size, seed, rows = self._settings.batch_size, self._settings.seed, self._rows
+        part = self._settings.epochs - epoch
+        if part < 1:  # the last one is not whole
+            count = max(1, round(part * len(rows)))
+            rows = random.Random(f"{seed}|{epoch}|part").sample(rows, count)
         if self._settings.layout == "bucket":
-            return [[[row] for row in batch] for batch in batches(self._rows, size, seed, epoch)]
-        made = packs(self._rows, self._settings.pack_limit, seed, epoch)
+            return [[[row] for row in batch] for batch in batches(rows, size, seed, epoch)]
+        made = packs(rows, self._settings.pack_limit, seed, epoch)
         return [made[at : at + size] for at in range(0, len(made), size)]
 
 
