@@ -351,9 +351,9 @@ def spell(codec: TextCodec, ids: Sequence[int]) -> str:
 
 _FINISH: dict[Any, Finish] = {"word": "stop", "eos": "eos", "limit": "length"}
 _ALL = 1 << 20
+"""More than any vocabulary has."""
 _AT_RANDOM = 0xFFFFFFFF
 """The seed that asks for none."""
-"""More than any vocabulary has."""
 
 
 class LlamaCppCompletions(ServerApi):
