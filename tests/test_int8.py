@@ -1,11 +1,11 @@
-"""Weights of 8 bits: the kernel against numpy, what the engine does with them, who may not."""
+"""Weights of 8 bits: the kernel against numpy, what the engine does with them, who may not, and the
+measurement of all that."""
 
 from __future__ import annotations
 
 import asyncio
 import ctypes
-import subprocess
-import sys
+import re
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ from coa.engines.kernels import GROUP, LANES, Int8Linear  # noqa: E402
 from coa.engines.llama import FEW_ROWS, Chunk, LlamaForward, make_linear  # noqa: E402
 from coa.errors import ConfigError  # noqa: E402
 from coa.evaluation.run import EvalSettings, run_eval  # noqa: E402
+from coa.io.machine import cpu_features  # noqa: E402
+from coa.lab.bench_ask import ask_lines, bench_ask, led_along  # noqa: E402
 from coa.tasks import Task, TaskSet  # noqa: E402
 
 
@@ -104,41 +106,29 @@ def test_a_number_that_is_not_finite_spoils_its_row_and_no_other(odd: float) -> 
     assert found[1].isnan().all() and torch.equal(found[[0, 2]], clean[[0, 2]])
 
 
-PROCESSORS = ("x86-64-v2", "haswell", "skylake-avx512", "icelake-server")
-
-
-@pytest.mark.parametrize("processor", PROCESSORS)
-def test_every_kind_of_processor_gets_the_same_numbers(
-    processor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("march", "needs"),
+    [("x86-64-v2", "sse4_2"), ("haswell", "avx2"), ("skylake-avx512", "avx512bw")],
+)
+def test_code_for_other_machines_gives_the_same_numbers(
+    march: str, needs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Code for another processor may not run here, so it runs in a process of its own."""
     ours = library()
-    own = [f"-march={processor}" if each == "-march=native" else each for each in kernels._FLAGS]
-    monkeypatch.setattr(kernels, "_FLAGS", own)
+    if needs not in cpu_features().split():
+        pytest.skip(f"no {needs} here")
+    flags = [f"-march={march}" if each == "-march=native" else each for each in kernels._FLAGS]
+    names = ("coa_pack_int8", "coa_multiply_int8")
+    monkeypatch.setattr(kernels, "_FLAGS", ["-O1" if each == "-O3" else each for each in flags])
+    monkeypatch.setattr(kernels, "SOURCES", ("vectors.c", "int8.c"))
+    monkeypatch.setattr(kernels, "_ARGUMENTS", {name: kernels._ARGUMENTS[name] for name in names})
     monkeypatch.setenv("COA_CACHE", str(tmp_path))
     other = kernels.load_kernels.__wrapped__()
-    if isinstance(other, str):
-        pytest.skip(other)
-    (built,) = (tmp_path / "kernels").iterdir()
-    script = (
-        "import ctypes, sys, torch\n"
-        "from coa.engines import kernels\n"
-        "library = ctypes.CDLL(sys.argv[1])\n"
-        "for name, types in kernels._ARGUMENTS.items():\n"
-        "    getattr(library, name).argtypes = types\n"
-        "torch.manual_seed(3)\n"
-        "x, weight = torch.randn(7, 208), torch.randn(77, 208)\n"
-        "torch.save(kernels.Int8Linear(library, weight)(x), sys.argv[2])\n"
-    )
-    result = tmp_path / "result.pt"
-    done = subprocess.run([sys.executable, "-c", script, str(built), str(result)])
-    if done.returncode < 0:
-        pytest.skip(f"{processor} is not this processor")
-    assert done.returncode == 0
+    assert not isinstance(other, str), other
     torch.manual_seed(3)
-    x, weight = torch.randn(7, 208), torch.randn(77, 208)
-    found = torch.load(result)
-    assert torch.allclose(found, Int8Linear(ours, weight)(x), atol=1e-5, rtol=1e-5)
+    for rows in (1, 7):
+        x, weight = torch.randn(rows, 208), torch.randn(77, 208)
+        found, same = (Int8Linear(each, weight)(x) for each in (other, ours))
+        assert torch.allclose(found, same, atol=1e-5, rtol=1e-5)
 
 
 def test_only_a_few_rows_are_rounded() -> None:
@@ -246,3 +236,40 @@ def test_an_evaluation_is_of_full_weights_unless_it_says_otherwise(
     assert '"weights": "int8"' in manifest
     with pytest.raises(ConfigError, match="weights"):
         evaluate("full", "int8")
+
+
+def test_the_ask_bench_has_speeds_of_both_weights_and_their_agreement(tmp_path: Path) -> None:
+    long = make_tiny_model(tmp_path / "model", max_position_embeddings=4096)
+    said: list[str] = []
+    settings = [f"model=hf:{long}", "questions=1", "chains=2", "threads=1"]
+    if isinstance(reason := kernels.load_kernels(), str):
+        with pytest.raises(ConfigError, match=re.escape(reason)):
+            bench_ask(settings, said.append)
+        return
+    result = bench_ask(settings, said.append)
+    assert result["speed"].keys() == result["ratio"].keys() == {"free", "constrained"}
+    assert all(min(each.values()) > 0 for each in result["speed"].values())
+    found = result["agreement"]
+    assert found["chains"] == 2 and found["tokens"] > 10
+    assert 0.5 < found["int8"] <= 1 and 0.5 < found["batched"] <= 1 and found["logprob_gap"] > 0
+    assert "int8 and full" in "\n".join(ask_lines(result)) and len(said) == 5
+    with pytest.raises(ConfigError, match="questions: found 0, expected at least 1"):
+        bench_ask(["questions=0"])
+
+
+def test_leading_along_a_chain_gives_the_choice_in_each_own_place(folder: Path) -> None:
+    forward = LlamaForward(folder, torch.float32, 1, 200, exact=False)
+    prompt, seen = list(range(5, 25)), list(range(40, 55))
+
+    def greedy(ids: list[int], count: int) -> list[int]:
+        for _ in range(count):
+            with torch.inference_mode():
+                logits = forward.step([Chunk(0, 0, ids)])
+            ids = [*ids, int(logits[-1].argmax())]
+        return ids
+
+    ids = greedy([*greedy(prompt, 19), *seen], 3)
+    own = [False] * 20 + [True] * 19 + [False] * 15 + [True] * 3
+    chosen, logprobs = led_along(forward, ids, own)
+    assert chosen == [token for token, mine in zip(ids, own, strict=True) if mine]
+    assert len(logprobs) == 22 and all(value < 0 for value in logprobs)
