@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from playing import TASK, box, constrained_rollouts
 from tiny_model import make_tiny_model
@@ -16,12 +18,22 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("llguidance")
 
 from coa.engines import Completion, Sampling, load_engine  # noqa: E402
+from coa.engines.batch import Guesses  # noqa: E402
 from coa.engines.sampling import (  # noqa: E402
     allowed_tokens,
     draw,
+    follow,
+    forced_tokens,
+    possible,
 )
 from coa.errors import EngineError  # noqa: E402
-from coa.grammar import PRESETS, TextLimits, load_grammar  # noqa: E402
+from coa.grammar import (  # noqa: E402
+    PRESETS,
+    GrammarState,
+    TextLimits,
+    load_grammar,
+    turn_grammar,
+)
 from coa.loop import Budget, Decoding, run  # noqa: E402
 from coa.tasks import Task  # noqa: E402
 from coa.trajectory import Author, Segment, StopReason, Trajectory  # noqa: E402
@@ -104,7 +116,7 @@ def test_a_draw_among_allowed_tokens() -> None:
     top = Sampling(temperature=1.0, top_k=1, constraint=CHOICE)
     (token,), (logprob,), (mass,) = draw(weights.log(), [top], [0], allowed)
     assert (token, logprob) == (1, 0.0) and mass == pytest.approx(math.log(0.35), abs=1e-5)
-    assert allowed_tokens([None, None], 4) is None
+    assert allowed_tokens([(None, []), (None, [1, 2])], 4) is None
 
 
 def test_tokens_that_are_all_but_impossible_can_be_drawn() -> None:
@@ -172,6 +184,94 @@ def test_the_allowed_mass_is_on_record(engine: Any) -> None:
     again = Trajectory.from_json(trajectory.to_json())
     assert again.segments[1].allowed == pytest.approx(trajectory.segments[1].allowed, abs=1e-5)
     assert "allowed" not in Segment(Author.MODEL, "x", [1], [0.0]).to_json()
+
+
+CODE = 'start: line+\nline: /[a-z]{1,4}/ " = " /[0-9]{1,3}/ "\\n"\n'
+FORCED = 'start: "<wiki_search>capital of France</wiki_search>" /[a-z ]{1,9}/ "</answer>"'
+
+
+@pytest.fixture(scope="module")
+def both(folder: Path) -> Any:
+    """An engine that guesses and one that does not, and how many steps each took."""
+    engines = [
+        load_engine(f"hf:{folder}", dtype="float32", slots=4, guess=g) for g in (True, False)
+    ]
+    steps = [0, 0]
+
+    def counted(at: int) -> Any:
+        step = engines[at]._forward.step  # type: ignore[attr-defined]
+
+        def call(chunks: Any) -> Any:
+            steps[at] += 1
+            return step(chunks)
+
+        return call
+
+    for at, each in enumerate(engines):
+        each._forward.step = counted(at)  # type: ignore[attr-defined]
+    yield engines, steps
+    for each in engines:
+        asyncio.run(each.close())
+
+
+@pytest.mark.parametrize("constraint", [CHOICE, CODE, FORCED, "mhqa", "code", "react"])
+def test_guesses_change_no_token_under_a_constraint(both: Any, constraint: str) -> None:
+    if constraint in PRESETS:
+        bound = box(constraint).bind(load_grammar(constraint))
+        limits = TextLimits(text=20, call=8, code=24)
+        constraint = turn_grammar(bound, GrammarState(), limits)
+    (guessing, plain), steps = both
+    before = list(steps)
+    hot = [
+        Sampling(temperature=t, key=k, top_k=c, max_tokens=40, constraint=constraint)
+        for k, (t, c) in enumerate([(0.0, 0), (1.0, 0), (0.3, 5), (2.0, 0), (1.0, 0)])
+    ]
+    for _ in range(2):  # the second time all has been seen
+        for sampling in hot:
+            one, other = (complete(engine, [sampling])[0] for engine in (guessing, plain))
+            assert (one.ids, one.finish) == (other.ids, other.finish)
+            assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+            assert one.allowed_logmass == pytest.approx(other.allowed_logmass, abs=1e-4)
+    together = complete(guessing, hot), complete(plain, hot)
+    assert [one.ids for one in together[0]] == [other.ids for other in together[1]]
+    taken = [now - then for now, then in zip(steps, before, strict=True)]
+    assert taken[0] < 0.8 * taken[1]
+
+
+def test_what_a_constraint_forces_is_computed_at_once(both: Any) -> None:
+    (guessing, plain), steps = both
+    forced = 'start: "<wiki_search>capital of France</wiki_search>"'
+    guessing._batch._guesses = Guesses()  # nothing was seen before
+    counts = []
+    for at, engine in enumerate((guessing, plain)):
+        before = steps[at]
+        (done,) = complete(engine, [Sampling(constraint=forced)], "Which?")
+        counts.append(steps[at] - before)
+        assert engine.decode(done.ids) == "<wiki_search>capital of France</wiki_search>"
+        assert done.logprobs[:-1] == pytest.approx([0.0] * (len(done.ids) - 1), abs=1e-5)
+    assert counts[0] <= counts[1] // 2
+
+
+@given(guess=st.lists(st.integers(0, 399), max_size=12), head=st.integers(0, 6))
+@settings(max_examples=60, deadline=None)
+def test_masks_after_guesses_are_those_of_following_them(
+    both: Any, guess: list[int], head: int
+) -> None:
+    """Whatever is guessed: what is possible of it, and what may follow each of its tokens."""
+    matcher = both[0][0]._matchers.start(FORCED)
+    forced = forced_tokens(matcher)
+    tried = possible(matcher, [*forced[:head], *guess])
+    width = both[0][0]._forward.vocabulary
+    found = allowed_tokens([(None, guess), (matcher, tried)], width)
+    assert found is not None and len(found) == 1 + len(guess) + 1 + len(tried)
+    assert bool(found[: 1 + len(guess)].all())
+    walking = both[0][0]._matchers.start(FORCED)
+    for row, token in zip(found[1 + len(guess) :], [*tried, None], strict=True):
+        alone = allowed_tokens([(walking, [])], width)
+        assert alone is not None and torch.equal(alone[0], row)
+        if token is not None:
+            assert row[token] == 1 and follow(walking, token) == ""
+    assert possible(matcher, forced[:1]) == forced[:1]  # the matcher itself has not moved
 
 
 @pytest.mark.slow

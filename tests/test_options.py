@@ -92,6 +92,7 @@ KNOWN = {
     "best_of": "judge",
     "seconds": "7.5",
     "tasks": "t.jsonl",
+    "weights": "int8",
 }
 LEFT_OUT = {"observations": {"ask", "record", "distill", "serve"}, "unsafe_code": {"serve"}}
 

@@ -58,7 +58,7 @@ def make_tiny_model(path: Path, *, seed: int = 0, kind: str = "llama", **more: A
         }
     special = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
     config = AutoConfig.for_model(
-        kind, vocab_size=size, tie_word_embeddings=True, **special, **shape, **more
+        kind, vocab_size=size, tie_word_embeddings=True, **special, **(shape | more)
     )
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)

@@ -43,6 +43,7 @@ SETTINGS = Option("Settings of the environment: env.NAME=value ...")
 PROMPT = Option("full or compact; auto fits the model.")
 TEMPERATURE = Option("Of sampling; 0 takes the likeliest token.")
 CONSTRAIN = Option("Sample only what the grammar allows.")
+WEIGHTS = Option("Of few rollouts at once: full or int8; auto: int8 where it can be.")
 SEED = Option("Seed of every random choice.")
 WORKERS = Option("Processes; as many as there are cores by default.", least=1)
 
@@ -75,6 +76,7 @@ class AgentSettings:
     prompt: Annotated[str, PROMPT] = "auto"
     temperature: Annotated[float, TEMPERATURE] = 0.0
     constrain: Annotated[bool, CONSTRAIN] = False
+    weights: Annotated[str, WEIGHTS] = "auto"
     tools: ToolSettings = field(default_factory=ToolSettings)
     seed: Annotated[int, SEED] = 0
 

@@ -87,10 +87,11 @@ def report(
 
 def bench(
     name: Annotated[
-        str, typer.Argument(help="What to measure: parse, rl, rollout, sandbox, search or sft.")
+        str,
+        typer.Argument(help="What to measure: ask, parse, rl, rollout, sandbox, search or sft."),
     ],
     overrides: Annotated[
-        list[str] | None, typer.Argument(help="Of rl and sft: name=value ...")
+        list[str] | None, typer.Argument(help="Of ask, rl and sft: name=value ...")
     ] = None,
     rollouts: Annotated[str, typer.Option(help="Of rollout: how many at once.")] = "32,64",
     as_json: JsonFlag = False,

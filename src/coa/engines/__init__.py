@@ -32,7 +32,8 @@ def load_engine(ref: str, **options: Any) -> Engine:
 
     Options of a local model: dtype ('auto', 'bfloat16', 'float32'), deterministic, slots (at most
     16 are used when deterministic), context, threads, memory_gb (most for keys and values; a
-    quarter of the machine's by default), guess (see `batch.py`), note (gets a line when a slower
+    quarter of the machine's by default), guess (see `batch.py`), weights ('full'; 'int8' rounds
+    them where few rows are computed; 'auto' does so where it can), note (gets a line when a slower
     path is taken). Of one on a server: tokenizer, slots, context, timeout_s, retries, note.
     """
     from coa.models.references import resolve

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from coa.engines.base import Finish, OnText, Sampling, common_prefix, completes_stop
 from coa.engines.llama import Chunk
-from coa.engines.sampling import Matcher, allowed_tokens, draw, follow
+from coa.engines.sampling import Matcher, allowed_tokens, draw, follow, forced_tokens, possible
 from coa.models.codec import Codec
 
 LONG, SHORT = 6, 3
@@ -69,36 +69,38 @@ class Guesses:
         rows = len(requests)
         made = []
         for request in requests:
-            guess: list[int] = []
-            room = request.limit - len(request.ids) - 1
-            if request.matcher is None and room > 0:
-                free = MOST if request.reader.success > 0.5 else 2
-                crowded = rows >= FREE_ROWS
-                guess = self._sure(request) if crowded else self._any(request)[:free]
-                guess = guess[:room]
-                rows += len(guess)
+            matcher = request.matcher
+            # What a constraint forces always comes true, so it is worth its rows in any company.
+            forced = [] if matcher is None else forced_tokens(matcher)[:MOST]
+            free = MOST if request.reader.success > 0.5 else 2
+            crowded = rows >= FREE_ROWS
+            more = self._sure(request, forced) if crowded else self._any(request, forced)[:free]
+            guess = [*forced, *more][: min(request.limit - len(request.ids) - 1, MOST)]
+            guess = guess if matcher is None else possible(matcher, guess)
+            rows += len(guess)
             made.append(guess)
         return made
 
-    def _sure(self, request: BatchRequest) -> list[int]:
+    def _sure(self, request: BatchRequest, forced: list[int]) -> list[int]:
         """What followed these tokens the last two times."""
-        tail = request.ids[-LONG:]
+        tail = [*request.ids[-LONG:], *forced][-LONG:]
         if len(tail) < LONG:
             tail = request.prompt[len(tail) - LONG :] + tail
         found = self._followed.get(tuple(tail))
         return found.following[: found.sure] if found else []
 
-    def _any(self, request: BatchRequest) -> list[int]:
+    def _any(self, request: BatchRequest, forced: list[int]) -> list[int]:
         """What followed these tokens, or the last few of them, most recently."""
         reader, ids = request.reader, request.prompt + request.ids
         for end in range(max(reader.read, SHORT), len(ids)):
             reader.places[tuple(ids[end - SHORT : end])] = end
         reader.read = len(ids)
-        if found := self._followed.get(tuple(ids[-LONG:])):
+        tail = tuple([*ids[-LONG:], *forced][-LONG:])
+        if found := self._followed.get(tail):
             return found.following
-        if place := reader.places.get(tuple(ids[-SHORT:])):
+        if place := reader.places.get(tail[-SHORT:]):
             return ids[place : place + MOST]
-        found = self._followed.get(tuple(ids[-SHORT:]))
+        found = self._followed.get(tail[-SHORT:])
         return found.following if found else []
 
     def learn(self, request: BatchRequest) -> None:
@@ -314,7 +316,12 @@ class Batch:
         rows = [(request, offset) for request, chunk in due for offset in range(chunk.tail)]
         if not rows:
             return []
-        allowed = allowed_tokens([request.matcher for request, _ in rows], logits.shape[-1])
+        turns = [
+            (r.matcher, chunk.ids[len(chunk.ids) - chunk.tail + 1 :])
+            for r, chunk in due
+            if chunk.tail
+        ]
+        allowed = allowed_tokens(turns, logits.shape[-1])
         positions = [len(request.ids) + offset for request, offset in rows]
         samplings = [request.sampling for request, _ in rows]
         return list(zip(*draw(logits, samplings, positions, allowed), strict=True))

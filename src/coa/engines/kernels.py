@@ -35,12 +35,15 @@ from coa.io.machine import cpu_features, fair_cores
 from coa.models.references import cache_dir
 from coa.models.weights import Shape, rotary, rotate
 
-SOURCES = ("vectors.c", "attention.c", "rows.c", "threads.c")
+SOURCES = ("vectors.c", "attention.c", "rows.c", "int8.c", "threads.c")
 LANES, PAGE, PADDING = 16, 256, 64
 """How the compiled kernels lay out the cache; see attention.c."""
+TILE, GROUP = 32, 64
+"""Outputs and inputs that weights of 8 bits are stored by; see int8.c."""
 _FLAGS = [
     *("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", "-std=gnu11", "-fno-strict-aliasing"),
     *(f"-DLANES={LANES}", f"-DPAGE={PAGE}", f"-DPADDING={PADDING}"),
+    *(f"-DTILE={TILE}", f"-DGROUP={GROUP}"),
 ]
 _POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int, ctypes.c_float
 _ARGUMENTS: dict[str, list[Any]] = {
@@ -48,6 +51,8 @@ _ARGUMENTS: dict[str, list[Any]] = {
     "coa_add_norm": [*[_POINTER] * 4, _INT, _INT, _FLOAT, _INT],
     "coa_gate": [_POINTER, _POINTER, _INT, _INT, _INT],
     "coa_draw": [_POINTER, _INT, _INT, *[_POINTER] * 4, _INT],
+    "coa_pack_int8": [_POINTER, _INT, _INT, _POINTER, _INT],
+    "coa_multiply_int8": [_POINTER, _INT, _INT, _POINTER, _INT, _POINTER, _POINTER, _INT],
     "coa_release_threads": [],
     "coa_wait_asleep": [_INT],
 }
@@ -321,6 +326,38 @@ class CompiledOps(TorchOps):
         rows, width = len(gate_up), gate_up.shape[1] // 2
         out = gate_up.new_empty(rows, width)
         self._library.coa_gate(gate_up.data_ptr(), out.data_ptr(), rows, width, self._bf16)
+        return out
+
+
+class Int8Linear:
+    """A linear layer for a few rows, by weights of 8 bits; see int8.c.
+
+    The width must be a multiple of LANES. Bias, rows and results have the type of the weight.
+    """
+
+    def __init__(self, library: ctypes.CDLL, weight: Tensor, bias: Tensor | None = None) -> None:
+        self._library, self._bias, self._shape = library, bias, weight.shape
+        self._bf16 = int(weight.dtype == torch.bfloat16)
+        outputs, width = self._shape
+        tiles, parts = -(-outputs // TILE), -(-width // GROUP)
+        self._packed = lazy_zeros((tiles * parts * TILE * (GROUP // 4 + 1),), torch.float32)
+        library.coa_pack_int8(
+            weight.contiguous().data_ptr(), outputs, width, self._packed.data_ptr(), self._bf16
+        )
+
+    def __call__(self, x: Tensor) -> Tensor:
+        x, (outputs, width) = x.contiguous(), self._shape
+        out = x.new_empty(len(x), outputs)
+        self._library.coa_multiply_int8(
+            x.data_ptr(),
+            len(x),
+            width,
+            self._packed.data_ptr(),
+            outputs,
+            None if self._bias is None else self._bias.data_ptr(),
+            out.data_ptr(),
+            self._bf16,
+        )
         return out
 
 

@@ -12,6 +12,7 @@ all.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,12 +22,21 @@ import torch.nn.functional as F
 from safetensors import safe_open
 from torch import Tensor
 
-from coa.engines.kernels import LANES, CompiledOps, KernelRun, TorchOps, load_kernels
+from coa.engines.kernels import (
+    LANES,
+    CompiledOps,
+    Int8Linear,
+    KernelRun,
+    TorchOps,
+    load_kernels,
+)
 from coa.errors import ModelError
 from coa.models.weights import Adapter, Shape, read_config, weight_files
 
 EXACT_ROWS = 16
 """Rows of every decoding step in exact mode: a product's last bits depend on its shape."""
+FEW_ROWS = 16
+"""Most rows of a product with weights of 8 bits: with more, computing takes longer than reading."""
 Linear = Callable[[Tensor], Tensor]
 
 
@@ -73,8 +83,19 @@ class MergedTensors:
             raise ModelError(f"The adapter trains {first!r}, which the engine cannot merge.")
 
 
-def make_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
-    """A linear layer with the weight packed for oneDNN where that is possible (bf16 on CPU)."""
+def make_linear(
+    weight: Tensor, bias: Tensor | None = None, kernels: ctypes.CDLL | None = None
+) -> Linear:
+    """A linear layer; with `kernels` a few rows are multiplied with weights of 8 bits."""
+    whole = _whole_linear(weight, bias)
+    if kernels is None:
+        return whole
+    few = Int8Linear(kernels, weight, bias)
+    return lambda x: few(x) if len(x) <= FEW_ROWS else whole(x)
+
+
+def _whole_linear(weight: Tensor, bias: Tensor | None) -> Linear:
+    """The weight is packed for oneDNN where that is possible (bf16 on CPU)."""
     if weight.dtype == torch.bfloat16 and torch.backends.mkldnn.is_available():
         try:
             packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), 16)
@@ -123,8 +144,10 @@ class LlamaForward:
         context: int,
         exact: bool,
         adapter: Adapter | None = None,
+        int8: bool = False,
     ) -> None:
         assert slots <= EXACT_ROWS or not exact, slots
+        assert not (int8 and exact), "rounded weights are not exact"
         config = read_config(folder)
         self.shape = Shape.read(config)
         self._tied = config.get("tie_word_embeddings") is True
@@ -136,6 +159,9 @@ class LlamaForward:
             kernels = f"the model's widths {widths} are not multiples of {LANES}"
         self.slow = kernels if isinstance(kernels, str) else ""
         """Why the compiled kernels are not used."""
+        self._int8 = kernels if int8 and not isinstance(kernels, str) else None
+        self.int8 = self._int8 is not None
+        """Whether a few rows are multiplied with weights of 8 bits."""
         if isinstance(kernels, str):
             self._ops = TorchOps(self.shape, slots, context, dtype)
         else:
@@ -151,20 +177,24 @@ class LlamaForward:
         head = None if self._tied else take.optional("lm_head.weight")
         take.check_all_used()  # an adapter that is refused has changed nothing
         self._embed, self._layers, self._norm = embed, layers, norm
-        self._head = make_linear(embed if head is None else head)
+        self._head = make_linear(embed if head is None else head, None, self._int8)
 
     def _read_layer(self, take: MergedTensors, index: int) -> Layer:
         at = f"model.layers.{index}."
         attention = at + "self_attn."
         q_norm = take.optional(attention + "q_norm.weight")
         k_norm = take.optional(attention + "k_norm.weight")
+
+        def linear(*names: str) -> Linear:
+            return make_linear(*take.fused([*names]), self._int8)
+
         return Layer(
             norm_in=take(at + "input_layernorm.weight"),
-            qkv=make_linear(*take.fused([attention + f"{x}_proj" for x in "qkv"])),
-            out=make_linear(*take.fused([attention + "o_proj"])),
+            qkv=linear(*[attention + f"{x}_proj" for x in "qkv"]),
+            out=linear(attention + "o_proj"),
             norm_mlp=take(at + "post_attention_layernorm.weight"),
-            gate_up=make_linear(*take.fused([at + "mlp.gate_proj", at + "mlp.up_proj"])),
-            down=make_linear(*take.fused([at + "mlp.down_proj"])),
+            gate_up=linear(at + "mlp.gate_proj", at + "mlp.up_proj"),
+            down=linear(at + "mlp.down_proj"),
             norms=None if q_norm is None or k_norm is None else (q_norm, k_norm),
         )
 

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from coa.engines.base import CodecEngine, Completion, OnText, Sampling, TextCodec, most_tokens
-from coa.engines.batch import Batch, BatchRequest, Forward, Guesses
+from coa.engines.batch import Batch, BatchRequest, Guesses
 from coa.engines.kernels import release_threads, slot_bytes, use_threads
 from coa.engines.llama import EXACT_ROWS, Chunk, LlamaForward
 from coa.engines.sampling import Matchers
@@ -50,6 +50,8 @@ from coa.models.weights import (
 
 class PlainForward:
     """A transformers model and one cache per slot."""
+
+    int8 = False
 
     def __init__(
         self,
@@ -130,6 +132,7 @@ def vocabulary_of(model: Any) -> int:
 
 DEFAULT_CONTEXT = 4096
 DEFAULT_SLOTS = 64
+ROUNDED = "+int8"
 MEMORY_SHARE = 0.25
 """Of the machine's memory, at most for keys and values; more requests than fit wait. Processes of
 one program divide it, as they divide the cores."""
@@ -142,6 +145,13 @@ def choose_dtype(dtype: str, deterministic: bool) -> torch.dtype:
         raise ConfigError("deterministic needs float32, found dtype 'bfloat16'.")
     narrow = dtype == "bfloat16" or (dtype == "auto" and native_bfloat16() and not deterministic)
     return torch.bfloat16 if narrow else torch.float32
+
+
+def check_weights(weights: str, deterministic: bool) -> None:
+    if weights not in ("auto", "full", "int8"):
+        raise ConfigError(f"Found weights {weights!r}, expected 'auto', 'full' or 'int8'.")
+    if deterministic and weights == "int8":
+        raise ConfigError("deterministic needs full weights, found weights 'int8'.")
 
 
 def positions_of(config: dict[str, Any]) -> int | None:
@@ -164,6 +174,7 @@ class LocalEngine(CodecEngine):
         threads: int | None = None,
         memory_gb: float | None = None,
         guess: bool = True,
+        weights: str = "full",
         note: Callable[[str], None] | None = None,
     ) -> None:
         source = resolve(ref)
@@ -173,6 +184,7 @@ class LocalEngine(CodecEngine):
         config = read_config(self._folder)
         self.name, self._config = ref, config
         self._dtype = choose_dtype(dtype, deterministic)
+        check_weights(weights, deterministic)
         self.codec = Codec.from_folder(self._folder)
         longest = positions_of(config) or DEFAULT_CONTEXT
         self.context = min(context or DEFAULT_CONTEXT, longest)
@@ -181,11 +193,16 @@ class LocalEngine(CodecEngine):
         slots = min(slots, EXACT_ROWS) if deterministic else slots  # more requests wait their turn
         base = base_hash(self._folder)
         self.weights, adapter = base[:8], None
-        """Beginnings of the hashes of base and adapter, or the version that `load` was given."""
+        """Beginnings of the hashes of base and adapter, or the version that `load` was given, and
+        whether they are rounded."""
         if source.adapter is not None:
             adapter = read_adapter(source.adapter, base)
             self.weights += f"+{adapter_hash(source.adapter)[:8]}"
-        self._forward = self._make_forward(slots, memory_gb, adapter, deterministic, note or say)
+        self._forward = self._make_forward(
+            slots, memory_gb, adapter, deterministic, weights, note or say
+        )
+        self._rounded = ROUNDED if self._forward.int8 else ""
+        self.weights += self._rounded
         self.slots = self._forward.slots
         """Rollouts that keep their keys and values at a time; of more, the oldest lose theirs."""
         eos = _eos_ids(self._folder, config, self.codec)
@@ -206,10 +223,13 @@ class LocalEngine(CodecEngine):
         memory_gb: float | None,
         adapter: Adapter | None,
         exact: bool,
+        weights: str,
         note: Callable[[str], None],
-    ) -> Forward:
+    ) -> LlamaForward | PlainForward:
         reason = unsupported(self._config)
         if reason is not None:
+            if weights == "int8":
+                raise ConfigError(f"{self.name}: weights 'int8': {reason} has no fast path here.")
             note(f"{self.name}: {reason} has no fast path here; using transformers, row by row")
             return PlainForward(self._folder, self._dtype, slots, adapter)
         each = slot_bytes(Shape.read(self._config), self.context, self._dtype) / 1e9
@@ -224,7 +244,12 @@ class LocalEngine(CodecEngine):
         if (fitting := int(bound / each)) < slots:
             note(f"{self.name}: {fitting} rollouts fit into {bound:.2g} GB; others wait")
         slots = min(slots, fitting)
-        forward = LlamaForward(self._folder, self._dtype, slots, self.context, exact, adapter)
+        int8 = weights != "full" and not exact
+        forward = LlamaForward(self._folder, self._dtype, slots, self.context, exact, adapter, int8)
+        if forward.slow and weights == "int8":
+            raise ConfigError(
+                f"{self.name}: weights 'int8' needs the compiled kernels: {forward.slow}."
+            )
         if forward.slow:
             note(f"{self.name}: no compiled kernels ({forward.slow}); using torch, slower")
         return forward
@@ -300,7 +325,7 @@ class LocalEngine(CodecEngine):
             if isinstance(job, _NewWeights):
                 self._forward.load(job.adapter)
                 self._batch.forget()
-                self.weights = job.version
+                self.weights = job.version + self._rounded
                 _settle(job.answer, None)
             elif not job.answer.cancelled():
                 if job.sampling.constraint:

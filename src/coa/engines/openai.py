@@ -211,6 +211,7 @@ _LOCAL_ONLY = {
     "threads": None,
     "memory_gb": None,
     "guess": True,
+    "weights": "full",
 }
 """Options of a local model that a server decides by itself, and their defaults."""
 
@@ -256,7 +257,7 @@ class OpenAIEngine(CodecEngine):
         for name, value in ignored.items():
             if name not in _LOCAL_ONLY:
                 raise EngineError(f"Unknown option {name!r} of a server's model.")
-            if value != _LOCAL_ONLY[name]:
+            if value not in (_LOCAL_ONLY[name], "auto"):
                 self._note(f"{ref}: {name} is the server's to decide and is ignored")
 
     @property

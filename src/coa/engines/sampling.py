@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -250,13 +251,36 @@ def _first_line(matcher: Matcher) -> str:
     return str(matcher.get_error()).strip().partition("\n")[0]
 
 
-def allowed_tokens(matchers: Sequence[Matcher | None], vocabulary: int) -> Tensor | None:
-    """What each row allows, 0 or 1, [rows, vocabulary]; None when no row is constrained."""
-    if not any(matcher is not None for matcher in matchers):
+def forced_tokens(matcher: Matcher) -> list[int]:
+    """Tokens that must come next, as far as the grammar leaves no choice."""
+    return list(matcher.compute_ff_tokens())
+
+
+def possible(matcher: Matcher, tokens: list[int]) -> list[int]:
+    """As many of the tokens as the grammar allows to come next."""
+    return tokens[: matcher.validate_tokens(tokens)]
+
+
+Guessed = tuple[Matcher | None, Sequence[int]]
+"""A turn's matcher, and tokens that may come next, all of them possible."""
+
+
+def allowed_tokens(turns: Sequence[Guessed], vocabulary: int) -> Tensor | None:
+    """What each row allows, 0 or 1, [rows, vocabulary]; None when no row is constrained.
+
+    A turn has a row for its next token, and one for what comes after each of its guesses.
+    """
+    if not any(matcher is not None for matcher, _ in turns):
         return None
-    bits = np.full((len(matchers), (vocabulary + 31) // 32), -1, dtype=np.int32)
-    for row, matcher in zip(bits, matchers, strict=True):
-        if matcher is not None:
-            matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+    rows = sum(1 + len(guess) for _, guess in turns)
+    bits = np.full((rows, (vocabulary + 31) // 32), -1, dtype=np.int32)
+    left = iter(bits)
+    for matcher, guess in turns:
+        place = matcher.deep_copy() if matcher is not None and guess else matcher
+        for row, before in zip(islice(left, 1 + len(guess)), [None, *guess], strict=True):
+            if place is None or (before is not None and not place.consume_token(before)):
+                place = None  # if this guess is drawn, following it fails, and no row counts
+            else:
+                place.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
     flags = np.unpackbits(bits.view(np.uint8), axis=1, count=vocabulary, bitorder="little")
     return torch.from_numpy(flags)

@@ -1,5 +1,5 @@
-/* Vectors of 16 floats, in the extensions of GCC and Clang. kernels.py compiles this file, attention.c
- * and rows.c as one, at first use, and gives LANES, PAGE and PADDING.
+/* Vectors of 16 floats, in the extensions of GCC and Clang. kernels.py compiles this file, attention.c,
+ * rows.c and int8.c as one, at first use, and gives LANES, PAGE, PADDING, TILE and GROUP.
  *
  * Arithmetic is float32, and sums of products of bfloat16 are float32.
  */
@@ -10,7 +10,7 @@
 #ifdef _OPENMP
 #include <omp.h>
 #endif
-#ifdef __AVX512BF16__
+#ifdef __x86_64__
 #include <immintrin.h>
 #endif
 
@@ -51,6 +51,14 @@ INLINE void write(void *to, size_t at, vf x, int bf16) {
         narrow((uint16_t *)to + at, x);
     else
         store((float *)to + at, x);
+}
+
+INLINE void put(void *to, size_t at, float x, int bf16) { /* one number */
+    union { float value; uint32_t bits; } wide = {x};
+    if (bf16)
+        ((uint16_t *)to)[at] = (wide.bits + 0x7fff + ((wide.bits >> 16) & 1)) >> 16;
+    else
+        ((float *)to)[at] = x;
 }
 
 INLINE float total(vf x) {

@@ -198,11 +198,15 @@ class EvalSettings(AgentSettings):
     memory_gb: Annotated[float | None, Option("Most GB for keys and values.", "--memory")] = None
     """Of a model in this process; None: a quarter of the machine's."""
     deterministic: Annotated[bool, Option("fp32, fixed batch shapes.")] = False
+    weights: Annotated[str, Option("full, or int8 as `coa ask` has them.")] = "full"
+    """Figures must not depend on what a machine can do, so there is no auto here."""
 
     def __post_init__(self) -> None:
         ranges = {"at least 1": "k turns turn_tokens context concurrency", "0 or more": "tokens"}
         check_ranges(self, "", ranges)
         Decoding(temperature=self.temperature)  # refuses what cannot be sampled at
+        if self.weights not in ("full", "int8"):
+            raise ConfigError(f"weights: found {self.weights!r}, expected 'full' or 'int8'.")
         check_chooser(self.best_of, JudgeSettings(self.judge))
         if self.k > 1 and self.temperature == 0:
             raise ConfigError(
@@ -325,6 +329,7 @@ async def _roll_out(
                 slots=slots_for(settings.concurrency),
                 context=settings.context,
                 memory_gb=settings.memory_gb,
+                weights=settings.weights,
             )
             stack.push_async_callback(engine.close)
         with counted("evaluate", len(tasks) * settings.k, mode) as on_done:
@@ -354,6 +359,8 @@ def _recipe(settings: EvalSettings) -> Json:
     recipe["observations"] = settings.tools.observations
     if settings.constrain:  # as in records from before there was a choice
         recipe["constrain"] = True
+    if settings.weights != "full":
+        recipe["weights"] = settings.weights
     return recipe
 
 

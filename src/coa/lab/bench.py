@@ -28,7 +28,7 @@ from coa.io.machine import cores
 from coa.io.runs import Json
 from coa.sandbox import PACKAGES, Sandbox
 
-BENCHES = ("busy", "parse", "rl", "rollout", "sandbox", "search", "sft")
+BENCHES = ("ask", "busy", "parse", "rl", "rollout", "sandbox", "search", "sft")
 Note = Callable[[str], None]
 T = TypeVar("T")
 Reader = Callable[[Grammar, str], object]
@@ -139,16 +139,18 @@ def run_bench(
 ) -> tuple[Json, list[str]]:
     """Run the measurement of that name: its result, and the same as lines for people.
 
-    `rollouts` is for rollout; `overrides` (name=value) change the work of sft and rl.
+    `rollouts` is for rollout; `overrides` (name=value) change the work of ask, sft and rl.
     """
     if name not in BENCHES:
         raise UsageError(f"{name!r} is not a measurement.{did_you_mean(name, BENCHES)}")
-    if overrides and name not in ("sft", "rl"):
+    if overrides and name not in ("ask", "sft", "rl"):
         raise UsageError(f"bench {name} has no settings, found {overrides[0]!r}.")
-    from coa.lab import bench_busy, bench_rollout, bench_search, bench_train
+    from coa.lab import bench_ask, bench_busy, bench_rollout, bench_search, bench_train
 
     shown: Callable[[Json], Iterator[str]]
-    if name == "parse":
+    if name == "ask":
+        result, shown = bench_ask.bench_ask(overrides, note), bench_ask.ask_lines
+    elif name == "parse":
         result, shown = bench_parse(), _parse_lines
     elif name == "busy":
         result, shown = bench_busy.bench_busy(note), bench_busy.busy_lines

@@ -231,7 +231,7 @@ _NEUTRAL: Json = {"k": 1, "temperature": 0.0, "seed": 0, "observations": "real",
 _NEUTRAL["prompt"] = "compact"
 _OPTIONS = (
     *("prompt", "reward", "k", "temperature", "observations", "turns", "turn_tokens", "malformed"),
-    *("context", "constrain", "deterministic", "seed"),
+    *("context", "constrain", "deterministic", "weights", "seed"),
 )
 """Settings of `coa eval` that change its result, as they are in a run's manifest. The grammars are
 those of the tasks and of the adapter."""

@@ -37,6 +37,7 @@ from coa.rollouts import (
     PROMPT,
     SETTINGS,
     TEMPERATURE,
+    WEIGHTS,
     References,
     choose_prompt,
     default_environments,
@@ -79,6 +80,7 @@ class Serving:
     limits: ServingLimits = field(default_factory=ServingLimits)
     temperature: Annotated[float, TEMPERATURE] = 0.0
     constrain: Annotated[bool, CONSTRAIN] = False
+    weights: Annotated[str, WEIGHTS] = "auto"
     context: Annotated[int, Option("Most tokens of a whole rollout.", least=1)] = 3072
     grace_s: Annotated[float, Option("Seconds to finish when stopped.", "--grace", 0)] = 20.0
     out: Annotated[Path | None, Option("Append trajectories to this file.")] = None
