@@ -201,6 +201,25 @@ def rl(
     _say_adapter(rl_from_recipe(find_recipe(recipe), overrides or [], note), as_json)
 
 
+@app.command()
+def improve(
+    recipe: Annotated[str, typer.Argument(help="A TOML recipe, or the name of a shipped one.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="a.b=value ...")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Fine-tune a model on its own right attempts, in rounds; the same command again continues."""
+    from coa.io.settings import find_recipe
+    from coa.train.improve import improve_from_recipe
+
+    result = improve_from_recipe(find_recipe(recipe), overrides or [], note)
+    if as_json:
+        rounds = result.records
+        emit({"adapter": str(result.adapter), "round": result.round, "rounds": rounds})
+    else:
+        note(result.line)
+        print(result.adapter)
+
+
 def _say_adapter(adapter: Path, as_json: bool) -> None:
     """Print where the result is; of several processes only the first does."""
     if os.environ.get("RANK", "0") != "0":
