@@ -40,9 +40,9 @@ from coa.train.improve import (
     SOMETIMES,
     UNJUDGED,
     WRONG,
+    AttemptVerdict,
     ImproveResult,
     NothingToLearn,
-    Verdict,
     account,
     not_to_imitate,
     shortest,
@@ -84,7 +84,7 @@ def test_of_a_task_solved_sometimes_the_shortest_right_attempt_is_kept() -> None
     group = group_of((long, 1.0), (short, 1.0), (wrong, 0.0))
     verdicts = [verdict for _, verdict in sift(group, ImproveSettings())]
     assert [verdict.dropped for verdict in verdicts] == [LONGER, "", WRONG]
-    assert verdicts[1] == Verdict("t0", 1, 1.0, short.usage.sampled_tokens)
+    assert verdicts[1] == AttemptVerdict("t0", 1, 1.0, short.usage.sampled_tokens)
     both = [verdict.dropped for _, verdict in sift(group, ImproveSettings(keep=2))]
     assert both == ["", "", WRONG]
 

@@ -91,7 +91,7 @@ class NothingToLearn(TrainingError):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class AttemptVerdict:
     """A line of verdicts.jsonl: an attempt, what it earned, and why it is not trained on."""
 
     task_id: str
@@ -103,7 +103,7 @@ class Verdict:
     """The reason; empty: it is kept."""
 
     @classmethod
-    def from_json(cls, record: Json) -> Verdict:
+    def from_json(cls, record: Json) -> AttemptVerdict:
         return cls(**{name: record[name] for name in cls.__slots__})
 
 
@@ -115,7 +115,7 @@ def solved(scores: Iterable[float | None], right: float) -> str:
     return UNJUDGED if not judged else ALWAYS if judged.pop() else NEVER
 
 
-def sift(group: Group, settings: ImproveSettings) -> list[tuple[Trajectory, Verdict]]:
+def sift(group: Group, settings: ImproveSettings) -> list[tuple[Trajectory, AttemptVerdict]]:
     """Every attempt of a task with its verdict, in the order of the attempts."""
     how_often = solved(group.scores, settings.right)
     reasons: dict[int, str] = {}
@@ -138,7 +138,12 @@ def sift(group: Group, settings: ImproveSettings) -> list[tuple[Trajectory, Verd
         if not any(attempts[at] is trajectory for trajectory in kept):
             reasons[at] = SAME_TEXT if written(attempts[at]) in texts else LONGER
     return [
-        (t, Verdict(t.task_id, t.sample, r.score, t.usage.sampled_tokens, reasons.get(at, "")))
+        (
+            t,
+            AttemptVerdict(
+                t.task_id, t.sample, r.score, t.usage.sampled_tokens, reasons.get(at, "")
+            ),
+        )
         for at, (t, r) in enumerate(zip(attempts, group.rollouts, strict=True))
     ]
 
@@ -166,7 +171,7 @@ def written(trajectory: Trajectory) -> str:
     return "\n".join(s.text for s in trajectory.segments if s.author is Author.MODEL)
 
 
-def account(verdicts: Sequence[Verdict], settings: ImproveSettings) -> Json:
+def account(verdicts: Sequence[AttemptVerdict], settings: ImproveSettings) -> Json:
     """What the attempts of a round came to: every one is kept, or dropped for one reason."""
     scores: dict[str, list[float | None]] = {}
     for verdict in verdicts:
@@ -349,8 +354,9 @@ class Rounds:
         tasks = min(settings.tasks_per_round or len(self.tasks), len(self.tasks))
         measured = f"each measured on {held} check tasks" if held else "nothing is measured"
         limit = f", at most {settings.tokens:,} sampled tokens" if settings.tokens else ""
+        rounds = "1 round" if settings.rounds == 1 else f"{settings.rounds} rounds"
         self.note(
-            f"{settings.rounds} rounds of {tasks} tasks x {settings.samples} attempts{limit}; "
+            f"{rounds} of {tasks} tasks x {settings.samples} attempts{limit}; "
             f"{measured}; start: {self.recipe.sft.model}"
         )
 
@@ -402,7 +408,7 @@ class Rounds:
 
     # -- attempts ------------------------------------------------------------------------------
 
-    async def _attempt(self, number: int, sampler: Lazy) -> list[Verdict]:
+    async def _attempt(self, number: int, sampler: Lazy) -> list[AttemptVerdict]:
         """Attempt the tasks of a round and choose; the verdicts are written last."""
         folder, settings = self.folder(number), self.recipe.improve
         self._begun = None
@@ -423,7 +429,7 @@ class Rounds:
             for place in (ATTEMPTS, DATASET):
                 self.opened.grammars.save(folder / place)
             write_jsonl(folder / VERDICTS, (asdict(verdict) for _, verdict in sifted))
-        verdicts = read_records(folder / VERDICTS, Verdict.from_json)
+        verdicts = read_records(folder / VERDICTS, AttemptVerdict.from_json)
         self.position += len(verdicts) // settings.samples
         self.spent += sum(verdict.tokens for verdict in verdicts)
         self.note(f"   {account_line(account(verdicts, settings))}")
@@ -468,7 +474,7 @@ class Rounds:
             by_task.setdefault(trajectory.task_id, []).append(trajectory)
         return [each for own in by_task.values() for each in shortest(own, settings.keep)]
 
-    def _end_early(self, number: int, verdicts: Sequence[Verdict]) -> None:
+    def _end_early(self, number: int, verdicts: Sequence[AttemptVerdict]) -> None:
         """Say why a round has nothing to train on: an error in the first, else the end."""
         found = account(verdicts, self.recipe.improve)
         if not verdicts:
@@ -501,7 +507,7 @@ class Rounds:
         folder = self.folder(number)
         record: Json = {"round": number}
         if number:
-            verdicts = read_records(folder / VERDICTS, Verdict.from_json)
+            verdicts = read_records(folder / VERDICTS, AttemptVerdict.from_json)
             record |= account(verdicts, self.recipe.improve) | trained(folder)
         if self.check_tasks is not None:
             if not (folder / CHECK / SCORES).is_file():
