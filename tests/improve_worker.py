@@ -85,14 +85,18 @@ def settings(model: Path, out: Path, *more: str) -> list[str]:
     return [*TINY, *given, *more]
 
 
-def improve(model: Path, out: Path, *more: str, note: Any = lambda line: None) -> Any:
-    """Run it with a `Speaker` instead of the model's own engine."""
+def improve(
+    model: Path, out: Path, *more: str, note: Any = lambda line: None, dry: bool = False
+) -> Any:
+    """Run it, or plan it, with a `Speaker` instead of the model's own engine."""
     import coa.train.improve as stage
 
     heard, real = codec_of(f"hf:{model}"), stage.load_sampler
     stage.load_sampler = lambda recipe, source: Speaker(heard)  # type: ignore[assignment,return-value]
     try:
         recipe = stage.read_improve_recipe(None, settings(model, out, *more))
+        if dry:
+            return stage.plan_improve(recipe, env=ENV, note=note)
         return stage.run_improve(recipe, env=ENV, note=note, quiet=True)
     finally:
         stage.load_sampler = real

@@ -237,8 +237,22 @@ def test_every_round_trains_the_start_on_all_that_was_kept(finished: Path) -> No
     by_task = {t.task_id: t for t in second}
     assert len(by_task) == len(second)
     for trajectory in first:
-        length = by_task[trajectory.task_id].usage.sampled_tokens
-        assert length <= trajectory.usage.sampled_tokens
+        chosen = by_task[trajectory.task_id]
+        assert chosen.usage.sampled_tokens <= trajectory.usage.sampled_tokens
+    newer = {
+        t.task_id: t
+        for t, (_, verdict) in zip(
+            load_trajectories(finished / "round-2" / "attempts"),
+            read_jsonl(finished / "round-2" / "verdicts.jsonl"),
+            strict=True,
+        )
+        if not verdict["dropped"]
+    }
+    old = {t.task_id: t.usage.sampled_tokens for t in first}
+    for task_id, trajectory in newer.items():  # of equals the newest
+        length = trajectory.usage.sampled_tokens
+        stays = length <= old.get(task_id, length)
+        assert (by_task[task_id].sample == trajectory.sample) == stays
     models = [
         json.loads((finished / f"round-{n}" / "sft" / "manifest.json").read_text())["recipe"]
         for n in (1, 2)
@@ -352,6 +366,15 @@ def test_it_says_what_it_does(tiny_model: Path, tmp_path: Path) -> None:
         line.startswith("   8 tasks: solved ") and "kept; dropped: " in line for line in heard
     )
     assert any("for what is left" in line for line in heard)
+
+
+def test_a_dry_run_tries_a_few_tasks_and_leaves_nothing(tiny_model: Path, tmp_path: Path) -> None:
+    plan = improve(tiny_model, tmp_path / "run", dry=True)
+    assert plan.tried["tasks"] == 2 and plan.tried["attempts"] == 8  # as many as run at once
+    assert (plan.rounds, plan.attempts) == (2, 64) and plan.seconds > 0
+    first, second = plan.lines()
+    assert first.startswith("tried 2 tasks: solved ") and "nothing was written" in second
+    assert not (tmp_path / "run").exists()
 
 
 # -- what is refused -------------------------------------------------------------------------
@@ -537,6 +560,7 @@ def test_it_learns_which_tool_to_call(tmp_path: Path) -> None:
             f"out={tmp_path / 'run'}",
             f"sft.model={start}",
             "improve.min_tool_calls=1",
+            "check.temperature=1.0",  # the likeliest tool is the right one from the start
             "sft.lr=2e-3",
             "sft.epochs=2",
             "sft.dtype=float32",
@@ -550,4 +574,4 @@ def test_it_learns_which_tool_to_call(tmp_path: Path) -> None:
     )
     result = stage.run_improve(recipe, env=toy, quiet=True)
     best = lines(tmp_path / "run")[result.round]
-    assert best["against_start"]["difference_ci95"][0] > 0.05, result.line
+    assert result.round and best["against_start"]["difference_ci95"][0] > 0.05, result.line

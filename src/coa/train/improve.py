@@ -37,6 +37,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from coa.distillation.filters import FilterSettings, fault_of
@@ -57,7 +58,8 @@ try:
     from coa.train.groups import Group, Sampler, TaskStream
     from coa.train.policy import make_policy
     from coa.train.processes import Processes
-    from coa.train.sft import protocol_of, set_up_torch, train_on
+    from coa.train.rows import total_tokens
+    from coa.train.sft import choose, protocol_of, rehearse, set_up_torch, train_on
 except ImportError as exc:
     raise MissingExtra("Training", "train") from exc
 from coa.statistics import SAME, estimate, interval, paired
@@ -232,6 +234,10 @@ class ImproveResult:
         return f"{line}; {spent}"
 
 
+def in_rounds(count: int) -> str:
+    return "1 round" if count == 1 else f"{count} rounds"
+
+
 def accuracy(record: Json) -> str:
     bounds = [record["eval_low"], record["eval_high"]]
     return f"{percent(record['eval_accuracy'], bounds).strip()} on check tasks"
@@ -268,24 +274,58 @@ def run_improve(
     return asyncio.run(_run(recipe, env, note, "silent" if quiet else "auto"))
 
 
+@dataclass(frozen=True, slots=True)
+class ImprovePlan:
+    """What a run would take, by the attempts of a few tasks."""
+
+    tried: Json
+    """What these came to, as a line of metrics.jsonl has it."""
+    rounds: int
+    attempts: int
+    """Of all rounds."""
+    seconds: float
+    """Of all rounds: attempts, training and measuring."""
+
+    def lines(self) -> Iterator[str]:
+        yield f"tried {account_line(self.tried)}"
+        yield (
+            f"{in_rounds(self.rounds)} with {self.attempts:,} attempts would take about "
+            f"{duration(self.seconds)}; nothing was written"
+        )
+
+
+def plan_from_recipe(path: Path, overrides: Sequence[str], note: Note) -> ImprovePlan:
+    recipe = read_improve_recipe(path, overrides)
+    check_has_tasks(recipe, path)
+    return plan_improve(recipe, note=note)
+
+
+def plan_improve(
+    recipe: ImproveRecipe, *, env: References = (), note: Note = lambda line: None
+) -> ImprovePlan:
+    """What a run would take, by trying a few tasks of its first round; nothing stays of it."""
+    settings = recipe.improve
+    few = max(1, recipe.rollout.concurrency // settings.samples)
+    with TemporaryDirectory() as place:
+        tried = replace(settings, rounds=1, tasks_per_round=few, tokens=0)
+        asked = replace(recipe, improve=tried, out=str(Path(place) / "run"))
+
+        async def go() -> ImprovePlan:
+            async with _opened(asked, env, note, "auto") as rounds:
+                found, attempt, train = await rounds.rehearse()
+                tasks = rounds.tasks_of(settings)
+                held = len(rounds.check_tasks or ()) * recipe.check.samples
+            attempts = settings.rounds * tasks * settings.samples
+            rollouts = attempts + (settings.rounds + 1) * held
+            seconds = rollouts * attempt + settings.rounds * tasks * train
+            return ImprovePlan(found, settings.rounds, attempts, round(seconds, 1))
+
+        return asyncio.run(go())
+
+
 async def _run(recipe: ImproveRecipe, env: References, note: Note, mode: Mode) -> ImproveResult:
     root = Path(recipe.out)
-    environments, tasks, check_tasks = load_tasks(recipe, env, note)
-    source = resolve(recipe.sft.model)
-    prompt = choose_prompt(recipe.prompt, recipe.sft.model)
-    set_up_torch(recipe.sft)
-    async with AsyncExitStack() as stack:
-        both = [*tasks, *(check_tasks or ())]
-        opening = open_environments(environments, both, recipe.tools, recipe.reward)
-        opened = await stack.enter_async_context(opening)
-        made: Json = {"grammar": opened.grammar_names, "prompt": prompt}
-        base = base_hash(model_folder(source))
-        run = open_run("improve", recipe, made, opened, tasks, check_tasks, base)
-        stack.enter_context(run)
-        decoding = Decoding(
-            temperature=recipe.rollout.temperature, seed=recipe.sft.seed, prompt=prompt
-        )
-        rounds = Rounds(recipe, source, base, opened, tasks, check_tasks, run, decoding, note, mode)
+    async with _opened(recipe, env, note, mode) as rounds:
         if (root / ADAPTER / MANIFEST).is_file():
             note(f"{root / ADAPTER} is finished already")
             records = [record for _, record in read_jsonl(root / METRICS)]
@@ -295,6 +335,25 @@ async def _run(recipe: ImproveRecipe, env: References, note: Note, mode: Mode) -
         for folder in root.glob("round-*/**/"):
             sweep(folder)
         return await rounds.execute()
+
+
+@asynccontextmanager
+async def _opened(
+    recipe: ImproveRecipe, env: References, note: Note, mode: Mode
+) -> AsyncIterator[Rounds]:
+    """The rounds of a recipe, in its run directory."""
+    environments, tasks, check_tasks = load_tasks(recipe, env, note)
+    source = resolve(recipe.sft.model)
+    prompt = choose_prompt(recipe.prompt, recipe.sft.model)
+    set_up_torch(recipe.sft)
+    both = [*tasks, *(check_tasks or ())]
+    async with open_environments(environments, both, recipe.tools, recipe.reward) as opened:
+        made: Json = {"grammar": opened.grammar_names, "prompt": prompt}
+        base, rollout = base_hash(model_folder(source)), recipe.rollout
+        decoding = Decoding(temperature=rollout.temperature, seed=recipe.sft.seed, prompt=prompt)
+        with open_run("improve", recipe, made, opened, tasks, check_tasks, base) as run:
+            what = (recipe, source, base, opened, tasks, check_tasks)
+            yield Rounds(*what, run, decoding, note, mode)
 
 
 def best_round(records: Sequence[Json], recipe: ImproveRecipe) -> int:
@@ -349,16 +408,36 @@ class Rounds:
                 break
         return self._finish()
 
+    async def rehearse(self) -> tuple[Json, float, float]:
+        """Attempt as many tasks as run at once: what that came to, seconds of an attempt, and of
+        training on what is kept of a task."""
+        async with self._weights_of(0) as sampler:
+            await sampler()  # loading is done once
+            begun = time.monotonic()
+            verdicts = await self._attempt(1, sampler)
+            attempt = (time.monotonic() - begun) / max(1, len(verdicts))
+        found, train = account(verdicts, self.recipe.improve), 0.0
+        if kept := load_trajectories(self.folder(1) / DATASET):
+            sft, policy = self.recipe.sft, make_policy(self.recipe.sft)
+            rows = choose(kept, sft, policy.codec).rows
+            per_token, per_step = rehearse(sft, rows, policy)
+            tokens = total_tokens(rows) * per_token + len(rows) / sft.batch_size * per_step
+            train = sft.epochs * tokens / found["tasks"]
+        return found, attempt, train
+
     def _say_plan(self) -> None:
         settings, held = self.recipe.improve, len(self.check_tasks or ())
-        tasks = min(settings.tasks_per_round or len(self.tasks), len(self.tasks))
+        tasks = self.tasks_of(settings)
         measured = f"each measured on {held} check tasks" if held else "nothing is measured"
         limit = f", at most {settings.tokens:,} sampled tokens" if settings.tokens else ""
-        rounds = "1 round" if settings.rounds == 1 else f"{settings.rounds} rounds"
         self.note(
-            f"{rounds} of {tasks} tasks x {settings.samples} attempts{limit}; "
+            f"{in_rounds(settings.rounds)} of {tasks} tasks x {settings.samples} attempts{limit}; "
             f"{measured}; start: {self.recipe.sft.model}"
         )
+
+    def tasks_of(self, settings: ImproveSettings) -> int:
+        """How many tasks a round has, where no tokens limit it."""
+        return min(settings.tasks_per_round or len(self.tasks), len(self.tasks))
 
     def folder(self, number: int) -> Path:
         return self.run.root / f"round-{number}"
@@ -439,7 +518,7 @@ class Rounds:
         """The attempts of a round, by task. Where tokens are limited they are drawn in parts, until
         the round's share is spent; which tasks fit into it does not depend on the parts."""
         settings = self.recipe.improve
-        wanted = min(settings.tasks_per_round or len(self.tasks), len(self.tasks))
+        wanted = self.tasks_of(settings)
         drawn = sampler.stream.take(self.position, wanted)
         at_once, most = wanted, float("inf")
         if settings.tokens:
@@ -465,12 +544,13 @@ class Rounds:
         return list(fitting.values())
 
     def _with_earlier(self, number: int, kept: Sequence[Trajectory]) -> list[Trajectory]:
-        """What a round trains on: where each begins at the start, also what earlier ones kept."""
+        """What a round trains on: where each begins at the start, also what earlier ones kept. Of
+        equally short attempts the newest stays: better weights wrote it."""
         settings = self.recipe.improve
         if settings.train_from == "last" or number == 1 or not kept:
             return list(kept)
         by_task: dict[str, list[Trajectory]] = {}
-        for trajectory in (*load_trajectories(self.folder(number - 1) / DATASET), *kept):
+        for trajectory in (*kept, *load_trajectories(self.folder(number - 1) / DATASET)):
             by_task.setdefault(trajectory.task_id, []).append(trajectory)
         return [each for own in by_task.values() for each in shortest(own, settings.keep)]
 
