@@ -27,8 +27,8 @@ from coa.lab.speedrun_recipe import read_speedrun_recipe
 from coa.recording.budget import PriceTable
 from coa.tools.live import WebSettings
 from coa.tools.sources import web_settings
-from coa.train.rl_stage import read_rl_recipe
-from coa.train.settings import RlRecipe, SftRecipe
+from coa.train.rl_stage import read_improve_recipe, read_rl_recipe
+from coa.train.settings import ImproveSettings, RlRecipe, SftRecipe
 
 ROOT = Path(__file__).resolve().parent.parent
 SHIPPED = sorted((ROOT / "src" / "coa" / "recipes").glob("*.toml"))
@@ -43,6 +43,7 @@ PAPER = [
 SCHEMAS: dict[str, Callable[[Path], Any]] = {
     "full": lambda path: read_speedrun_recipe(None, [], full=True),
     "distill": lambda path: load_recipe(path, [], DistillSettings),
+    "improve": lambda path: read_improve_recipe(path, []),
     "prices": lambda path: load_recipe(path, [], PriceTable),
     "rl": lambda path: read_rl_recipe(path, []),
     "sft": lambda path: load_recipe(path, [], SftRecipe),
@@ -186,7 +187,7 @@ def test_no_two_recipes_write_into_the_same_directory() -> None:
     outs = Counter(
         SCHEMAS[path.stem.partition("-")[0]](path).out
         for path in RECIPES
-        if path.stem.startswith(("sft", "rl"))
+        if path.stem.startswith(("sft", "rl", "improve"))
     )
     assert set(outs.values()) == {1}, outs
 
@@ -299,6 +300,12 @@ def test_every_setting_of_rl_is_documented_once_with_its_default() -> None:
     check_documented("rl.md", {k: v for k, v in everything.items() if k not in rewards})
     del rewards["reward.expression"]  # which that page is about
     check_documented("rewards.md", {k.removeprefix("reward."): v for k, v in rewards.items()})
+
+
+def test_every_setting_and_metric_of_improve_is_documented_once() -> None:
+    check_documented("improve.md", dict(settings_of(ImproveSettings(), "improve.")))
+    metrics = [name for name, _ in documented("improve.md", "metric")]
+    assert len(metrics) == len(set(metrics)) and "sampled_tokens" in metrics
 
 
 def test_a_default_that_the_page_has_wrong_is_found() -> None:

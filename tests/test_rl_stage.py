@@ -25,10 +25,10 @@ from coa.tasks import Task, TaskSet  # noqa: E402
 from coa.train.policy import Policy  # noqa: E402
 from coa.train.processes import Processes  # noqa: E402
 from coa.train.rl_stage import (  # noqa: E402
-    _load_tasks,
     _make_sampler,
     evaluate_policy,
     load_sampler,
+    load_tasks,
     read_rl_recipe,
     run_rl,
 )
@@ -321,7 +321,7 @@ def test_each_task_finds_its_environment_where_it_is_measured_in_another(tmp_pat
     for name, path in files.items():
         make_tasks(name, "train", 2, 0).save(path)
     asked = [f"tasks={files['atlas-mhqa']}", f"check.tasks={files['atlas-web']}"]
-    environments, tasks, check = _load_tasks(read_rl_recipe(None, asked), (), lambda line: None)
+    environments, tasks, check = load_tasks(read_rl_recipe(None, asked), (), lambda line: None)
 
     async def homes() -> list[str]:
         async with open_environments(environments, [*tasks, *(check or ())]) as opened:
@@ -334,12 +334,12 @@ def test_an_environment_trains_on_its_own_tasks_and_is_measured_with_another_spl
     first, second = questions(5)[:3], questions(5)[3:]
     env = Environment("own", tasks={"train": first, "test": second})
     recipe = read_rl_recipe(None, ["check.split=test"])
-    _, tasks, check = _load_tasks(recipe, env, lambda line: None)
+    _, tasks, check = load_tasks(recipe, env, lambda line: None)
     assert ([*tasks], [*(check or ())]) == (first, second)
-    assert _load_tasks(read_rl_recipe(None, []), env, lambda line: None)[2] is None
+    assert load_tasks(read_rl_recipe(None, []), env, lambda line: None)[2] is None
     mixed = Environment("own", tasks={"train": first, "test": [*second, first[0]]})
     with pytest.raises(ConfigError, match=r"test: task t0 is in train, too, and so are 1 of 3"):
-        _load_tasks(recipe, mixed, lambda line: None)
+        load_tasks(recipe, mixed, lambda line: None)
 
 
 def test_the_tasks_are_selected_by_the_model_that_is_trained(

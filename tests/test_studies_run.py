@@ -99,6 +99,32 @@ def test_arms_have_in_common_what_the_study_says(tiny_model: Path, tmp_path: Pat
     assert list(rl["against_control"]["held out"]["differences"]) == ["SFT + RL"]
 
 
+def test_right_attempts_are_sampled_from_as_many_tokens_as_rl_had(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model that knows no grammar makes no attempt that could be imitated: the arm is the start.
+    Where its noise may be imitated the arm is trained, within the tokens that RL sampled."""
+    import coa.train.improve as stage
+
+    spoken = study("rl", tiny_model, tmp_path / "strict")
+    held = spoken["measures"]["held out"]
+    assert held["arms"]["SFT + improve"] == held["arms"]["SFT"]
+    assert [each["rows"] for each in spoken["equal"]["SFT + improve"]] == [0, 0]
+    monkeypatch.setattr(stage, "not_to_imitate", lambda trajectory, settings: "")
+    more = ["improve.right=0.01", "improve.rounds=2", "improve.min_tool_calls=0"]
+    asked = [*settings("rl", tiny_model), *more, "rl.group_size=4", "rl.tasks_per_update=4"]
+    loose = run_study("rl", tmp_path / "loose", asked, lambda line: None)
+    for rl, improve in zip(
+        loose["equal"]["SFT + RL"], loose["equal"]["SFT + improve"], strict=True
+    ):
+        assert 0 < improve["sampled_tokens"] <= rl["sampled_tokens"]
+        assert rl["sampled_tokens"] - improve["sampled_tokens"] <= 2 * 4 * 8  # a task of a round
+        assert improve["rows"] > 0 and improve["updates"] > 0
+    assert list(loose["against_improve"]["held out"]["differences"]) == ["SFT + RL"]
+    told = "\n".join(study_lines(loose))
+    assert "SFT + RL vs SFT + improve" in told and " sampled" in told
+
+
 def test_killed_again_and_again_it_ends_with_the_same_result(
     tiny_model: Path, tmp_path: Path
 ) -> None:

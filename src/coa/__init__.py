@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # for type checkers and editors; a test holds it equal to _HOMES
-    from coa.api import ask, compare, distill, evaluate, record, rl, serve, sft
+    from coa.api import ask, compare, distill, evaluate, improve, record, rl, serve, sft
     from coa.engines import load_engine
     from coa.engines.scripted import ScriptedEngine
     from coa.environment import Environment, load_environment
@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # for type checkers and editors; a test holds it equal to _HO
 __version__ = "0.2.0"
 
 _HOMES = {
-    "coa.api": "ask compare distill evaluate record rl serve sft",
+    "coa.api": "ask compare distill evaluate improve record rl serve sft",
     "coa.engines": "load_engine",
     "coa.engines.scripted": "ScriptedEngine",
     "coa.environment": "Environment load_environment",
@@ -65,6 +65,7 @@ __all__ = [
     "corpus_tools",
     "distill",
     "evaluate",
+    "improve",
     "load_engine",
     "load_environment",
     "load_grammar",

@@ -3,7 +3,7 @@
     made = record(env, "episodes.jsonl")
     dataset = distill("episodes.jsonl", env=env, out="dataset")
     trained = sft("dataset", out="runs/sft")
-    better = rl(env, model=trained.model, out="runs/rl")
+    better = rl(env, model=trained.model, out="runs/rl")  # or `improve`
     measured = evaluate(env, model=better.model, out="runs/eval")
 
 Each writes a run directory and continues what is there; the same call again gives the same result.
@@ -155,6 +155,31 @@ def rl(
     if env:
         read = with_own_tasks(read, {each.partition("=")[0] for each in overrides})
     result = run_rl(read, env=env, note=note)
+    return _trained(result.adapter, out)
+
+
+def improve(
+    env: References = (),
+    *,
+    out: Place,
+    model: str = "",
+    recipe: Place | None = None,
+    note: Note = _silent,
+    **settings: Any,
+) -> Trained:
+    """Fine-tune a model on its own right attempts, in rounds. `model` is the start, `settings` are
+    those of the table `[improve]`: rounds, samples, keep; with two underscores of another:
+    `check__split="test"`, `sft__lr=5e-4`."""
+    from coa.train.improve import run_improve
+    from coa.train.rl_stage import read_improve_recipe, with_own_tasks
+
+    overrides = [f"out={out}", *_overrides("improve", settings)]
+    overrides += [f"sft.model={model}"] if model else []
+    read = read_improve_recipe(_recipe(recipe), overrides)
+    if env:
+        read = with_own_tasks(read, {each.partition("=")[0] for each in overrides})
+    result = run_improve(read, env=env, note=note)
+    note(result.line)
     return _trained(result.adapter, out)
 
 

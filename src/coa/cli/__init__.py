@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
@@ -199,6 +199,35 @@ def rl(
     from coa.train.rl_stage import rl_from_recipe
 
     _say_adapter(rl_from_recipe(find_recipe(recipe), overrides or [], note), as_json)
+
+
+@app.command()
+def improve(
+    recipe: Annotated[str, typer.Argument(help="A TOML recipe, or the name of a shipped one.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="a.b=value ...")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Try a few tasks, say what all takes; write nothing.")
+    ] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Fine-tune a model on its own right attempts, in rounds; the same command again continues."""
+    from coa.io.settings import find_recipe
+    from coa.train.improve import improve_from_recipe, plan_from_recipe
+
+    if dry_run:
+        plan = plan_from_recipe(find_recipe(recipe), overrides or [], note)
+        if as_json:
+            emit(asdict(plan))
+        else:
+            print("\n".join(plan.lines()))
+        return
+    result = improve_from_recipe(find_recipe(recipe), overrides or [], note)
+    if as_json:
+        rounds = result.records
+        emit({"adapter": str(result.adapter), "round": result.round, "rounds": rounds})
+    else:
+        note(result.line)
+        print(result.adapter)
 
 
 def _say_adapter(adapter: Path, as_json: bool) -> None:

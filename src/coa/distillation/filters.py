@@ -259,10 +259,15 @@ def _unsound(candidate: Candidate, chain: Chain, settings: FilterSettings) -> Re
         return "answer cannot be judged", ""
     if candidate.score is not None and candidate.score < 1:
         return "wrong answer", f"score {candidate.score:g}"
-    fault = _violation(chain, settings) or _redundancy(chain, settings)
+    fault = fault_of(chain, settings)
     if fault is None and candidate.replay:
         return "does not replay", candidate.replay
     return fault
+
+
+def fault_of(chain: Chain, settings: FilterSettings) -> Reason | None:
+    """The first thing about how a chain works that is not to be imitated: its form, its calls."""
+    return _violation(chain, settings) or _redundancy(chain, settings)
 
 
 def _violation(chain: Chain, settings: FilterSettings) -> Reason | None:

@@ -17,8 +17,9 @@
   training tasks, and another with more imitation: the team's chains for those same tasks, again
   from the first if need be, until as many tokens were trained on as in all updates of the other.
   Sampling, which takes RL about as long as training, is not given to the control; what both took
-  is in the timings of their runs. No held-out task chooses a checkpoint: the last weights are
-  measured.
+  is in the timings of their runs. A third samples as many tokens as RL did, in rounds, and is
+  fine-tuned on the right attempts (`coa improve`): what is comparing attempts worth, beyond having
+  them? No held-out task chooses a checkpoint: the last weights are measured.
 """
 
 from __future__ import annotations
@@ -69,7 +70,16 @@ from coa.models.references import resolve
 from coa.models.weights import MANIFEST
 from coa.rewards import RewardSettings
 from coa.tasks import Task, TaskSet
-from coa.train.settings import AlarmSettings, RlRecipe, RlSettings, RolloutSettings
+from coa.train.settings import (
+    AlarmSettings,
+    CheckSettings,
+    ImproveRecipe,
+    ImproveSettings,
+    RlRecipe,
+    RlSettings,
+    RolloutSettings,
+    SftSettings,
+)
 from coa.trajectory import Trajectory
 
 _TITLES = TITLES | {
@@ -86,8 +96,9 @@ def _shown(result: Json) -> Iterable[str]:
     for name, found in result["measures"].items():
         yield ""
         yield from lines(_TITLES.get(name, f"solved {name}, held-out entities"), found)
-        if "against_control" in result:
-            yield from differences(result["against_control"][name])
+        for other in ("against_control", "against_improve"):
+            if other in result:
+                yield from differences(result[other][name])
 
 
 # -- mask --------------------------------------------------------------------------------------
@@ -287,9 +298,16 @@ class RlStudy(TrainingStudy):
     rollout: RolloutSettings = field(default_factory=RolloutSettings)
     reward: RewardSettings = field(default_factory=RewardSettings)
     alarms: AlarmSettings = field(default_factory=AlarmSettings)
+    improve: ImproveSettings = field(default_factory=lambda: ImproveSettings(min_tool_calls=1))
+    """Of the arm that keeps right attempts; it samples what RL sampled, a group for each task."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if (self.improve.samples, self.improve.tokens) != (8, 0):
+            raise ConfigError(
+                "improve.samples, improve.tokens: it has as many attempts as rl.group_size, and as "
+                "many tokens as RL sampled; leave them out."
+            )
         usual = RlSettings()
         if (self.rl.model, self.rl.seed) != (usual.model, usual.seed):
             raise ConfigError(
@@ -303,7 +321,7 @@ def _read_rl(overrides: Sequence[str]) -> RlStudy:
     """Settings; those of RL are read like a recipe of its own, with what its preset says."""
     from coa.train.rl_stage import read_rl_recipe
 
-    tables = ("rl.", "rollout.", "reward.", "alarms.")
+    tables = ("rl.", "rollout.", "reward.", "alarms.")  # `improve.` is read with the rest
     of_rl = [each for each in overrides if each.lstrip().startswith(tables)]
     rest = [each for each in overrides if each not in of_rl]
     recipe = read_rl_recipe(None, [*RECIPE, *of_rl])
@@ -324,7 +342,12 @@ def _plan_rl(settings: RlStudy) -> list[StudyPiece]:
         tuned,
         StudyPiece(f"{updates} updates of RL", seeds, updates * groups * UPDATE_SECONDS),
         StudyPiece(f"fine-tune further on about {rows} chains", seeds, rows * PACE[SET].row),
-        evaluated._replace(times=evaluated.times * 3),
+        StudyPiece(  # it samples as much as RL, and trains on less
+            f"{settings.improve.rounds} rounds of right attempts",
+            seeds,
+            updates * groups * UPDATE_SECONDS * 0.6,
+        ),
+        evaluated._replace(times=evaluated.times * 4),
     ]
 
 
@@ -345,22 +368,24 @@ def _run_rl(settings: RlStudy, root: Path, note: Note) -> Json:
         spent = _spent(folder / "rl", settings.rl.passes)
         again = with_tokens(cycle(more), spent["tokens"], settings.sft, "tokens")
         note(f"== seed {seed}: SFT + SFT")
-        sft = replace(settings.sft, model=models["SFT"])
+        sft = replace(settings.sft, model=models["SFT"], seed=seed)
         models["SFT + SFT"] = train(again, sft, seed, folder / "more-sft", note)
         trained = {"SFT": trained_on(start, settings.sft), "SFT + RL": spent}
         trained["SFT + SFT"] = trained_on(again, settings.sft)
+        note(f"== seed {seed}: SFT + improve")
+        made_by = _improve(settings, sft, spent["sampled_tokens"], tasks, folder / "improve", note)
+        models["SFT + improve"], trained["SFT + improve"] = made_by
         for arm, model in models.items():
             place = folder / "measured" / arm.replace(" + ", "-")
             out = arms.measure(arm, seed, model, trained[arm], place)
             written = counted(out, lambda t: t.usage.sampled_tokens)
             arms.tables.put("written tokens", arm, seed, written)
     counts = ("written tokens",)
-    both = arms.tables.only(["SFT + SFT", "SFT + RL"])
-    return {
-        "equal": arms.equal,
-        "measures": arms.tables.compared("SFT", counts=counts),
-        "against_control": both.compared("SFT + SFT", counts=counts),
-    }
+    result = {"equal": arms.equal, "measures": arms.tables.compared("SFT", counts=counts)}
+    for name, control in (("against_control", "SFT + SFT"), ("against_improve", "SFT + improve")):
+        both = arms.tables.only([control, "SFT + RL"])
+        result[name] = both.compared(control, counts=counts)
+    return result
 
 
 def _tasks(tasks: TaskSet, chains: Sequence[Trajectory], path: Path) -> Path:
@@ -392,20 +417,52 @@ def _reinforce(
     return f"{resolve(model).base}+{adapter}"
 
 
+def _improve(
+    settings: RlStudy, sft: SftSettings, tokens: int, tasks: Path, folder: Path, note: Note
+) -> tuple[str, Json]:
+    """Go on with rejection sampling, `tokens` of them; the trained model and what that took. Where
+    the start's attempts have nothing to learn from, the arm is the start."""
+    from coa.train.improve import NothingToLearn, run_improve
+
+    recipe = ImproveRecipe(
+        tasks=str(tasks),
+        out=str(folder),
+        improve=replace(settings.improve, samples=max(2, settings.rl.group_size), tokens=tokens),
+        sft=replace(sft, max_length=max(sft.max_length, settings.rollout.context)),
+        rollout=settings.rollout,
+        reward=settings.reward,
+        check=CheckSettings(keep="last"),
+    )
+    names = ("rows", "tokens", "trained_tokens", "updates", "sampled_tokens")
+    try:
+        result = run_improve(recipe, note=note)
+    except NothingToLearn as why:
+        note(f"   {why}")
+        return sft.model, dict.fromkeys(names, 0)
+    spent = {name: sum(record.get(name, 0) for record in result.records) for name in names}
+    return f"{resolve(sft.model).base}+{result.adapter}", spent
+
+
 def _spent(folder: Path, passes: int) -> Json:
-    """What RL trained on, over all its updates; each goes over its rows so many times."""
+    """What RL trained on, over all its updates, each of which goes over its rows so many times, and
+    what it sampled."""
     records = [record for _, record in read_jsonl(folder / METRICS) if "tokens" in record]
     return {
         "rows": sum(int(record["rows"]) for record in records),
         "tokens": passes * sum(int(record["tokens"]) for record in records),
         "trained_tokens": passes * sum(int(record["trained_tokens"]) for record in records),
         "updates": len(records),
+        "sampled_tokens": sum(round(r["length_mean"] * r["rollouts"]) for r in records),
     }
 
 
 def _show_rl(result: Json) -> Iterable[str]:
     for arm, each in result["equal"].items():
-        told = "; ".join(f"{one['tokens']} tokens in {one['updates']} updates" for one in each)
+        told = "; ".join(
+            f"{one['tokens']} tokens in {one['updates']} updates"
+            + (f", {one['sampled_tokens']} sampled" if "sampled_tokens" in one else "")
+            for one in each
+        )
         yield f"{arm}, by seed: {told}"
     yield from _shown(result)
 
@@ -425,7 +482,7 @@ REACT = Study(
     _show_react,
 )
 RL = Study(
-    "what does reinforcement learning add to imitation, and to more of it?",
+    "what does reinforcement learning add to imitation, to more of it, and to right attempts?",
     _read_rl,
     _plan_rl,
     _run_rl,

@@ -320,7 +320,8 @@ def _training(stages: list[Json]) -> list[str]:
     rows = []
     for place, stage in enumerate(stages):
         recipe = stage.get("recipe") or {}
-        inner = recipe.get(str(stage.get("stage")))
+        name = str(stage.get("stage"))
+        inner = recipe.get("sft" if name == "improve" else name)  # which trains by that table
         settings = inner if isinstance(inner, dict) else recipe
         inputs = stage.get("inputs") or {}
         prints = (f"{key} `{str(value)[:12]}`" for key, value in inputs.items() if key != "adapter")

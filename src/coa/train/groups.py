@@ -153,7 +153,7 @@ class Sampler:
             tasks = self.stream.take(drawn.position, missing)
             drawn.position += missing
             drawn.refills = turn
-            groups = await self._roll_out(f"{update:07d}-{turn}", tasks)
+            groups = await self.roll_out(f"{update:07d}-{turn}", tasks)
             for group in groups:
                 (drawn.dropped if refills and group.flat else drawn.groups).append(group)
             missing = wanted - len(drawn.groups)
@@ -161,7 +161,7 @@ class Sampler:
                 break
         return drawn
 
-    async def _roll_out(self, name: str, tasks: Sequence[tuple[Task, int]]) -> list[Group]:
+    async def roll_out(self, name: str, tasks: Sequence[tuple[Task, int]]) -> list[Group]:
         """One group per task; every process does its share and gets all."""
         own = self.processes.share(tasks)
         size = self.group_size

@@ -1,4 +1,5 @@
-"""The RL stage: a recipe in, a run directory with an adapter out."""
+"""The RL stage: a recipe in, a run directory with an adapter out. What rejection sampling
+(`coa.train.improve`) does in the same way it does by these functions, too."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from coa.engines import load_engine, rollouts_at_once, slots_for
 from coa.environment import Environment, OpenEnvironment, open_environments
@@ -19,22 +20,31 @@ from coa.grammar import PromptKind
 from coa.io.runs import METRICS, Json, Run, read_jsonl, write_jsonl
 from coa.io.settings import load_recipe, to_json, without_speed
 from coa.loop import Decoding
-from coa.models.references import identity
+from coa.models.references import ModelSource, identity
 from coa.models.weights import MANIFEST
 from coa.rollouts import References, choose_environments, choose_prompt
 from coa.statistics import estimate
 from coa.tasks import Task, TaskSet
 from coa.train.selection import select
-from coa.train.settings import RlRecipe, advice, ignored, preset_defaults, with_length
+from coa.train.settings import (
+    ImproveRecipe,
+    RlRecipe,
+    TaskRecipe,
+    advice,
+    ignored,
+    preset_defaults,
+    with_length,
+)
 
 if TYPE_CHECKING:
-    from coa.train.groups import Sampler
+    from coa.train.groups import OnRollout, Sampler
     from coa.train.policy import Policy
     from coa.train.processes import Processes
     from coa.train.rl import Loadable, RlResult
 
 
 Note = Callable[[str], None]
+R = TypeVar("R", bound=TaskRecipe)
 TOLERATED = 0.1
 """Share of the rollouts of an evaluation that the environment may end; they count as failed."""
 
@@ -48,7 +58,13 @@ def read_rl_recipe(path: Path | None, overrides: Sequence[str]) -> RlRecipe:
     return replace(recipe, rl=with_length(recipe.rl, recipe.rollout))
 
 
-def with_own_tasks(recipe: RlRecipe, given: Collection[str]) -> RlRecipe:
+def read_improve_recipe(path: Path | None, overrides: Sequence[str]) -> ImproveRecipe:
+    recipe = load_recipe(path, overrides, ImproveRecipe)
+    given = {override.partition("=")[0].strip() for override in overrides}
+    return with_own_tasks(recipe, given) if "env" in given else recipe
+
+
+def with_own_tasks(recipe: R, given: Collection[str]) -> R:
     """The recipe with the tasks of its environments instead of those that it names itself, unless
     they were `given` with it."""
     check = recipe.check
@@ -61,12 +77,16 @@ def with_own_tasks(recipe: RlRecipe, given: Collection[str]) -> RlRecipe:
 def rl_from_recipe(path: Path, overrides: Sequence[str], note: Note) -> Path:
     """Train by recipe; returns the adapter's folder."""
     recipe = read_rl_recipe(path, overrides)
+    check_has_tasks(recipe, path)
+    return run_rl(recipe, note=note).adapter
+
+
+def check_has_tasks(recipe: TaskRecipe, path: Path) -> None:
     if not recipe.tasks and not recipe.env:
         raise ConfigError(
             f"{path}: neither env nor tasks is set; name an environment, or a task file with gold "
             "answers."
         )
-    return run_rl(recipe, note=note).adapter
 
 
 def run_rl(
@@ -102,7 +122,7 @@ async def _run(
     from coa.train.sft import known_by, set_up_torch
 
     settings, rollout, root = recipe.rl, recipe.rollout, Path(recipe.out)
-    environments, tasks, check_tasks = _load_tasks(recipe, env, note)
+    environments, tasks, check_tasks = load_tasks(recipe, env, note)
     both = [*tasks, *(check_tasks or ())]
     prompt = choose_prompt(recipe.prompt, settings.model)
     set_up_torch(settings)
@@ -112,7 +132,7 @@ async def _run(
         policy = make_policy(settings, rollout.context)
         made: Json = {"grammar": opened.grammar_names, "prompt": prompt}
         run = processes.by_main(
-            lambda: _open_run(recipe, made, opened, tasks, check_tasks, policy.base_sha256)
+            lambda: open_run("rl", recipe, made, opened, tasks, check_tasks, policy.base_sha256)
         )
         if run is not None:
             stack.enter_context(run)
@@ -176,8 +196,9 @@ def _make_sampler(
     )
 
 
-def _open_run(
-    recipe: RlRecipe,
+def open_run(
+    stage: str,
+    recipe: TaskRecipe,
     made: Json,
     opened: OpenEnvironment,
     tasks: TaskSet,
@@ -188,7 +209,9 @@ def _open_run(
     said by a fingerprint."""
     inputs = {"tasks": tasks.fingerprint(), **opened.inputs()}
     inputs |= {"check": check_tasks.fingerprint()} if check_tasks else {}
-    inputs |= {name: value for name, value in identity(recipe.rl.model).items() if name != "base"}
+    inputs |= {
+        name: value for name, value in identity(recipe.training.model).items() if name != "base"
+    }
     asked = without_speed(to_json(recipe))
     for name in ("tasks", "out", "reward", "tools", "env", "settings"):
         del asked[name]
@@ -198,16 +221,16 @@ def _open_run(
     if not recipe.check.split:  # as in records from before there was a choice
         del asked["check"]["split"]
     asked |= made | {"reward": opened.reward_details() or {"expression": opened.reward_name}}
-    root, seed = Path(recipe.out), recipe.rl.seed
-    return Run.open(root, "rl", asked, inputs, seed, base=base, counting=without_speed)
+    root, seed = Path(recipe.out), recipe.training.seed
+    return Run.open(root, stage, asked, inputs, seed, base=base, counting=without_speed)
 
 
-def load_sampler(recipe: RlRecipe, policy: Policy) -> Loadable:
+def load_sampler(recipe: TaskRecipe, policy: Policy | ModelSource) -> Loadable:
     """The engine that samples: the policy's base in this process, or a server that takes weights.
 
     Whose ids are not exactly what the model wrote cannot be trained on, and is refused.
     """
-    settings, rollout = recipe.rl, recipe.rollout
+    settings, rollout = recipe.training, recipe.rollout
     if not rollout.engine:
         from coa.engines.local import LocalEngine
 
@@ -240,12 +263,12 @@ def load_sampler(recipe: RlRecipe, policy: Policy) -> Loadable:
     return cast("Loadable", engine)
 
 
-def _load_tasks(
-    recipe: RlRecipe, env: References, note: Note
+def load_tasks(
+    recipe: TaskRecipe, env: References, note: Note
 ) -> tuple[tuple[Environment, ...], TaskSet, TaskSet | None]:
     """The environments, tasks to train on and to measure with, which are not the same ones."""
     how: Any = {"tools": recipe.tools, "settings": recipe.settings, "grammar": recipe.grammar}
-    how |= {"model": recipe.rl.model, "note": note}
+    how |= {"model": recipe.training.model, "note": note}
     environments, tasks = choose_environments(env or recipe.env, recipe.tasks, split="train", **how)
     check = recipe.check
     if not check.tasks and not check.split:
@@ -291,15 +314,19 @@ def among(tasks: Iterable[Task], trained: Iterable[Task]) -> list[Task]:
 
 
 async def evaluate_policy(
-    recipe: RlRecipe, tasks: TaskSet, sampler: Sampler, directory: Path
+    recipe: TaskRecipe,
+    tasks: TaskSet,
+    sampler: Sampler,
+    directory: Path,
+    on_rollout: OnRollout | None = None,
 ) -> Json:
     """Evaluate the engine's present weights on tasks that are not trained on."""
     part, processes = recipe.check, sampler.processes
-    how: Json = {"temperature": part.temperature, "seed": recipe.rl.seed + 1, "seeded": True}
+    how: Json = {"temperature": part.temperature, "seed": recipe.training.seed + 1, "seeded": True}
     decoding = replace(sampler.decoding, **how)
     pairs = [(task, at) for task in processes.share(tasks) for at in range(part.samples)]
     path = directory / f"{processes.named('trajectories')}.jsonl"
-    found = await sampler.attempt(pairs, path, decoding)
+    found = await sampler.attempt(pairs, path, decoding, on_rollout)
     failed = [t.error or str(t.stop) for t, _ in found if t.ended_outside]
     reasons = list(chain.from_iterable(processes.gather(failed)))
     n = part.samples * len(tasks)

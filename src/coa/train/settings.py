@@ -1,6 +1,7 @@
 """What decides the result of a training run; read from recipes, so it needs no torch.
 
-docs/training.md explains each setting of fine-tuning, docs/rl.md each of reinforcement learning.
+docs/training.md explains each setting of fine-tuning, docs/rl.md each of reinforcement learning,
+docs/improve.md each of rejection sampling.
 """
 
 from __future__ import annotations
@@ -466,6 +467,91 @@ class RlRecipe:
                 "rl.full: a server takes new weights only as an adapter; set it to false, or leave "
                 "rollout.engine out."
             )
+
+    @property
+    def training(self) -> TrainingSettings:
+        return self.rl
+
+
+@dataclass(frozen=True, slots=True)
+class ImproveSettings:
+    """The table `[improve]` of a recipe: rejection sampling."""
+
+    rounds: int = 3
+    samples: int = 8
+    """Attempts of a task in a round."""
+    keep: int = 1
+    """Most attempts of a task that are trained on: the shortest right ones, no two the same."""
+    right: float = 1.0
+    """The score from which an attempt is right."""
+    min_tool_calls: int = 0
+    """Fewest tool calls of an attempt that is kept: the shortest right one may be a guess."""
+    train_from: Literal["start", "last"] = "start"
+    """Where each round's training begins: at the start again, with what all rounds have kept (STaR,
+    ReST-EM), or at the weights of the round before, with what this one has (RAFT)."""
+    tasks_per_round: int = 0
+    """Each round goes on in the stream of tasks; 0: all of them in every round."""
+    tokens: int = 0
+    """Most tokens sampled by all rounds, each its equal part; 0: no limit. A task that does not fit
+    is not used."""
+
+    def __post_init__(self) -> None:
+        ranges = {
+            "at least 1": "rounds keep",
+            "at least 2": "samples",  # of one attempt no pass rate is between 0 and 1
+            "more than 0 and finite": "right",
+            "0 or more": "min_tool_calls tasks_per_round tokens",
+        }
+        check_ranges(self, "improve", ranges)
+
+
+@dataclass(frozen=True, slots=True)
+class ImproveRecipe:
+    """What `coa improve` reads."""
+
+    env: str | list[str] = ""
+    """An environment, or several; empty: the shipped ones that the tasks belong to."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Of the environments."""
+    tasks: str = ""
+    """A task file with gold answers; empty: the environments' own for training."""
+    out: str = "runs/improve"
+    grammar: str = "auto"
+    prompt: str = "auto"
+    improve: ImproveSettings = field(default_factory=ImproveSettings)
+    sft: SftSettings = field(default_factory=SftSettings)
+    """How each round trains; `model` is the start."""
+    rollout: RolloutSettings = field(default_factory=RolloutSettings)
+    reward: RewardSettings = field(default_factory=RewardSettings)
+    check: CheckSettings = field(default_factory=CheckSettings)
+    """Every round is measured, so `every` has no meaning here."""
+    tools: ToolSettings = field(default_factory=ToolSettings)
+
+    def __post_init__(self) -> None:
+        if self.sft.full:
+            raise ConfigError(
+                "sft.full: every round makes an adapter of the start; expected false."
+            )
+        if self.rollout.engine and self.sft.deterministic:
+            raise ConfigError(
+                "sft.deterministic: a server cannot promise it; leave rollout.engine out."
+            )
+        if self.sft.max_length < self.rollout.context:
+            raise ConfigError(
+                f"sft.max_length: found {self.sft.max_length} with rollout.context "
+                f"{self.rollout.context}, so attempts could lose their end, which is the answer. "
+                "Expected at least as much."
+            )
+        if self.check.every != CheckSettings().every:
+            raise ConfigError("check.every: every round is measured; leave it out.")
+
+    @property
+    def training(self) -> TrainingSettings:
+        return self.sft
+
+
+TaskRecipe = RlRecipe | ImproveRecipe
+"""Recipes of what learns from its own rollouts on tasks; `training` is their table of training."""
 
 
 def preset_defaults(
