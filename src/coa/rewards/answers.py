@@ -11,7 +11,7 @@ import re
 import string
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from coa.errors import ConfigError
@@ -38,6 +38,13 @@ class Part:
 
     score: float | None
     reason: str = ""
+    suspect: bool = False
+    """It looks like an attempt to be paid for something else than a right answer. A hint for
+    whoever watches a run: the score does not depend on it."""
+
+    def to_json(self) -> Json:
+        said = {"reason": self.reason, "suspect": self.suspect}
+        return {"score": self.score, **{name: value for name, value in said.items() if value}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +55,10 @@ class Scored:
     parts: Mapping[str, Part] = field(default_factory=dict)
 
     @property
+    def suspect(self) -> bool:
+        return any(part.suspect for part in self.parts.values())
+
+    @property
     def reason(self) -> str:
         """Why it could not be judged, or what the parts found; for a person to read."""
         asked = self.parts.items()
@@ -56,10 +67,7 @@ class Scored:
         return "; ".join(f"{name}: {part.reason}" for name, part in asked if part.reason)
 
     def to_json(self) -> Json:
-        parts = {
-            name: {"score": part.score, **({"reason": part.reason} if part.reason else {})}
-            for name, part in self.parts.items()
-        }
+        parts = {name: part.to_json() for name, part in self.parts.items()}
         return {"score": self.score, "parts": parts}
 
     @classmethod
@@ -87,7 +95,7 @@ def part_of(found: Any, reward: str, task: Task) -> Part:
             f"reward {reward!r}, on task {task.id}: found {score!r}, expected a number from 0 to 1,"
             " or None when it cannot judge."
         )
-    return Part(float(score), part.reason)
+    return replace(part, score=float(score))
 
 
 def normalise(text: str, *, keep_articles: bool = False) -> str:

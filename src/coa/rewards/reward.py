@@ -34,7 +34,7 @@ from coa.rewards.answers import Checker, Part, Scored, Scorer, exact, f1, part_o
 from coa.rewards.chains import FormatSettings, calls, check_format
 from coa.rewards.judge import Judge, JudgeSettings
 from coa.rewards.mathematics import MathSettings, open_math
-from coa.rewards.programs import ProgramChecker, ProgramSettings, suite_of
+from coa.rewards.programs import ProgramSettings, open_programs, suite_of
 from coa.tasks import Task
 from coa.tools.functions import is_state
 from coa.trajectory import Trajectory
@@ -377,8 +377,7 @@ class Reward:
         if name == "math":
             return await self._held.enter_async_context(open_math(self.settings.math))
         if name == "tests":
-            tests = self.settings.tests
-            return ProgramChecker(await self._held.enter_async_context(tests.sandbox()), tests)
+            return await self._held.enter_async_context(open_programs(self.settings.tests))
         if name == "judge":
             judge = Judge(self.settings.judge)
             self._held.push_async_callback(judge.close)
