@@ -1,7 +1,8 @@
 """Part and Scored, what rewards say of a trajectory; and answers compared as text.
 
 Exact match and token F1 come after the same normalisation. An answer may list alternatives joined
-by `|`: every one of them must be right, so that listing guesses never pays.
+by `|`: every one of them must be right, so that listing guesses never pays; `guarded` has the same
+for F1, whose metric does pay.
 """
 
 from __future__ import annotations
@@ -160,8 +161,14 @@ def _spelled(text: str) -> str:
     return " ".join(_DIGIT_COMMA.sub("", text).casefold().split()).rstrip(".").rstrip()
 
 
-def token_f1(answer: str, golds: tuple[str, ...], bare: Callable[[str], str] = normalise) -> float:
-    """Best F1 of the answer's words against any gold answer."""
+def token_f1(
+    answer: str,
+    golds: tuple[str, ...],
+    bare: Callable[[str], str] = normalise,
+    least: float = 0.0,
+) -> float:
+    """Best F1 of the answer's words against any gold answer, of which at least that share of the
+    answer's words must be."""
     given = Counter(bare(answer).split())
     best = 0.0
     for gold in golds:
@@ -169,6 +176,8 @@ def token_f1(answer: str, golds: tuple[str, ...], bare: Callable[[str], str] = n
         common = (given & wanted).total()
         if common:
             precision, recall = common / given.total(), common / wanted.total()
+            if precision < least:
+                continue
             best = max(best, 2 * precision * recall / (precision + recall))
     return best
 
@@ -191,3 +200,40 @@ def f1(task: Task, trajectory: Trajectory) -> float | None:
         return None
     bare = squad_normalise if task.meta.get("reward") == "squad" else normalise
     return token_f1(trajectory.answer or "", task.answers, bare)
+
+
+_GUESSES = re.compile(r"\s*(?:[|;\n]+|,?\s+\bor\b)\s*", re.I)
+_LEAST_OWN = 0.5
+"""The share of an answer's words that must be the gold's, for F1 to pay."""
+_FEW_GUESSES = 2
+
+
+def guesses(answer: str, golds: tuple[str, ...]) -> list[str]:
+    """What an answer lists, joined by `|`, `;`, lines or `or`; a separator that a gold answer has
+    itself joins nothing."""
+    if any(_GUESSES.search(gold) for gold in golds):
+        return [answer]
+    return [part for part in _GUESSES.split(answer) if part.strip()]
+
+
+def guarded(scorer: Scorer) -> Callable[[Task, Trajectory], Part]:
+    """A scorer of answers as a reward, for a model that learns what pays.
+
+    Naming many guesses never does, and is suspect. F1 as a metric pays for it, so that as a reward
+    it is the least of what is listed, and 0 where most words are not the gold's.
+    """
+
+    def reward(task: Task, trajectory: Trajectory) -> Part:
+        score = scorer(task, trajectory)
+        if score is None:
+            return Part(None)
+        listed = guesses(trajectory.answer or "", task.answers)
+        if scorer is f1 and score:
+            bare = squad_normalise if task.meta.get("reward") == "squad" else normalise
+            score = min(token_f1(each, task.answers, bare, _LEAST_OWN) for each in listed)
+        many = len(listed) > max(_FEW_GUESSES, len(task.answers))
+        if score < 1.0 and many:
+            return Part(score, f"it lists {len(listed)} guesses", suspect=True)
+        return Part(score)
+
+    return reward

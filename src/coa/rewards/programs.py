@@ -111,8 +111,8 @@ def read_suite(tests: Any) -> Suite:
             "tests: found none; expected stdin with expected_output, function with calls, or "
             "functional."
         )
-    given = "\n".join(_texts(tests, "given"))
-    return Suite(tuple(cases), compare, float(tolerance), given=given, **switches)
+    before = "\n".join(_texts(tests, "given"))
+    return Suite(tuple(cases), compare, float(tolerance), given=before, **switches)
 
 
 def suite_of(task: Task) -> Suite:

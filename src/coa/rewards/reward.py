@@ -30,7 +30,17 @@ from typing import Any, TypeVar
 from coa.errors import ConfigError, boundary, did_you_mean
 from coa.io.plugins import load_object
 from coa.io.runs import Json
-from coa.rewards.answers import Checker, Part, Scored, Scorer, exact, f1, part_of, squad
+from coa.rewards.answers import (
+    Checker,
+    Part,
+    Scored,
+    Scorer,
+    exact,
+    f1,
+    guarded,
+    part_of,
+    squad,
+)
 from coa.rewards.chains import FormatSettings, calls, check_format
 from coa.rewards.judge import Judge, JudgeSettings
 from coa.rewards.mathematics import MathSettings, open_math
@@ -384,6 +394,8 @@ class Reward:
             return judge
         if name == "auto" and self._own is None:
             return self._by_task
+        if name in ("exact", "squad", "f1"):
+            return as_checker(guarded(SCORERS[name]), name)
         scorer: Own = self._own if name == "auto" and self._own else load_scorer(name)
         asked = state_parameter(scorer)
         if asked:

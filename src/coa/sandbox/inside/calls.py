@@ -26,6 +26,8 @@ CHECK = "check.py"
 FORGED = "it wrote to the channel of its results itself"
 LONGEST_REPLY = 4 << 20
 _CHUNK = 1 << 16
+_MOST_KEYS = 10_000
+"""Of a set or a dict that a program says: keys can be made to collide, and cost the judge hours."""
 _LONGEST_REASON = 300
 _DECIMAL_BITS = 13_000
 """Python refuses to read integers with more digits than that."""
@@ -74,18 +76,9 @@ _LITERALS = {list: "", tuple: "t", set: "s", frozenset: "f", dict: "d", bytes: "
 
 def _as_literal(value: Any) -> Any:
     """The literal that a value of another type is equal to."""
-    for kind in (str, int, float, complex, bytes):
+    for kind, bare in _BARE.items():
         if isinstance(value, kind):
-            return _BARE[kind](value)
-    for kind in (dict, tuple, list, set, frozenset):
-        if isinstance(value, kind):
-            return dict(value.items()) if kind is dict else kind(value)
-    if isinstance(value, deque):
-        return list(value)
-    if isinstance(value, KeysView):
-        return set(value)
-    if isinstance(value, bytearray):
-        return bytes(value)
+            return bare(value)
     if hasattr(value, "tolist") and not isinstance(value, type):
         return value.tolist()
     if isinstance(value, numbers.Integral):
@@ -104,8 +97,13 @@ _BARE: dict[type, Callable[[Any], Any]] = {
     float: float.__pos__,
     complex: lambda value: complex.__add__(value, 0),
     bytes: lambda value: bytes.__getitem__(value, slice(None)),
+    bytearray: bytes,
+    dict: lambda value: dict(dict.items(value)),
+    **{kind: kind for kind in (tuple, list, set, frozenset)},
+    deque: list,
+    KeysView: set,
 }
-"""Without a subclass around it, and without asking one of its methods."""
+"""Type -> the literal without a subclass around it."""
 
 
 def decode(told: Json, held: Callable[[int], Any] | None = None) -> Any:
@@ -117,6 +115,8 @@ def decode(told: Json, held: Callable[[int], Any] | None = None) -> Any:
         if isinstance(told, list):
             return [decode(each, held) for each in told]
         ((name, inner),) = told.items()
+        if name in "sfd" and held is None and len(inner) > _MOST_KEYS:
+            raise ValueError(f"more than {_MOST_KEYS} keys")
         if name == "h" and held is not None:
             return held(inner)
         if name == "d":
@@ -201,7 +201,7 @@ class Answering:
                 value = _DOES[more[0]](value)
             else:
                 given[:] = [decode(each, self._held.__getitem__) for each in more]
-                value = value[given[0]] if what == "item" else value(*given[0], **given[1])
+                value = value(*given[0], **given[1])
         return value
 
     def _told(self, value: Any) -> Json:
@@ -233,13 +233,11 @@ def _text_of(error: BaseException) -> str:
 _DOES: dict[str, Callable[[Any], Any]] = {
     "__str__": str,
     "__repr__": repr,
-    "__len__": len,
-    "__int__": int,
-    "__float__": float,
     "__iter__": list,
     "__next__": next,
 }
-"""What a check may do with a value that stays over there: nothing that is told what it wants."""
+"""What a check may do with a value that stays over there: nothing that is told what it wants, and
+nothing that has to agree with something else that it says, as a length with its elements."""
 
 # -- the check's side --------------------------------------------------------------------------
 
@@ -378,10 +376,11 @@ _OPERATORS = (
 ).split()
 """What is told the other value: asked of a program it could say whatever suits it."""
 _UNKNOWN = (
-    "__bool__ __hash__ __setitem__ __delitem__ __setattr__ __delattr__ __abs__ __neg__ __pos__ "
-    "__invert__ __round__ __trunc__ __floor__ __ceil__ __index__ __complex__ __bytes__ "
-    "__reversed__ __enter__ __exit__ __aenter__ __await__ __aiter__ __anext__ __copy__ "
-    "__deepcopy__ __reduce__ __reduce_ex__ __instancecheck__ __subclasscheck__ __format__ __dir__"
+    "__bool__ __hash__ __getitem__ __int__ __float__ __setitem__ __delitem__ __setattr__ "
+    "__delattr__ __abs__ __neg__ __pos__ __invert__ __round__ __trunc__ __floor__ __ceil__ "
+    "__index__ __complex__ __bytes__ __reversed__ __enter__ __exit__ __aenter__ __await__ "
+    "__aiter__ __anext__ __copy__ __deepcopy__ __reduce__ __reduce_ex__ __instancecheck__ "
+    "__subclasscheck__ __dir__"
 ).split()
 
 
@@ -392,43 +391,46 @@ class Proxy:
     does with it cannot be judged.
     """
 
-    __slots__ = ("__checking", "__held", "__own", "__type")
+    __slots__ = ("__checking", "__held", "__own", "__seen", "__type")
 
     def __init__(self, checking: Checking, held: int, kind: str, own: frozenset[str]) -> None:
-        for name, value in zip(Proxy.__slots__, (checking, held, own, kind), strict=True):
+        for name, value in zip(Proxy.__slots__, (checking, held, own, False, kind), strict=True):
             object.__setattr__(self, f"_Proxy{name}", value)
 
     def __call__(self, *args: Any, **named: Any) -> Any:
-        return self.__ask("call", list(args), named)
+        given = list(args), named
+        try:
+            told = [encode(each, exact=True) for each in given]
+        except (CannotCross, RecursionError) as error:
+            self.__checking.stop(UNJUDGED, f"the test gives the program a {error}, no literal")
+        return self.__checking.ask(["held", self.__held], ["call", *told], given=given)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name.endswith("__"):
             self.__checking.stop(UNJUDGED, f"the test asks for {name} of a {self.__type}")
         return self.__checking.ask(["held", self.__held], ["get", name])
 
-    def __getitem__(self, key: Any) -> Any:
-        return self.__ask("item", key)
-
     def __iter__(self) -> Iterator[Any]:
+        if self.__seen:
+            self.__checking.stop(UNJUDGED, f"the test goes over a {self.__type} twice")
+        object.__setattr__(self, "_Proxy__seen", True)
         return iter(self.__do("__iter__"))
+
+    def __len__(self) -> int:
+        if not self.__seen:
+            self.__unknown("__len__")
+        raise TypeError  # `list` asks for it, as a hint, after it has begun
 
     def __do(self, what: str) -> Any:
         return self.__checking.ask(["held", self.__held], ["do", what])
 
-    def __ask(self, what: str, *given: Any) -> Any:
-        try:
-            told = [encode(each, exact=True) for each in given]
-        except (CannotCross, RecursionError) as error:
-            self.__checking.stop(UNJUDGED, f"the test gives the program a {error}, no literal")
-        return self.__checking.ask(["held", self.__held], [what, *told], given=given)
-
-    def __beside(self, operator: str, other: Any) -> NoReturn:
+    def __beside(self, operator: str, other: Any) -> None:
         if isinstance(other, Proxy):
             self.__checking.stop(UNJUDGED, f"the test compares two values of type {self.__type}")
         reason = f"its result is a {self.__type}, where the test has a literal"
         self.__checking.stop(FAILED, reason, operator in self.__own)
 
-    def __unknown(self, method: str) -> NoReturn:
+    def __unknown(self, method: str) -> None:
         self.__checking.stop(UNJUDGED, f"the test needs {method} of a {self.__type}")
 
 
@@ -450,7 +452,7 @@ def _equip() -> None:
         setattr(Proxy, name, beside(name))
     for name in _UNKNOWN:
         setattr(Proxy, name, unknown(name))
-    for name in ("__str__", "__repr__", "__len__", "__int__", "__float__", "__next__"):
+    for name in ("__str__", "__repr__", "__next__"):
         setattr(Proxy, name, does(name))
     Proxy.__format__ = lambda self, how: format(str(self), how)  # type: ignore[method-assign]
 
@@ -471,8 +473,6 @@ def run_check(source: str, scope: dict[str, Any], asks: int, replies: int) -> No
         exec(compile(source, CHECK, "exec", dont_inherit=True), scope)
         if not checking.asked:
             found = verdict_of(UNJUDGED, "the test asks nothing of the program")
-        elif not checking.trouble and checking.spoke_first():
-            found = verdict_of(FAILED, FORGED, True)
     except SystemExit:
         found = verdict_of(UNJUDGED, "the test ended itself")
     except BaseException as error:
@@ -480,7 +480,10 @@ def run_check(source: str, scope: dict[str, Any], asks: int, replies: int) -> No
         said = f"{type(error).__name__}: {_text_of(error)}".rstrip(": ")
         found = verdict_of(UNJUDGED, f"the test cannot be run: {said}") if missing else found
         found = found if missing else verdict_of(FAILED, f"{_place_of(error)}{said}")
-    told = json.dumps(checking.trouble or found).encode()
+    found = checking.trouble or found
+    if checking.spoke_first():  # a reply is left over: some other was not the program's own
+        found = verdict_of(FAILED, FORGED, True)
+    told = json.dumps(found).encode()
     while told:
         told = told[os.write(report, told) :]
 
