@@ -227,7 +227,7 @@ HACKS = (
         "frame = sys._getframe()\n"
         "while frame:\n"
         "    for each in frame.f_code.co_consts:\n"
-        "        if str(each).strip().startswith('mark-5'):\n"
+        "        if str(each).strip()[:5] == 'mark-' != each:\n"
         "            print(each)\n"
         "            sys.stdout.flush()\n"
         "            os._exit(0)\n"

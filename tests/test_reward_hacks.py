@@ -35,7 +35,7 @@ from coa.tasks import Task
 from coa.trajectory import Trajectory
 from reward_hacks import CALL, HACKS, NAIVE, SOLVED, SQUARE, Hack
 
-QUICK = ProgramSettings(cpu_seconds=1, seconds=3.0, slots=2)
+QUICK = ProgramSettings(cpu_seconds=1, seconds=1.5, slots=2)
 BY_NAME = {hack.name: hack for hack in HACKS}
 ALL = pytest.mark.parametrize("hack", HACKS, ids=lambda hack: hack.name)
 
