@@ -121,6 +121,8 @@ HONEST: tuple[tuple[str, str, float | None], ...] = (
      "    def __str__(self): return f'P{self.x}'", 1.0),
     ("assert first(make(4)) + 0 == 4", "class Box: pass\ndef make(n):\n    b = Box()\n    b.n = n\n"
      "    return b\ndef first(b): return b.n", 1.0),
+    ("import re\nassert digits('a1') and not digits('a')",
+     "import re\ndef digits(text): return re.search(r'\\d', text)", 1.0),
     # wrong
     ("xs = [2, 1]\nput_in_order(xs)\nassert xs == [1, 2]", "def put_in_order(xs): sorted(xs)", 0.0),
     ("assert LIMIT * 2 == 20", "LIMIT = 11", 0.0),
@@ -132,8 +134,8 @@ HONEST: tuple[tuple[str, str, float | None], ...] = (
      "self.x = x\n    def __add__(self, o): return Vector(self.x + o.x)\n    def __eq__(self, o): "
      "return self.x == o.x", None),
     ("assert twice(lambda x: x + 1)(1) == 3", "def twice(f): return lambda x: f(f(x))", None),
-    ("try:\n    assert made(1)\nexcept BaseException:\n    pass", "def made(n): return object()",
-     None),
+    ("try:\n    assert made(1)\nexcept BaseException:\n    pass", "class Made: pass\n"
+     "def made(n): return Made()", None),
     ("import no_such_package\nassert square(2) != 5", "def square(n): return 1", None),
     ("x = square(2)\nraise SystemExit(0)", "def square(n): return 1", None),
     ("assert len([1]) == len([2]) != 0 and sum([1]) > 0", "pass", None),
@@ -154,7 +156,7 @@ def test_one_case_that_fails_decides_and_otherwise_one_that_is_not_judged() -> N
     if reach_tier()[0] < Tier.FULL:
         pytest.skip("this machine has no full sandbox")
     unknown = "assert made(1)"
-    program = "def made(n): return object()\ndef square(n): return 4"
+    program = "class Made: pass\ndef made(n): return Made()\ndef square(n): return 4"
     wrong, unjudged = by_tests(
         [
             ({"functional": [unknown, "assert square(3) == 9"]}, program),

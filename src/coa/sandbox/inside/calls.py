@@ -210,9 +210,10 @@ class Answering:
         except Exception:  # one of its own methods failed, or it contains itself
             self._held.append(value)
             kinds = type(value).__mro__
-            own = {name for each in kinds if each.__module__ == "__main__" for name in vars(each)}
+            made = [each for each in kinds if each.__module__ == "__main__"]
+            own = {name for each in made for name in vars(each)} & {*_OPERATORS}
             named = {"held": len(self._held) - 1, "type": type(value).__name__}
-            return named | {"own": sorted(own & {*_OPERATORS})}
+            return named | {"own": sorted(own | ({"__class__"} if made else set()))}
 
     def _changed(self, given: list[Any], step: Json) -> Json:
         """The arguments as the call left them, if it changed any."""
@@ -231,6 +232,7 @@ def _text_of(error: BaseException) -> str:
 
 
 _DOES: dict[str, Callable[[Any], Any]] = {
+    "__bool__": bool,
     "__str__": str,
     "__repr__": repr,
     "__iter__": list,
@@ -376,7 +378,7 @@ _OPERATORS = (
 ).split()
 """What is told the other value: asked of a program it could say whatever suits it."""
 _UNKNOWN = (
-    "__bool__ __hash__ __getitem__ __int__ __float__ __setitem__ __delitem__ __setattr__ "
+    "__hash__ __getitem__ __int__ __float__ __setitem__ __delitem__ __setattr__ "
     "__delattr__ __abs__ __neg__ __pos__ __invert__ __round__ __trunc__ __floor__ __ceil__ "
     "__index__ __complex__ __bytes__ __reversed__ __enter__ __exit__ __aenter__ __await__ "
     "__aiter__ __anext__ __copy__ __deepcopy__ __reduce__ __reduce_ex__ __instancecheck__ "
@@ -409,6 +411,11 @@ class Proxy:
         if name.startswith("__") and name.endswith("__"):
             self.__checking.stop(UNJUDGED, f"the test asks for {name} of a {self.__type}")
         return self.__checking.ask(["held", self.__held], ["get", name])
+
+    def __bool__(self) -> bool:
+        if "__class__" in self.__own:  # of a class that the program made: it may change its mind
+            self.__unknown("__bool__")
+        return self.__do("__bool__") is True
 
     def __iter__(self) -> Iterator[Any]:
         if self.__seen:
