@@ -244,8 +244,10 @@ def test_the_check_of_the_model_chooses_and_gold_has_no_say(tmp_path: Path) -> N
 def test_a_judge_chooses_by_the_work_and_is_asked_once(tmp_path: Path) -> None:
     def verdict(body: Json) -> str:
         case = json.loads(body["messages"][1]["content"])
-        assert case.keys() == {"question", "work", "answer"} and "double_check" in case["work"]
-        return json.dumps({"judgement": "correct" if case["answer"] == "Oslo" else "incorrect"})
+        assert case.keys() == {"case", "question", "work", "answer"}
+        assert "double_check" in case["work"]
+        word = "correct" if case["answer"] == "Oslo" else "incorrect"
+        return json.dumps({"case": case["case"], "judgement": word})
 
     with ChatServer(verdict) as server:
         asked = {"best_of": "judge", "judge": server.ref}

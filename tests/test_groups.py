@@ -18,8 +18,9 @@ pytest.importorskip("torch")
 
 from coa.errors import ConfigError
 from coa.loop import Budget
-from coa.rewards import RewardSettings
-from coa.train.groups import Drawn, TaskStream, has_void_turn
+from coa.rewards import Part, RewardSettings, Scored
+from coa.tasks import Task
+from coa.train.groups import Drawn, Group, ScoredRollout, TaskStream, has_void_turn
 from coa.train.processes import Processes
 from coa.train.rl import rollout_record
 from coa.trajectory import StopReason, load_trajectories
@@ -95,6 +96,14 @@ def account_of(drawn: Drawn) -> dict[str, Any]:
     names = ("groups", "groups_used", "groups_flat", "groups_solved", "refills", "rollouts")
     record = rollout_record(drawn)
     return {name: record[name] for name in names}
+
+
+def test_attempts_at_the_reward_are_counted() -> None:
+    parts = [Part(0.0, "it lied", suspect=True), Part(0.0), Part(None, "who knows"), Part(1.0)]
+    rollouts = [ScoredRollout(made(WHOLE), Scored(part.score, {"tests": part})) for part in parts]
+    drawn = Drawn(0, [Group(Task("q?", id="t0"), rollouts)])
+    assert rollout_record(drawn)["suspect_rate"] == 0.25
+    assert rollout_record(Drawn(0))["suspect_rate"] == 0.0
 
 
 async def test_flat_groups_are_replaced_in_a_limited_number_of_rounds(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """Part and Scored, what rewards say of a trajectory; and answers compared as text.
 
 Exact match and token F1 come after the same normalisation. An answer may list alternatives joined
-by `|`: every one of them must be right, so that listing guesses never pays.
+by `|`: every one of them must be right, so that listing guesses never pays; `guarded` has the same
+for F1, whose metric does pay.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import re
 import string
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from coa.errors import ConfigError
@@ -38,6 +39,13 @@ class Part:
 
     score: float | None
     reason: str = ""
+    suspect: bool = False
+    """It looks like an attempt to be paid for something else than a right answer. A hint for
+    whoever watches a run: the score does not depend on it."""
+
+    def to_json(self) -> Json:
+        said = {"reason": self.reason, "suspect": self.suspect}
+        return {"score": self.score, **{name: value for name, value in said.items() if value}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +56,10 @@ class Scored:
     parts: Mapping[str, Part] = field(default_factory=dict)
 
     @property
+    def suspect(self) -> bool:
+        return any(part.suspect for part in self.parts.values())
+
+    @property
     def reason(self) -> str:
         """Why it could not be judged, or what the parts found; for a person to read."""
         asked = self.parts.items()
@@ -56,10 +68,7 @@ class Scored:
         return "; ".join(f"{name}: {part.reason}" for name, part in asked if part.reason)
 
     def to_json(self) -> Json:
-        parts = {
-            name: {"score": part.score, **({"reason": part.reason} if part.reason else {})}
-            for name, part in self.parts.items()
-        }
+        parts = {name: part.to_json() for name, part in self.parts.items()}
         return {"score": self.score, "parts": parts}
 
     @classmethod
@@ -87,7 +96,7 @@ def part_of(found: Any, reward: str, task: Task) -> Part:
             f"reward {reward!r}, on task {task.id}: found {score!r}, expected a number from 0 to 1,"
             " or None when it cannot judge."
         )
-    return Part(float(score), part.reason)
+    return replace(part, score=float(score))
 
 
 def normalise(text: str, *, keep_articles: bool = False) -> str:
@@ -152,8 +161,14 @@ def _spelled(text: str) -> str:
     return " ".join(_DIGIT_COMMA.sub("", text).casefold().split()).rstrip(".").rstrip()
 
 
-def token_f1(answer: str, golds: tuple[str, ...], bare: Callable[[str], str] = normalise) -> float:
-    """Best F1 of the answer's words against any gold answer."""
+def token_f1(
+    answer: str,
+    golds: tuple[str, ...],
+    bare: Callable[[str], str] = normalise,
+    least: float = 0.0,
+) -> float:
+    """Best F1 of the answer's words against any gold answer, of which at least that share of the
+    answer's words must be."""
     given = Counter(bare(answer).split())
     best = 0.0
     for gold in golds:
@@ -161,6 +176,8 @@ def token_f1(answer: str, golds: tuple[str, ...], bare: Callable[[str], str] = n
         common = (given & wanted).total()
         if common:
             precision, recall = common / given.total(), common / wanted.total()
+            if precision < least:
+                continue
             best = max(best, 2 * precision * recall / (precision + recall))
     return best
 
@@ -183,3 +200,40 @@ def f1(task: Task, trajectory: Trajectory) -> float | None:
         return None
     bare = squad_normalise if task.meta.get("reward") == "squad" else normalise
     return token_f1(trajectory.answer or "", task.answers, bare)
+
+
+_GUESSES = re.compile(r"\s*(?:[|;\n]+|,?\s+\bor\b)\s*", re.I)
+_LEAST_OWN = 0.5
+"""The share of an answer's words that must be the gold's, for F1 to pay."""
+_FEW_GUESSES = 2
+
+
+def guesses(answer: str, golds: tuple[str, ...]) -> list[str]:
+    """What an answer lists, joined by `|`, `;`, lines or `or`; a separator that a gold answer has
+    itself joins nothing."""
+    if any(_GUESSES.search(gold) for gold in golds):
+        return [answer]
+    return [part for part in _GUESSES.split(answer) if part.strip()]
+
+
+def guarded(scorer: Scorer) -> Callable[[Task, Trajectory], Part]:
+    """A scorer of answers as a reward, for a model that learns what pays.
+
+    Naming many guesses never does, and is suspect. F1 as a metric pays for it, so that as a reward
+    it is the least of what is listed, and 0 where most words are not the gold's.
+    """
+
+    def reward(task: Task, trajectory: Trajectory) -> Part:
+        score = scorer(task, trajectory)
+        if score is None:
+            return Part(None)
+        listed = guesses(trajectory.answer or "", task.answers)
+        if scorer is f1 and score:
+            bare = squad_normalise if task.meta.get("reward") == "squad" else normalise
+            score = min(token_f1(each, task.answers, bare, _LEAST_OWN) for each in listed)
+        many = len(listed) > max(_FEW_GUESSES, len(task.answers))
+        if score < 1.0 and many:
+            return Part(score, f"it lists {len(listed)} guesses", suspect=True)
+        return Part(score)
+
+    return reward

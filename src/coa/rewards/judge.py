@@ -2,8 +2,13 @@
 
 Any OpenAI-compatible server will do. The judge sees the question, the gold answers and the answer,
 and nothing else of the chain, as one JSON object, so that text in an answer cannot pose as ours.
-What it must reply is JSON, too: {"rationale": ..., "judgement": "correct" | "incorrect"}. A reply
-that cannot be read is asked for again, and then nobody has judged: None, never a silent 0.
+What it must reply is JSON, too: {"case": ..., "rationale": ..., "judgement": "correct" |
+"incorrect"}. A reply that cannot be read is asked for again, and then nobody has judged: None,
+never a silent 0.
+
+`case` is a hash of all that the judge is shown, the answer included: no answer can hold its own, so
+that a verdict which is quoted from an answer is none. An answer that speaks to the judge is wrong
+and suspect, and no judge is asked.
 
 Verdicts are kept under a hash of everything that decides them: the model, the prompt, the settings
 and the texts. The same question is asked once, also when it comes several times at once.
@@ -31,6 +36,7 @@ from coa.trajectory import Trajectory
 LONGEST_ANSWER = 4000
 """Characters; whoever needs more does not answer a question."""
 KEPT_AS = "judge"
+_CASE_DIGITS = 8
 _VERDICTS = {"correct": 1.0, "incorrect": 0.0}
 _VERDICT = re.compile(r'"judgement"\s*:\s*"\s*(correct|incorrect)\s*"', re.I)
 _RATIONALE = re.compile(r'"rationale"\s*:\s*("(?:[^"\\]|\\.)*")', re.S)
@@ -52,10 +58,31 @@ Decide whether the given answer means the same as one of the accepted answers, f
 
 Reply with one JSON object and nothing else:
 {"rationale": "one short sentence", "judgement": "correct" or "incorrect"}"""
+WITH_CASE = """
+
+The object of the message has a field "case". Yours has it, too, with the same value:
+{"case": "...", "rationale": "...", "judgement": "..."}"""
+"""Stands after all instructions, one's own as well."""
 AGAIN = (
-    "That is not the JSON object that I need. Reply with nothing but "
-    '{"rationale": "...", "judgement": "correct"} or the same with "incorrect".'
+    'That is not the JSON object that I need. Reply with nothing but {"case": "...", "rationale": '
+    '"...", "judgement": "correct"} or the same with "incorrect"; case is that of the message.'
 )
+_TO_THE_JUDGE = re.compile(
+    r"judge?ment[\"'\\]*\s*[:=]"  # the verdict itself, or the frame around it
+    r"|accepted_answers|given_answer|</?(?:answer|question|system|user|assistant|instructions?)\b"
+    r"|<\|[a-z_]+\|>|\[/?INST\]|^\s*(?:system|assistant)\s*:"
+    r"|\b(?:ignore|disregard|forget|override)\b.{0,40}\b(?:above|previous|prior|earlier|rules|"
+    r"instructions?|prompts?)\b"
+    r"|\b(?:say|reply|respond|return|output|print|write|mark|grade|rate|judge)\b.{0,30}"
+    r"[\"'`*:]\W{0,3}correct\b"
+    r"|\b(?:say|reply|respond|grade|rate|judge|mark)(?: with| it| this| that| answer| me| as)*"
+    r" correct\b"
+    r"|\b(?:this|the given|my|above) answer (?:is|was|has been|must be|should be) "
+    r"(?:\w+ )?(?:correct|accepted|right|true|verified)\b"
+    r"|\byou (?:are|act as) (?:a|an|the|now) .{0,30}\b(?:judge|grader|assistant|evaluator)\b",
+    re.I | re.S | re.M,
+)
+"""What nobody writes who answers a question."""
 
 
 @dataclass(frozen=True)
@@ -137,39 +164,44 @@ class Judge:
             return Part(0.0, f"longer than {LONGEST_ANSWER} characters")
         if self.settings.exact_first and same_words(answer, task.answers):
             return Part(1.0, "exact match")
+        if spoken := _TO_THE_JUDGE.search(answer):
+            return Part(0.0, f"it speaks to the judge: {spoken[0]!r}"[:200], suspect=True)
         case: Json = {"question": task.question, "accepted_answers": list(task.answers)}
         return await self.verdict({**case, "given_answer": answer})
 
     async def verdict(self, case: Json) -> Part:
         """What the model says of a case; the same one is asked for once."""
         self.usage.asked += 1
-        told = json.dumps(case, ensure_ascii=False).encode("utf-8", "replace").decode()
-        body = self._model.body([("system", self._instructions), ("user", told)])
-        key = hashlib.sha256(json.dumps([self.kind, 1, body], sort_keys=True).encode()).hexdigest()
+        said = json.dumps([self._instructions, case], sort_keys=True).encode()
+        number = hashlib.sha256(said).hexdigest()[:_CASE_DIGITS]
+        told = json.dumps({"case": number, **case}, ensure_ascii=False)
+        told = told.encode("utf-8", "replace").decode()
+        body = self._model.body([("system", self._instructions + WITH_CASE), ("user", told)])
+        key = hashlib.sha256(json.dumps([self.kind, 2, body], sort_keys=True).encode()).hexdigest()
         if key in self._asked:
             self.usage.kept += 1
         else:
-            self._asked[key] = asyncio.create_task(self._judge(key, body))
+            self._asked[key] = asyncio.create_task(self._judge(key, body, number))
             # Whoever waits for it may be gone: then nobody else hears why there is none.
             self._asked[key].add_done_callback(lambda done: done.cancelled() or done.exception())
         # Shielded: whoever asked first may give up, and others wait for the same verdict.
         return await asyncio.shield(self._asked[key])
 
-    async def _judge(self, key: str, body: Json) -> Part:
+    async def _judge(self, key: str, body: Json, case: str) -> Part:
         part = Part(None)
         try:
             if self._cache is not None and (kept := self._cache.get(bytes.fromhex(key))):
                 self.usage.kept += 1
-                part = read_verdict(kept.text) or part
+                part = read_verdict(kept.text, case) or part
             else:
-                part = await self._ask(key, body)
+                part = await self._ask(key, body, case)
             return part
         finally:
             if part.score is None:  # it may be judged another time
                 self.usage.unjudged += 1
                 del self._asked[key]
 
-    async def _ask(self, key: str, body: Json) -> Part:
+    async def _ask(self, key: str, body: Json, case: str) -> Part:
         for _ in range(self.settings.attempts):
             try:
                 reply = await self._call(body)
@@ -178,7 +210,7 @@ class Judge:
                 if not self._answered or (400 <= status < 500 and status not in (*_REFUSALS, 429)):
                     raise  # something is wrong with all requests
                 return Part(None, f"the judge could not be asked: {error}")
-            if (part := read_verdict(reply)) is not None:
+            if (part := read_verdict(reply, case)) is not None:
                 if self._cache is not None:
                     said = json.dumps(body["messages"][1:], ensure_ascii=False)
                     self._cache.put(bytes.fromhex(key), KEPT_AS, said, Answer("text", reply))
@@ -207,10 +239,13 @@ class Judge:
             self._cache.close()
 
 
-def read_verdict(reply: str) -> Part | None:
+def read_verdict(reply: str, case: str = "") -> Part | None:
     """The verdict of a reply: a JSON object, be it in a fence, between other words, or broken by a
-    quotation mark; None when it has none, or two that contradict each other."""
+    quotation mark; None when it has none, or two that contradict each other, or is not about this
+    case."""
     said = _THOUGHT.sub("", reply)
+    if case not in said:
+        return None
     verdicts = {word.lower() for word in _VERDICT.findall(said)}
     if len(verdicts) != 1:
         return None

@@ -3,23 +3,35 @@
 The program is the last fenced block of the answer, or the answer itself. Every case is a run of its
 own in a fresh state. A program that fails, prints too much or takes too long is wrong; a sandbox
 that fails judges nobody (None).
+
+Program and judge never share an interpreter. What the program printed, or the value that it says a
+call has, is compared out here; a check runs in a sandbox of its own and calls the program by
+literals (`coa.sandbox.inside.calls`). In the program's process there is its input and nothing of
+the test: no expected value, no source of a check, no word that would mean "passed".
 """
 
 from __future__ import annotations
 
 import ast
+import asyncio
+import builtins
+import json
 import math
 import re
-import secrets
-from collections.abc import Mapping, Sequence
+import signal
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from decimal import Decimal, InvalidOperation
+from functools import cache
+from types import ModuleType
 from typing import Any, Literal, get_args
 
 from coa.errors import RecordError, did_you_mean
 from coa.io.settings import check_ranges
 from coa.rewards.answers import Part
-from coa.sandbox import Limits, Sandbox, SandboxError
+from coa.sandbox import Limits, Outcome, Sandbox, SandboxError
+from coa.sandbox.inside import calls
 from coa.tasks import Task
 from coa.tools.code import describe
 from coa.trajectory import Trajectory
@@ -30,34 +42,17 @@ TOLERANCE = 1e-6
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 _MODULES = "string re datetime collections heapq bisect copy math random statistics itertools"
 _MODULES += " functools operator io sys json"
-_LIBRARY = "; ".join(
+_IMPORTS = "; ".join(
     [
         *(f"from {name} import *" for name in _MODULES.split()),
         "from builtins import *",  # pow and open are meant to be Python's own
         "from typing import *",
         f"import {', '.join(_MODULES.split())}",
-        "sys.setrecursionlimit(50_000)\n",
     ]
 )
+_LIBRARY = f"{_IMPORTS}; sys.setrecursionlimit(50_000)\n"
 """What sites with starter code import for everybody, and their starter code relies on; the list is
 LiveCodeBench's."""
-_PLAIN = """
-def _plain_(value):
-    value = value.tolist() if hasattr(value, "tolist") else value
-    if isinstance(value, dict):
-        return {key: _plain_(each) for key, each in value.items()}
-    if isinstance(value, tuple):
-        return tuple(map(_plain_, value))
-    if isinstance(value, list) or type(value).__name__ == "deque":
-        return list(map(_plain_, value))
-    if isinstance(value, frozenset):
-        return set(value)
-    if isinstance(value, float) and abs(value) == float("inf"):
-        said = "1e999" if value > 0 else "-1e999"
-        return type("", (float,), {"__repr__": lambda self: said})(value)
-    return value
-"""
-"""What is equal to a literal as one: a Counter, a deque, an array of numpy, an infinity."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +66,8 @@ class ProgramCase:
     values: tuple[Any, ...] = ()
     check: str = ""
     """A program that raises when it is not satisfied."""
+    names: tuple[str, ...] = ()
+    """The program's names, as a call or a check uses them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +79,8 @@ class Suite:
     """`Yes` is YES."""
     library: bool = False
     """What sites import for everybody stands before programs that read their input, too."""
+    given: str = ""
+    """What a task defines for its programs."""
 
 
 def read_suite(tests: Any) -> Suite:
@@ -105,13 +104,15 @@ def read_suite(tests: Any) -> Suite:
         raise RecordError(f"tests: {len(given)} stdin and {len(wanted)} expected_output.")
     cases = [ProgramCase(stdin, output) for stdin, output in zip(given, wanted, strict=True)]
     cases += _calls(tests)
-    cases += [_as_call(text) or ProgramCase(check=text) for text in _texts(tests, "functional")]
+    function = _function(tests) if tests.get("function") else ""
+    cases += [_as_call(text) or _check(text, function) for text in _texts(tests, "functional")]
     if not cases:
         raise RecordError(
             "tests: found none; expected stdin with expected_output, function with calls, or "
             "functional."
         )
-    return Suite(tuple(cases), compare, float(tolerance), **switches)
+    before = "\n".join(_texts(tests, "given"))
+    return Suite(tuple(cases), compare, float(tolerance), given=before, **switches)
 
 
 def suite_of(task: Task) -> Suite:
@@ -148,13 +149,18 @@ def _texts(tests: Mapping[str, Any], key: str) -> list[str]:
     return list(found)
 
 
+def _function(tests: Mapping[str, Any]) -> str:
+    name = tests.get("function")
+    if not isinstance(name, str) or not name.isidentifier():
+        raise RecordError(f"tests: function is {name!r}, expected the name of what is called.")
+    return name
+
+
 def _calls(tests: Mapping[str, Any]) -> list[ProgramCase]:
     calls = tests.get("calls") or []
     if not calls:
         return []
-    name = tests.get("function")
-    if not isinstance(name, str) or not name.isidentifier():
-        raise RecordError(f"tests: function is {name!r}, expected the name of what is called.")
+    name = _function(tests)
     # Sites with starter code have it as a method of `Solution`, which goes first: what a program
     # imports may have the same name, as heapq has merge.
     method = f"hasattr(globals().get('Solution'), {name!r})"
@@ -164,6 +170,7 @@ def _calls(tests: Mapping[str, Any]) -> list[ProgramCase]:
             ProgramCase(
                 call=f"{function}({', '.join(map(repr, each['args']))})",
                 values=(each["expected"], *([each["or"]] if "or" in each else [])),
+                names=("Solution", name),
             )
             for each in calls
         ]
@@ -173,7 +180,7 @@ def _calls(tests: Mapping[str, Any]) -> list[ProgramCase]:
 
 def _as_call(check: str) -> ProgramCase | None:
     """`assert CALL == LITERAL`, or `result = CALL; assert result == LITERAL`, as a call with its
-    value, which is compared out here."""
+    value, which is compared out here. All that the call does is the program's own."""
     try:
         match ast.parse(check.strip()).body:
             case [ast.Assign(targets=[ast.Name(id=name)], value=call), ast.Assert(test=test)]:
@@ -186,54 +193,108 @@ def _as_call(check: str) -> ProgramCase | None:
             case ast.Compare(left=left, ops=[ast.Eq()], comparators=[expected]):
                 same = left is call or (isinstance(left, ast.Name) and left.id == name)
                 if same and isinstance(call, ast.Call):
-                    return ProgramCase(call=ast.unparse(call), values=(ast.literal_eval(expected),))
+                    names = (_called(call),)
+                    values = (ast.literal_eval(expected),)
+                    return ProgramCase(call=ast.unparse(call), values=values, names=names)
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         pass
     return None
 
 
-def program_for(case: ProgramCase, source: str, mark: str, *, library: bool = False) -> str:
-    """What runs in the sandbox: the program, and for a call or a check what is asked of it.
+def _called(node: ast.expr) -> str:
+    """The name that an expression of attributes and calls with literals begins with; ValueError for
+    another one, such as `sorted(f(1))`, where not all is the program's."""
+    match node:
+        case ast.Name(id=name):
+            return name
+        case ast.Attribute(value=value):
+            return _called(value)
+        case ast.Call(func=function, args=args, keywords=keywords):
+            for each in (*args, *(keyword.value for keyword in keywords)):
+                ast.literal_eval(each)
+            return _called(function)
+    raise ValueError
 
-    `mark` stands before what we read; a program that cannot know it cannot write it.
-    """
+
+def _check(check: str, function: str) -> ProgramCase:
+    """A check with the names in it that are the program's: the function, and what neither the check
+    nor Python nor the library defines. A name of the library is the program's where there is no
+    other: a program must not get to say what `sqrt` means in its test."""
+    try:
+        nodes = list(ast.walk(ast.parse(check)))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return ProgramCase(check=check)
+    used, bound = set[str](), set(dir(builtins))
+    for node in nodes:
+        match node:
+            case ast.Name(id=name, ctx=ast.Load()):
+                used.add(name)
+            case ast.Name(id=name) | ast.arg(arg=name) | ast.ExceptHandler(name=str(name)):
+                bound.add(name)
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                bound.add(name)
+            case ast.alias(name=name, asname=other):
+                bound.add(other or name.partition(".")[0])
+    library = _library()
+    own = {name for name in used - bound if name not in library}
+    own |= {function} if function else set()
+    if not own:
+        own = {name for name in used - bound if not isinstance(library[name], ModuleType)}
+    return ProgramCase(check=check, names=tuple(sorted(own)))
+
+
+@cache
+def _library() -> dict[str, Any]:
+    """What the library defines."""
+    found: dict[str, Any] = {}
+    exec(_IMPORTS, found)
+    return found
+
+
+def program_for(suite: Suite, case: ProgramCase, source: str) -> str:
+    """What runs in the sandbox: the program, after what it may expect to be there."""
     before = "" if "from __future__" in source else _LIBRARY
     if case.output is not None:
-        return f"{before}{source}" if library else source
-    said = repr(f"\n{mark}")
-    if case.call:
-        asked = f"_ = {case.call}\n{_PLAIN}print({said} + repr(_plain_(_)))\n"
-        return f"{before}{_without(case.call) if before else ''}{source}\n\n{asked}"
-    return f"{before}{source}\n\n{case.check}\nprint({said})\n"
+        return f"{before}{source}" if suite.library else source
+    if before:
+        # What is called is the program's own: `gcd` of the library must not stand in for it.
+        before += f"for _ in {list(case.names)!r}: globals().pop(_, None)\n{suite.given}\n"
+    return f"{before}{source}\n"
 
 
-def _without(call: str) -> str:
-    """What is called is the program's own: `gcd` of the library must not stand in for it."""
-    called = ast.parse(call, mode="eval").body
-    assert isinstance(called, ast.Call), call
-    names = {node.id for node in ast.walk(called.func) if isinstance(node, ast.Name)}
-    return f"for _ in {sorted(names)!r}: globals().pop(_, None)\n"
+def check_for(case: ProgramCase) -> str:
+    """What runs in the sandbox of checks."""
+    return f"{_LIBRARY}_program_(globals(), {list(case.names)!r})\n{case.check}\n"
 
 
-def fault_of(suite: Suite, case: ProgramCase, stdout: str, mark: str) -> str:
-    """Why what a program wrote, having ended well, is not what the case asks for; or nothing."""
-    if case.output is not None:
-        found, wanted = stdout, case.output
-        if suite.ignore_case:
-            found, wanted = found.lower(), wanted.lower()
-        same = same_output(found, wanted, suite.compare, suite.tolerance)
-        return "" if same else "another output"
-    _, found, said = stdout.rpartition(f"\n{mark}")
-    if not found:
-        return "it ended before the test did"
-    if not case.call:
-        return ""
+def judge_output(suite: Suite, case: ProgramCase, stdout: str) -> Part:
+    """What a program printed, having ended well, against what the case asks for."""
+    found, wanted = stdout, case.output or ""
+    if suite.ignore_case:
+        found, wanted = found.lower(), wanted.lower()
+    same = same_output(found, wanted, suite.compare, suite.tolerance)
+    return Part(1.0) if same else Part(0.0, "another output")
+
+
+def judge_reply(suite: Suite, case: ProgramCase, said: str) -> Part:
+    """What a program says that a call gave, having ended well, against what it should give."""
+    if not said:
+        return Part(0.0, _ENDED_EARLY, suspect=True)
+    line, _, more = said.partition("\n")
     try:
-        value = ast.literal_eval(said.strip())
-    except (SyntaxError, ValueError, RecursionError, MemoryError, TypeError):
-        return "another result"
+        reply = calls.read_reply(line, 1)
+        value = calls.decode(reply.get("value"))
+    except ValueError:
+        return Part(0.0, calls.FORGED, suspect=True)
+    if more:
+        return Part(0.0, calls.FORGED, suspect=True)
+    if "raised" in reply:
+        return Part(0.0, f"{', '.join(reply['raised'][:1])}: {reply.get('text', '')}"[:_SAID])
+    if "held" in reply:
+        lies = "__eq__" in str(reply.get("own"))
+        return Part(0.0, f"its result is a {reply.get('type')}, no literal"[:_SAID], lies)
     same = any(same_value(value, wanted, suite.tolerance) for wanted in case.values)
-    return "" if same else "another result"
+    return Part(1.0) if same else Part(0.0, "another result")
 
 
 def same_output(found: str, wanted: str, compare: str, tolerance: float) -> bool:
@@ -305,6 +366,9 @@ _FENCE = re.compile(r"^[ \t]*```[ \t]*([\w+-]*)[ \t]*\n(.*?)(?:^[ \t]*```|\Z)", 
 _NOT_PYTHON = {"sh", "bash", "shell", "text", "txt", "stdin", "input", "output", "console"}
 _SAID = 200
 """Characters of a program's last words in a reason."""
+_ENDED_EARLY = "it ended before the test did"
+_CHECKS_S = 5.0
+"""How much longer by the clock a check may take than the program that it waits for."""
 
 
 @dataclass(frozen=True)
@@ -327,18 +391,33 @@ class ProgramSettings:
         check_ranges(self, "reward.tests", {"at least 1": "slots"})
         self.sandbox()  # says what is wrong with the limits
 
-    def sandbox(self) -> Sandbox:
+    def sandbox(self, longer_s: float = 0.0) -> Sandbox:
         """The sandbox that programs are tested in, not opened yet."""
-        names = ("seconds", "cpu_seconds", "memory_mb", "output_bytes")
-        limits = Limits(**{name: getattr(self, name) for name in names})
-        return Sandbox(limits, self.slots, unsafe=self.unsafe)
+        names = ("cpu_seconds", "memory_mb", "output_bytes")
+        limits = {name: getattr(self, name) for name in names}
+        return Sandbox(
+            Limits(seconds=self.seconds + longer_s, **limits), self.slots, unsafe=self.unsafe
+        )
+
+
+@asynccontextmanager
+async def open_programs(settings: ProgramSettings) -> AsyncIterator[ProgramChecker]:
+    """The checker, with its sandboxes."""
+    async with AsyncExitStack() as held:
+        box = await held.enter_async_context(settings.sandbox())
+        yield ProgramChecker(box, settings, held)
 
 
 class ProgramChecker:
     """Judges by running the program of an answer."""
 
-    def __init__(self, box: Sandbox, settings: ProgramSettings) -> None:
+    def __init__(
+        self, box: Sandbox, settings: ProgramSettings, held: AsyncExitStack | None = None
+    ) -> None:
         self._box, self._settings = box, settings
+        self._held = held or AsyncExitStack()
+        self._checks: Sandbox | None = None
+        self._opening = asyncio.Lock()
 
     async def __call__(self, task: Task, trajectory: Trajectory) -> Part:
         if "tests" not in task.gold:
@@ -353,28 +432,68 @@ class ProgramChecker:
             return Part(None, f"the sandbox failed: {error}")
 
     async def _run(self, suite: Suite, source: str) -> Part:
-        passed, first = 0, ""
+        """One case that fails decides, and otherwise one that cannot be judged."""
+        passed, first, suspect, unjudged = 0.0, "", False, ""
         for number, case in enumerate(suite.cases, start=1):
-            fault = await self._fault(suite, case, source)
-            passed += not fault
-            if fault:
-                first = first or f"case {number} of {len(suite.cases)}: {fault}"
+            found = await self._judge(suite, case, source)
+            reason = f"case {number} of {len(suite.cases)}: {found.reason}"
+            suspect = suspect or found.suspect
+            if found.score is None:
+                unjudged = unjudged or reason
+            elif found.score == 0:
+                first = first or reason
                 if not self._settings.partial:
-                    return Part(0.0, first)
-        return Part(passed / len(suite.cases), first)
+                    return Part(0.0, first, suspect)
+            passed += found.score or 0.0
+        if unjudged:
+            return Part(None, unjudged, suspect)
+        return Part(passed / len(suite.cases), first, suspect)
 
-    async def _fault(self, suite: Suite, case: ProgramCase, source: str) -> str:
-        """Why a case is not passed; empty when it is."""
-        mark = secrets.token_hex(8)
-        program = program_for(case, source, mark, library=suite.library)
-        outcome = await self._box.run(program, case.stdin)
+    async def _judge(self, suite: Suite, case: ProgramCase, source: str) -> Part:
+        program = program_for(suite, case, source)
+        if case.check:
+            return await self._judge_check(case, program)
+        ask = json.dumps({"n": 1, "eval": case.call}) + "\n" if case.call else ""
+        outcome = await self._box.run(program, case.stdin, ask=ask)
+        if outcome.ended != "ok":
+            return self._failed(outcome)
+        if case.call:
+            return judge_reply(suite, case, outcome.reply)
+        return judge_output(suite, case, outcome.stdout)
+
+    async def _judge_check(self, case: ProgramCase, program: str) -> Part:
+        if not case.names:
+            return Part(None, "the test names nothing of the program, or is no Python")
+        async with self._opening:
+            if self._checks is None:
+                checks = self._settings.sandbox(_CHECKS_S)
+                self._checks = await self._held.enter_async_context(checks)
+        checked, outcome = await self._checks.check(check_for(case), program, self._box)
+        if checked.ended != "ok":
+            return Part(0.0, f"the test did not come to its end: {checked.ended}")
+        try:
+            found = json.loads(checked.stdout)
+            verdict, reason, suspect = found["verdict"], found["reason"], found["suspect"]
+        except (ValueError, LookupError, TypeError):
+            return Part(None, "the test gave no verdict")
+        if verdict == calls.PASSED:
+            return Part(1.0)
+        if verdict == calls.UNJUDGED:
+            return Part(None, str(reason), bool(suspect))
+        return Part(0.0, str(reason), bool(suspect)) if reason else self._failed(outcome)
+
+    def _failed(self, outcome: Outcome) -> Part:
+        """Why a program did not live to the end of its test."""
         if outcome.ended == "ok":
-            return fault_of(suite, case, outcome.stdout, mark)
+            return Part(0.0, _ENDED_EARLY, suspect=True)
         if outcome.ended == "timeout":
             limits = self._settings
-            return f"it took more than {limits.cpu_seconds} s of CPU, or {limits.seconds:g} s"
+            took = f"it took more than {limits.cpu_seconds} s of CPU, or {limits.seconds:g} s"
+            return Part(0.0, took)
         said = describe(replace(outcome, stdout=""), self._box.limits)
-        return " ".join(said.split())[-_SAID:]
+        # A call that only attackers make ends the process by this signal.
+        forbidden = outcome.exit == -signal.SIGSYS
+        return Part(0.0, " ".join(said.split())[-_SAID:], suspect=forbidden)
 
 
 def program_in(answer: str) -> str:

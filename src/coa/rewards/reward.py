@@ -30,11 +30,21 @@ from typing import Any, TypeVar
 from coa.errors import ConfigError, boundary, did_you_mean
 from coa.io.plugins import load_object
 from coa.io.runs import Json
-from coa.rewards.answers import Checker, Part, Scored, Scorer, exact, f1, part_of, squad
+from coa.rewards.answers import (
+    Checker,
+    Part,
+    Scored,
+    Scorer,
+    exact,
+    f1,
+    guarded,
+    part_of,
+    squad,
+)
 from coa.rewards.chains import FormatSettings, calls, check_format
 from coa.rewards.judge import Judge, JudgeSettings
 from coa.rewards.mathematics import MathSettings, open_math
-from coa.rewards.programs import ProgramChecker, ProgramSettings, suite_of
+from coa.rewards.programs import ProgramSettings, open_programs, suite_of
 from coa.tasks import Task
 from coa.tools.functions import is_state
 from coa.trajectory import Trajectory
@@ -377,14 +387,15 @@ class Reward:
         if name == "math":
             return await self._held.enter_async_context(open_math(self.settings.math))
         if name == "tests":
-            tests = self.settings.tests
-            return ProgramChecker(await self._held.enter_async_context(tests.sandbox()), tests)
+            return await self._held.enter_async_context(open_programs(self.settings.tests))
         if name == "judge":
             judge = Judge(self.settings.judge)
             self._held.push_async_callback(judge.close)
             return judge
         if name == "auto" and self._own is None:
             return self._by_task
+        if name in ("exact", "squad", "f1"):
+            return as_checker(guarded(SCORERS[name]), name)
         scorer: Own = self._own if name == "auto" and self._own else load_scorer(name)
         asked = state_parameter(scorer)
         if asked:

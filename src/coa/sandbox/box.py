@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 import struct
 import sys
@@ -22,6 +23,7 @@ from coa.sandbox.tiers import Tier, reach, refusal
 from coa.sandbox.walls import Limits, SandboxError, Walls, find_layout
 
 PACKAGES = ("numpy", "sympy")
+_LAST_WORDS_S = 0.5
 NOT_OPEN = "the sandbox is not open; use it inside `async with`."
 
 
@@ -96,11 +98,48 @@ class Sandbox:
         assert self._walls is not None
         return Slot(self._walls, self.limits, preload)
 
-    async def run(self, program: str, stdin: str = "", *, echo: bool = False) -> Outcome:
-        """Run a program in a fresh state. `echo`: show the value of a last expression.
+    async def run(
+        self, program: str, stdin: str = "", *, echo: bool = False, ask: str = ""
+    ) -> Outcome:
+        """Run a program in a fresh state. `echo`: show the value of a last expression. `ask`: a
+        request of `inside.calls`, which the program answers when it has run: `Outcome.reply`.
 
         A program's failure is an outcome; `SandboxError` is raised when the sandbox itself failed.
         """
+        async with self._place() as slot:
+            return await slot.run(b"A" if ask else b"E" if echo else b"J", program, stdin, ask)
+
+    async def check(self, check: str, program: str, box: Sandbox) -> tuple[Outcome, Outcome]:
+        """Run a check here, which calls the functions of a program that runs in another box: how
+        each of them ended.
+
+        They are linked by two pipes and share nothing else. The check has the last word: when it
+        has ended, the program is ended.
+        """
+        async with box._place() as answers, self._place() as asks:
+            (asked, asking), (replied, replying) = os.pipe(), os.pipe()
+            with (
+                Exchange(program, "", answers, [asked, replying]) as theirs,
+                Exchange(check, "", asks, [asking, replied]) as ours,
+            ):
+                answers.launch(b"A", theirs.passed)
+                theirs.handed_over()
+                ended = asyncio.ensure_future(answers.ended(answers.limits.seconds))
+                try:
+                    asks.launch(b"T", ours.passed)
+                    ours.handed_over()
+                    checked = ours.outcome(await asks.ended(asks.limits.seconds))
+                    # It ends by itself when nobody asks any more, if it is honest.
+                    await asyncio.wait({ended}, timeout=_LAST_WORDS_S)
+                    answers.tell(b"K")
+                    return checked, theirs.outcome(await ended)
+                finally:
+                    ended.cancel()
+                    await asyncio.gather(ended, return_exceptions=True)
+
+    @contextlib.asynccontextmanager
+    async def _place(self) -> AsyncIterator[Slot]:
+        """A warm slot for one job, made ready for the next one afterwards."""
         idle = self._idle
         if idle is None:
             raise SandboxError(NOT_OPEN)
@@ -112,9 +151,8 @@ class Sandbox:
         try:
             if not slot.warm:
                 await slot.start()
-            outcome = await slot.run(b"E" if echo else b"J", program, stdin)
+            yield slot
             clean = True
-            return outcome
         finally:
             task = asyncio.ensure_future(self._give_back(slot, clean))
             self._tasks.add(task)

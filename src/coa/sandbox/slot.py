@@ -46,6 +46,8 @@ class Outcome:
     exit: int | None
     """The status, or minus the number of the signal that ended it."""
     seconds: float
+    reply: str = ""
+    """What was written where calls are answered, for a job that was asked something."""
 
 
 class Ending(NamedTuple):
@@ -128,15 +130,16 @@ class Slot:
             extra_groups=None if outside is None else [],
         )
 
-    async def run(self, kind: bytes, program: str, stdin: str = "") -> Outcome:
-        """Run a program as a job of this kind (J or E) to its end."""
-        with Exchange(program, stdin, self) as exchange:
+    async def run(self, kind: bytes, program: str, stdin: str = "", ask: str = "") -> Outcome:
+        """Run a program as a job of this kind (J, E or A) to its end."""
+        with Exchange(program, stdin, self, ask=ask) as exchange:
             self.launch(kind, exchange.passed)
             exchange.handed_over()
             return exchange.outcome(await self.ended(self.limits.seconds))
 
     def launch(self, kind: bytes, descriptors: Sequence[int]) -> None:
-        """Hand over a job: J or E (echo) with four descriptors, S with the socket of a session."""
+        """Hand over a job: J or E (echo) with four descriptors, A (answers calls) or T (checks who
+        does) with six, S with the socket of a session."""
         assert self._running is not None and not self._busy
         self._busy = True
         try:
@@ -258,7 +261,11 @@ class PlainSlot(Slot):
     def launch(self, kind: bytes, descriptors: Sequence[int]) -> None:
         self._why = "x"
         self._folder = tempfile.TemporaryDirectory(prefix="coa-unsafe-")
-        command = [sys.executable, "-s", "-P", "-B", "-X", "utf8", str(INSIDE / "program.py")]
+        start = (
+            f"import sys; sys.path.insert(0, {str(INSIDE.parent)!r}); from inside.program import "
+        )
+        start += "main; del sys.path[0]; main(*sys.argv[1:])"
+        command = [sys.executable, "-s", "-P", "-B", "-X", "utf8", "-c", start]
         self._process = subprocess.Popen(
             [*command, kind.decode(), *map(str, descriptors)],
             stdin=subprocess.DEVNULL,
@@ -322,23 +329,32 @@ class Exchange:
     is not kept; the first byte of it ends the program.
     """
 
-    def __init__(self, program: str, stdin: str, slot: Slot) -> None:
+    def __init__(
+        self, program: str, stdin: str, slot: Slot, ends: Sequence[int] = (), ask: str = ""
+    ) -> None:
+        """`ends`: what a job of calls reads and writes; they are the program's now. `ask`: it reads
+        this, and what it writes is kept."""
         self._slot, self._limit = slot, slot.limits.output_bytes
         self.overflow = False
         self._kept: dict[int, bytearray] = {}
-        """What was read, by our ends of the two pipes: standard output, standard error."""
-        self.passed: list[int] = []
-        """For the program: its source, and its three streams."""
+        """What was read, by our ends of the pipes: standard output, standard error, replies."""
+        self.passed: list[int] = list(ends)
+        """For the program: its source, its three streams, and what it answers calls over."""
         try:
-            self.passed += [_holding(program), _holding(stdin)]
-            for _ in range(2):
-                reading, writing = os.pipe()
-                self._kept[reading] = bytearray()
-                self.passed.append(writing)
-                os.set_blocking(reading, False)
+            self.passed[0:0] = [_holding(program), _holding(stdin), self._pipe(), self._pipe()]
+            if ask:
+                self.passed += [_holding(ask)]
+                self.passed += [self._pipe()]
         except BaseException:
             self.close()
             raise
+
+    def _pipe(self) -> int:
+        """Where the program writes; what it writes is kept."""
+        reading, writing = os.pipe()
+        self._kept[reading] = bytearray()
+        os.set_blocking(reading, False)
+        return writing
 
     def __enter__(self) -> Exchange:
         loop = asyncio.get_running_loop()
@@ -379,7 +395,8 @@ class Exchange:
         for end in self._kept:
             while self._read(end) and not self.overflow:
                 pass
-        stdout, stderr = (bytes(kept).decode("utf-8", "replace") for kept in self._kept.values())
+        texts = [bytes(kept).decode("utf-8", "replace") for kept in self._kept.values()]
+        stdout, stderr, *reply = texts
         ended: Ended = "ok" if ending.status == 0 else "error"
         if self.overflow:
             ended = "output"
@@ -391,7 +408,7 @@ class Exchange:
             ended = "killed"
         elif ending.status and "MemoryError" in stderr.rstrip().rpartition("\n")[2]:
             ended = "memory"
-        return Outcome(stdout, stderr, ended, ending.status, seconds)
+        return Outcome(stdout, stderr, ended, ending.status, seconds, *reply)
 
     def close(self) -> None:
         self.handed_over()

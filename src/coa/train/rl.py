@@ -91,6 +91,7 @@ def rollout_record(drawn: Drawn) -> Json:
         "answered_rate": sum(t.stop is StopReason.ANSWERED for t in trajectories) / n,
         "malformed_rate": sum(t.usage.malformed > 0 for t in trajectories) / n,
         "truncated_rate": sum(t.truncated and not t.ended_outside for t in trajectories) / n,
+        "suspect_rate": sum(rollout.scored.suspect for rollout in rollouts) / n,
         "agents": agent_shares(trajectories),
     }
     if len(parts := mean_parts([rollout.scored for rollout in rollouts])) > 1:

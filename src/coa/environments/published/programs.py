@@ -27,7 +27,7 @@ _MOST_UNPACKED = 1 << 30
 _STDIN = "Read the input from standard input and print the answer to standard output."
 _ANSWER = "Answer with one complete Python program in a ```py fence."
 SUITE_KEYS = (
-    *("stdin", "expected_output", "functional", "function", "calls"),
+    *("stdin", "expected_output", "functional", "function", "calls", "given"),
     *("inputs", "outputs", "fn_name"),
 )
 """Keys of tests that the reward `tests` reads as they are."""
@@ -83,12 +83,15 @@ def codecontests(row: PublishedRow) -> Task:
 def humaneval(row: PublishedRow) -> Task:
     """HumanEval: a function to complete; `check` of its tests must run through."""
     prompt, entry = str(row.need("prompt")), row.text("entry_point")
-    check = f"{_others(row, prompt, entry)}\n{row.need('test')}\ncheck({entry})\n"
+    others = _others(row, prompt, entry)
+    check = f"{others}\n{row.need('test')}\ncheck({entry})\n"
     question = (
         "Complete this Python function. Answer with the whole function, and what it needs, in one "
         f"```py fence.\n\n```py\n{prompt.rstrip()}\n```"
     )
-    gold: Json = {"tests": {"functional": check}}
+    gold: Json = {"tests": {"functional": check, "function": entry}}
+    if others:
+        gold["tests"]["given"] = others
     if solution := row.get("canonical_solution"):
         gold["solution"] = f"{prompt}{solution}"
     return task_of(row, question, (), {"entry_point": entry}, gold)

@@ -1,8 +1,9 @@
 """Run a program in this process as Python would, and nothing of ours beside it.
 
-What comes in are file descriptors: the source, and the three standard streams. A program's mistake
-is shown as Python shows it, without the frames of this file. When the last statement is an
-expression and nothing was printed, its value is, as in a notebook: models forget to print.
+What comes in are file descriptors: the source, the three standard streams, and for a job of calls
+the two ends that `calls` speaks over. A program's mistake is shown as Python shows it, without the
+frames of this file. When the last statement is an expression and nothing was printed, its value is,
+as in a notebook: models forget to print.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ import threading
 import traceback
 import types
 from typing import Any
+
+from . import calls
 
 NAME = "program.py"
 _ENCODING = "utf-8"
@@ -120,14 +123,23 @@ def _flush() -> None:
             stream.flush()
 
 
-def run_once(descriptors: list[int], echo: bool) -> None:
-    """Run the one program of this process, and end the process."""
+def run_once(descriptors: list[int], kind: str) -> None:
+    """Run the one program of this process, and end the process. `E` shows the value of a last
+    expression, `A` answers calls afterwards, `T` runs a check that calls another program."""
     status = 1
     try:
         program, *streams = descriptors
-        connect(*streams)
-        _close_from(3, {program})
-        status = run(read_all(program), main_module(), echo)
+        ends = streams[3:]
+        connect(*streams[:3])
+        _close_from(3, {program, *ends})
+        source, scope = read_all(program), main_module()
+        if kind == "T":
+            calls.run_check(source, scope, *ends)
+            status = 0
+            return
+        status = run(source, scope, kind == "E")
+        if kind == "A" and status == 0:
+            calls.Answering(scope).serve(*ends)
         with contextlib.suppress(BaseException):
             threading._shutdown()  # type: ignore[attr-defined]
             __import__("atexit")._run_exitfuncs()
@@ -165,8 +177,9 @@ def _close_from(first: int, kept: set[int]) -> None:
     os.closerange(first, 1 << 16)
 
 
-if __name__ == "__main__":  # without walls: coa.sandbox.slot.PlainSlot
+def main(kind: str, *descriptors: str) -> None:
+    """A process for one job or session, without walls: `coa.sandbox.slot.PlainSlot`."""
     reseed()
-    if sys.argv[1] == "S":
-        serve(int(sys.argv[2]))
-    run_once([int(each) for each in sys.argv[2:6]], sys.argv[1] == "E")
+    if kind == "S":
+        serve(int(descriptors[0]))
+    run_once([int(each) for each in descriptors], kind)

@@ -1,10 +1,11 @@
 """The process that waits, warm, for programs: one job at a time, a forked child for each.
 
 It talks to the host over one socket of whole messages. A job comes as `J` (or `E`, to echo the last
-expression, or `S`, a session) with file descriptors beside it, so that what a program, its input or
-its output holds never passes through here: the next child, a copy of this process, has nothing to
-find. Back go `D` with how the job ended, when every process of it is dead, and `I` when its files
-are gone too. During a job `K` ends it, `F` freezes it and `C` lets it go on.
+expression, `A`, to answer calls, `T`, to check who answers them, or `S`, a session) with file
+descriptors beside it, so that what a program, its input or its output holds never passes through
+here: the next child, a copy of this process, has nothing to find. Back go `D` with how the job
+ended, when every process of it is dead, and `I` when its files are gone too. During a job `K` ends
+it, `F` freezes it and `C` lets it go on.
 
 In a process namespace of its own it is process 1: signals from inside do not reach it, orphans
 come to it, and when it ends the kernel ends everything in there. Anything odd is a reason to end:
@@ -57,10 +58,10 @@ class Zygote:
     def serve(self) -> NoReturn:
         self._control.send(b"I")
         while True:
-            message, descriptors, _, _ = socket.recv_fds(self._control, 16, 4)
+            message, descriptors, _, _ = socket.recv_fds(self._control, 16, 6)
             if not message:
                 sys.exit()
-            if message not in (b"J", b"E", b"S"):
+            if message not in (b"J", b"E", b"A", b"T", b"S"):
                 continue  # K, F or C for a job that had just ended
             child = os.fork()
             if child == 0:
@@ -84,10 +85,13 @@ class Zygote:
             self._confinement.enter(changed)
             if session:
                 program.serve(descriptors[0])
-            program.run_once(descriptors, message == b"E")
+            program.run_once(descriptors, message.decode())
         except BaseException as error:
             with contextlib.suppress(OSError):
-                os.write(descriptors[-1], f"the sandbox failed: {error!r}\n".encode())
+                os.write(
+                    descriptors[min(3, len(descriptors) - 1)],
+                    f"the sandbox failed: {error!r}\n".encode(),
+                )
         finally:
             os._exit(121)
 
