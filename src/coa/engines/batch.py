@@ -45,10 +45,14 @@ class Reader:
     places: dict[tuple[int, ...], int] = field(default_factory=dict)
     read: int = 0
     success: float = 0.7
+    forced: int = 0
+    """How many of the last guesses a constraint forced: they tell nothing about the others."""
 
     def judge(self, made: int, right: int) -> None:
         """Count how many guesses came true."""
-        self.success = _KEEP * self.success + (1 - _KEEP) * right / made
+        if made > self.forced:
+            share = max(right - self.forced, 0) / (made - self.forced)
+            self.success = _KEEP * self.success + (1 - _KEEP) * share
 
 
 class Heard(NamedTuple):
@@ -77,6 +81,7 @@ class Guesses:
             more = self._sure(request, forced) if crowded else self._any(request, forced)[:free]
             guess = [*forced, *more][: min(request.limit - len(request.ids) - 1, MOST)]
             guess = guess if matcher is None else possible(matcher, guess)
+            request.reader.forced = len(forced)
             rows += len(guess)
             made.append(guess)
         return made
@@ -261,8 +266,7 @@ class Batch:
                 break
             slot.ids.append(token)
             right += 1
-        if guessed:
-            request.reader.judge(len(guessed), right)
+        request.reader.judge(len(guessed), right)
 
     def _due(self) -> list[tuple[BatchRequest, Chunk]]:
         """One token and its guesses of each that decodes, and pieces of prompts."""

@@ -384,6 +384,8 @@ class RlSettings(TrainingSettings):
     lr: float = 2e-4
     schedule: Schedule = "constant"
     warmup: float = 0.0
+    micro_tokens: int = 2048
+    """Fewer than SFT's, as the sampler's weights and slots take memory, too."""
     checkpoint_every: int = 1
     preset: str = "dapo"
     """The published loss that `[rl.loss]` changes."""
