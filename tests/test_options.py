@@ -12,7 +12,7 @@ import typer
 from typer.testing import CliRunner
 
 from coa.cli import app
-from coa.cli.options import with_settings
+from coa.cli.options import Late, with_settings
 from coa.distillation.dataset import Distilling
 from coa.errors import UsageError
 from coa.evaluation.run import EvalSettings
@@ -23,13 +23,13 @@ from coa.serving.session import Serving
 
 COMMANDS = {
     "ask": (AgentSettings, "coa.asking.ask_once", ["Why?"]),
-    "record": (Recording, "coa.cli.datasets.run_recording", ["--out", "e.jsonl"]),
+    "record": (Recording, "coa.recording.record.run_recording", ["--out", "e.jsonl"]),
     "distill": (
         Distilling,
-        "coa.cli.datasets.run_distillation",
+        "coa.distillation.dataset.run_distillation",
         ["--out", "d", "--episodes", "e.jsonl"],
     ),
-    "eval": (EvalSettings, "coa.cli.measure.run_eval", ["--out", "r"]),
+    "eval": (EvalSettings, "coa.evaluation.run.run_eval", ["--out", "r"]),
     "serve": (Serving, "coa.serving.server.serve", []),
 }
 
@@ -136,12 +136,13 @@ class Few:
 def test_a_bound_is_kept() -> None:
     seen: list[Few] = []
 
-    @with_settings()
+    @with_settings(few=f"{__name__}:Few")
     def command(few: Few) -> None:
         seen.append(few)
 
     own = typer.Typer()
-    own.command()(command)
-    assert CliRunner().invoke(own, ["--some", "3"]).exit_code == 0 and seen == [Few(3)]
-    assert CliRunner().invoke(own, ["--some", "1"]).exit_code == 2
-    assert CliRunner().invoke(own, ["--inner", "x"]).exit_code == 2
+    own.command(cls=Late)(command)
+    own.callback()(lambda: None)
+    assert CliRunner().invoke(own, ["command", "--some", "3"]).exit_code == 0 and seen == [Few(3)]
+    assert CliRunner().invoke(own, ["command", "--some", "1"]).exit_code == 2
+    assert CliRunner().invoke(own, ["command", "--inner", "x"]).exit_code == 2

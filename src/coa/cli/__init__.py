@@ -6,13 +6,11 @@ nothing else there. A mistake of the user is one line and exit code 2.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,6 +18,7 @@ from coa.cli.datasets import add_datasets
 from coa.cli.measure import add_measures
 from coa.cli.options import (
     JsonFlag,
+    Late,
     SettingsArgument,
     emit,
     note,
@@ -28,8 +27,10 @@ from coa.cli.options import (
 )
 from coa.cli.things import add_things
 from coa.errors import CoaError, UsageError
-from coa.rollouts import AgentSettings
-from coa.serving.session import Serving
+
+if TYPE_CHECKING:
+    from coa.rollouts import AgentSettings
+    from coa.serving.session import Serving
 
 app = typer.Typer(
     name="coa",
@@ -46,6 +47,8 @@ add_measures(app)
 
 def _say_version(wanted: bool) -> None:
     if wanted:
+        from importlib.metadata import version
+
         print(f"coa {version('chain-of-agents')}")
         raise typer.Exit
 
@@ -80,8 +83,8 @@ def main() -> None:
         raise SystemExit(2) from None
 
 
-@app.command()
-@with_settings("observations")
+@app.command(cls=Late)
+@with_settings("observations", how="coa.rollouts:AgentSettings")
 def ask(
     question: Annotated[str, typer.Argument(help="What you want to know.")],
     how: AgentSettings,
@@ -89,6 +92,8 @@ def ask(
     as_json: JsonFlag = False,
 ) -> None:
     """Answer a question, showing the chain of agents as it is written."""
+    import asyncio
+
     from coa.asking import ask_once
 
     if not question.strip():
@@ -129,8 +134,8 @@ def check(
         print("\n".join(checked.lines()))
 
 
-@app.command()
-@with_settings("observations", "unsafe_code")
+@app.command(cls=Late)
+@with_settings("observations", "unsafe_code", settings="coa.serving.session:Serving")
 def serve(
     settings: Serving,
     key_file: Annotated[

@@ -24,7 +24,6 @@ import time
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from importlib import metadata
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -366,6 +365,8 @@ def _flat(value: Any, at: str = "") -> Json:
 
 
 def _versions() -> dict[str, str]:
+    from importlib import metadata
+
     found: dict[str, str] = {}
     for name, package in (("coa", "chain-of-agents"), *((p, p) for p in _PACKAGES)):
         with suppress(metadata.PackageNotFoundError):
