@@ -14,8 +14,9 @@ from typer.testing import CliRunner
 from coa.cli import app
 from coa.cli.options import Late, with_settings
 from coa.distillation.dataset import Distilling
-from coa.errors import UsageError
-from coa.evaluation.run import EvalSettings
+from coa.engines import load_engine
+from coa.errors import ConfigError, UsageError
+from coa.evaluation.run import EvalSettings, _recipe
 from coa.io.settings import Option
 from coa.recording.record import Recording
 from coa.rollouts import AgentSettings
@@ -146,3 +147,23 @@ def test_a_bound_is_kept() -> None:
     assert CliRunner().invoke(own, ["command", "--some", "3"]).exit_code == 0 and seen == [Few(3)]
     assert CliRunner().invoke(own, ["command", "--some", "1"]).exit_code == 2
     assert CliRunner().invoke(own, ["command", "--inner", "x"]).exit_code == 2
+
+
+@pytest.mark.parametrize("ref", ["scripted:FILE", "openai:m@http://127.0.0.1:1"])
+def test_threads_are_refused_where_nothing_is_computed(ref: str, tmp_path: Path) -> None:
+    ref = ref.replace("FILE", str(tmp_path / "model.jsonl"))
+    (tmp_path / "model.jsonl").write_text("")
+    with pytest.raises(ConfigError, match="does not compute here: leave it out"):
+        load_engine(ref, threads=2)
+    with pytest.raises(ConfigError, match="threads is 0, expected at least 1"):
+        load_engine(ref, threads=0)
+
+
+@pytest.mark.parametrize("command", ["ask x", "eval --out r", "serve"])
+def test_no_threads_at_all_are_refused_before_any_work(command: str) -> None:
+    done = CliRunner().invoke(app, [*command.split(), "--threads", "0"])
+    assert done.exit_code == 2 and "--threads" in done.output
+
+
+def test_threads_change_no_result() -> None:
+    assert _recipe(EvalSettings(threads=1)) == _recipe(EvalSettings())

@@ -44,6 +44,7 @@ PROMPT = Option("full or compact; auto fits the model.")
 TEMPERATURE = Option("Of sampling; 0 takes the likeliest token.")
 CONSTRAIN = Option("Sample only what the grammar allows.")
 SEED = Option("Seed of every random choice.")
+THREADS = Option("Threads of a model in this process; its share of the cores by default.", least=1)
 WORKERS = Option("Processes; as many as there are cores by default.", least=1)
 
 
@@ -77,6 +78,7 @@ class AgentSettings:
     constrain: Annotated[bool, CONSTRAIN] = False
     tools: ToolSettings = field(default_factory=ToolSettings)
     seed: Annotated[int, SEED] = 0
+    threads: Annotated[int | None, THREADS] = None
 
     def decoding(self, model: str) -> Decoding:
         """How this model samples and is prompted; what it was trained on decides `auto`."""

@@ -325,6 +325,7 @@ async def _roll_out(
                 slots=slots_for(settings.concurrency),
                 context=settings.context,
                 memory_gb=settings.memory_gb,
+                threads=settings.threads,
             )
             stack.push_async_callback(engine.close)
         with counted("evaluate", len(tasks) * settings.k, mode) as on_done:

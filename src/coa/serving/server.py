@@ -115,7 +115,10 @@ async def listening(
                 agent.environment.grammars.save(serving.out.parent)
         asked = serving.limits.rollouts
         engine = engine or load_engine(
-            serving.model, slots=slots_for(asked), context=serving.context
+            serving.model,
+            slots=slots_for(asked),
+            context=serving.context,
+            threads=serving.threads,
         )
         stack.push_async_callback(engine.close)
         at_once = rollouts_at_once(engine, asked)

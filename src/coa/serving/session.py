@@ -37,6 +37,7 @@ from coa.rollouts import (
     PROMPT,
     SETTINGS,
     TEMPERATURE,
+    THREADS,
     References,
     choose_prompt,
     default_environments,
@@ -80,6 +81,7 @@ class Serving:
     temperature: Annotated[float, TEMPERATURE] = 0.0
     constrain: Annotated[bool, CONSTRAIN] = False
     context: Annotated[int, Option("Most tokens of a whole rollout.", least=1)] = 3072
+    threads: Annotated[int | None, THREADS] = None
     grace_s: Annotated[float, Option("Seconds to finish when stopped.", "--grace", 0)] = 20.0
     out: Annotated[Path | None, Option("Append trajectories to this file.")] = None
     log_questions: Annotated[bool, Option("Show what was asked in the log.")] = False
