@@ -446,7 +446,8 @@ def test_work_that_counts_by_itself_ends_at_its_total(capsys: pytest.CaptureFixt
     with counted("record", 3) as on_done:
         for done in (2, 3):
             on_done(done, 3)
-    assert capsys.readouterr().err.startswith("record 3/3 100%  ")
+    resumed, ended = capsys.readouterr().err.splitlines()
+    assert resumed == "record goes on from 2 of 3" and ended.startswith("record 3/3 100%  ")
 
 
 @pytest.mark.parametrize(

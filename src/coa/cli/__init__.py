@@ -7,7 +7,9 @@ nothing else there. A mistake of the user is one line and exit code 2.
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -65,6 +67,7 @@ def every_command(
 
 def main() -> None:
     """Entry point of the `coa` command."""
+    terminated = _heed_sigterm()
     try:
         app()
     except CoaError as error:
@@ -72,7 +75,11 @@ def main() -> None:
         raise SystemExit(2) from None
     except SystemExit as ended:
         if ended.code == 130:  # what typer makes of Ctrl-C
-            print("coa: interrupted.", file=sys.stderr)
+            from coa.io.runs import standing
+
+            why = "SIGTERM" if terminated else "Ctrl-C"
+            print(f"coa: {standing.line(why)}.", file=sys.stderr)
+            raise SystemExit(143 if terminated else 130) from None
         raise
     except BrokenPipeError:
         sys.stderr.close()
@@ -81,6 +88,21 @@ def main() -> None:
         where = f"{error.filename}: " if error.filename else ""
         print(f"coa: {where}{error.strerror or error}.", file=sys.stderr)
         raise SystemExit(2) from None
+
+
+def _heed_sigterm() -> list[int]:
+    """Let SIGTERM do what Ctrl-C does, once; the second ends the process as it always would. The
+    list is empty until one comes."""
+    came: list[int] = []
+
+    def as_interrupt(number: int, frame: object) -> None:
+        came.append(number)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.raise_signal(signal.SIGINT)
+
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, as_interrupt)
+    return came
 
 
 @app.command(cls=Late)

@@ -125,6 +125,8 @@ def counted(what: str, total: int, mode: Mode = "auto") -> Iterator[Callable[[in
         def on_done(done: int, _total: int = total) -> None:
             if bar.done == 0 and done > 1:
                 bar.continue_from(done)
+                if mode != "silent":
+                    say(f"{what} goes on from {done} of {total}")
             else:
                 bar.advance(done - bar.done)
 

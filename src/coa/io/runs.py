@@ -151,6 +151,33 @@ class Appender:
         self.close()
 
 
+class _Standing:
+    """What a stopped command leaves: the outputs that were open, outermost first, and how far the
+    innermost was. An output that is finished is taken off; one that an error closes stays."""
+
+    def __init__(self) -> None:
+        self.outputs: list[Path] = []
+        self.at = ""
+
+    def line(self, why: str) -> str:
+        """What is kept and how to go on, for whoever stopped a command."""
+        if not self.outputs:
+            return f"stopped ({why})"
+        after = f" after {self.at}" if self.at else ""
+        return (
+            f"stopped ({why}){after}; everything up to there is in {self.outputs[0]}; "
+            "give the same command again to go on"
+        )
+
+
+standing = _Standing()
+
+
+def reached(at: str) -> None:
+    """Say how far the work is that is open and saved, as 'update 7 of 20'."""
+    standing.at = at
+
+
 class Run:
     """One stage's directory: its manifest, metrics, timings and artefacts, locked while open.
 
@@ -163,6 +190,7 @@ class Run:
         self.resumed = resumed
         self._lock = lock
         self._files: dict[str, Appender] = {}
+        _opened(root)
 
     @classmethod
     def open(
@@ -242,7 +270,21 @@ class Run:
         return self
 
     def __exit__(self, *error: object) -> None:
+        if error[0] is None:
+            _finished(self.root)
         self.close()
+
+
+def _opened(output: Path) -> None:
+    if output not in standing.outputs:
+        standing.outputs.append(output)
+    reached("")
+
+
+def _finished(output: Path) -> None:
+    if output in standing.outputs:
+        standing.outputs.remove(output)
+    reached("")
 
 
 @contextmanager
@@ -258,7 +300,9 @@ def claim(path: Path, recipe: Json) -> Iterator[None]:
             write_atomic(manifest, json.dumps(recipe, indent=2, ensure_ascii=False) + "\n")
         sweep(path)
         sweep(manifest)
+        _opened(path)
         yield
+        _finished(path)
 
 
 def manifest_beside(path: Path) -> Path:

@@ -147,7 +147,7 @@ async def _run(
         known = known_by(settings.model, opened.grammars.names, homes, opened.grammars)
         known = made | known | {"settings": to_json(settings)}
         loop = RlLoop(recipe, sampler, updater, run, monitors, check, known)
-        result = await loop.execute()
+        result = await loop.execute(note)
         if monitors.solved:
             note(monitors.solved)
         return result

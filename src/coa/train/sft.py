@@ -46,8 +46,8 @@ from torch import Tensor
 
 from coa.grammar.load import GrammarBook
 from coa.io.machine import fair_cores, memory_gb
-from coa.io.progress import Progress, duration
-from coa.io.runs import Json, Run
+from coa.io.progress import Progress, duration, say
+from coa.io.runs import Json, Run, reached
 from coa.io.settings import load_recipe, to_json, without_speed
 from coa.models.codec import Codec, codec_of
 from coa.models.references import identity
@@ -490,6 +490,9 @@ def _train(
     if run is not None:
         start = done
         run.keep_metrics(lambda record: record["update"] <= start)
+        reached(f"update {done} of {updates}" if done else "")
+        if done and on_update is not None:
+            say(f"goes on from update {done} of {updates} ({directory})")
     started, tokens = time.perf_counter(), 0
 
     def made() -> dict[str, Any]:
@@ -518,6 +521,7 @@ def _train(
             if stop or done % settings.checkpoint_every == 0:
                 save = partial(checkpoints.save, done, {"loss": loss}, made())
                 processes.all_or_none(save)
+                reached(f"update {done} of {updates}")
             if stop:
                 raise KeyboardInterrupt
     processes.all_or_none(finish)
