@@ -206,7 +206,7 @@ def sft(
         if as_json:
             emit(report.to_json())
     elif dry_run:
-        plan = plan_from_recipe(path, overrides or [])
+        plan = plan_from_recipe(path, overrides or [], note)
         if as_json:
             emit(plan.to_json())
         else:

@@ -266,12 +266,20 @@ class Run:
         self._files.clear()
         self._lock.close()
 
+    def _is_bare(self) -> bool:
+        return {each.name for each in self.root.iterdir()} <= {MANIFEST, TIMINGS, LOCK}
+
     def __enter__(self) -> Run:
         return self
 
     def __exit__(self, *error: object) -> None:
         if error[0] is None:
             _finished(self.root)
+        elif not self.resumed and self._is_bare():
+            # What failed before it made anything may be given again with other settings.
+            _finished(self.root)
+            for name in (MANIFEST, TIMINGS):
+                (self.root / name).unlink(missing_ok=True)
         self.close()
 
 

@@ -154,13 +154,17 @@ def preview_from_recipe(path: Path, overrides: Sequence[str], out: Console | Non
     return report
 
 
-def plan_from_recipe(path: Path, overrides: Sequence[str]) -> SftPlan:
+def plan_from_recipe(
+    path: Path, overrides: Sequence[str], note: Note = lambda line: None
+) -> SftPlan:
     """What the run would take, by trying two of its parts; writes nothing."""
     recipe, trajectories = _read(path, overrides)
     from coa.train.row_report import row_report
 
     settings = recipe.sft
+    note(f"{len(trajectories)} trajectories; loading {settings.model}")
     policy = make_policy(settings)
+    note("making rows and trying two parts of an update")
     chosen = choose(trajectories, settings, policy.codec)
     report = row_report(chosen.trajectories, chosen.rows, settings, policy.codec)
     per_token, per_step = rehearse(settings, chosen.rows, policy)
@@ -184,6 +188,7 @@ def train_on(
     """Train on trajectories in a run directory; continues what is there."""
     processes = Processes.open()
     say = note if processes.main else lambda line: None
+    say(f"{len(trajectories)} trajectories; loading {settings.model}")
     policy = make_policy(settings, note=say)
     chosen = choose(trajectories, settings, policy.codec)
     tokens, trained = total_tokens(chosen.rows), sum(row.trained for row in chosen.rows)
