@@ -270,25 +270,48 @@ class Hanging:
 """
 
 
-def test_ctrl_c_ends_with_a_word_and_no_traceback(tmp_path: Path) -> None:
-    (tmp_path / "own_teacher.py").write_text(HANGING)
-    make_tasks("atlas-mhqa", "train", 2, 0).save(tmp_path / "tasks.jsonl")
-    arguments = ["record", "--tasks", "tasks.jsonl", "--out", "e", "--teacher"]
-    command = [sys.executable, "-m", "coa", *arguments, "own_teacher:Hanging"]
+GO_ON = "everything up to there is in e; give the same command again to go on.\n"
+
+
+def stopped(folder: Path, teacher: str, number: signal.Signals) -> tuple[int, str]:
+    """Exit code and last line of a `coa record` that gets a signal once its teacher has spoken."""
+    arguments = ["record", "--tasks", "tasks.jsonl", "--out", "e", "--workers", "1", "--teacher"]
+    command = [sys.executable, "-m", "coa", *arguments, teacher]
     with subprocess.Popen(
-        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None and process.stdout.readline() == "hanging\n"
         try:
             for _ in range(9):  # one that arrives just before the loop falls asleep waits for more
-                process.send_signal(signal.SIGINT)
+                process.send_signal(number)
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(timeout=5)
                     break
         finally:
             process.kill()
         _, errors = process.communicate()
-    assert (process.returncode, errors) == (130, "coa: interrupted.\n")
+    return process.returncode, errors
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_who_stops_a_command_is_told_what_is_kept(
+    tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    (tmp_path / "own_teacher.py").write_text(HANGING)
+    make_tasks("atlas-mhqa", "train", 2, 0).save(tmp_path / "tasks.jsonl")
+    why = {130: "Ctrl-C", 143: "SIGTERM"}[code]
+    found = stopped(tmp_path, "own_teacher:Hanging", number)
+    assert found == (code, f"coa: stopped ({why}); {GO_ON}")
+
+
+def test_a_second_sigterm_ends_at_once(tmp_path: Path) -> None:
+    """Also where the first one finds work that does not let go."""
+    stubborn = HANGING.replace("await asyncio.Event().wait()", "import time\n        STUBBORN")
+    loop = "while True:\n            try: time.sleep(60)\n            except BaseException: pass"
+    (tmp_path / "own_teacher.py").write_text(stubborn.replace("STUBBORN", loop))
+    make_tasks("atlas-mhqa", "train", 2, 0).save(tmp_path / "tasks.jsonl")
+    code, _ = stopped(tmp_path, "own_teacher:Hanging", signal.SIGTERM)
+    assert code == -signal.SIGTERM
 
 
 # -- ask -------------------------------------------------------------------------------------

@@ -291,6 +291,23 @@ def test_what_a_command_reads_first_needs_no_torch(name: str) -> None:
     assert done.stdout.strip() == "False"
 
 
+@pytest.mark.parametrize(
+    "command", ["--help", "grammar show mhqa", "model list", "corpus build --help"]
+)
+def test_a_light_command_imports_no_other_command(command: str) -> None:
+    """Settings stand beside the work they are for; only a command that takes them imports them."""
+    heavy = ("torch", "numpy", "transformers", "tokenizers", "tantivy", "httpx", "coa.environment")
+    heavy += ("coa.rewards", "coa.sandbox", "coa.rollouts", "coa.engines", "coa.corpus")
+    code = (
+        "import sys\nfrom coa.cli import main\n"
+        f"sys.argv = ['coa', *{command.split()!r}]\n"
+        "try: main()\n"
+        f"finally: print('heavy', [m for m in {heavy!r} if m in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout and done.stderr.strip() == "heavy []"
+
+
 def test_the_network_is_off_in_tests() -> None:
     import socket
 

@@ -12,10 +12,11 @@ import typer
 from typer.testing import CliRunner
 
 from coa.cli import app
-from coa.cli.options import with_settings
+from coa.cli.options import Late, with_settings
 from coa.distillation.dataset import Distilling
-from coa.errors import UsageError
-from coa.evaluation.run import EvalSettings
+from coa.engines import load_engine
+from coa.errors import ConfigError, UsageError
+from coa.evaluation.run import EvalSettings, _recipe
 from coa.io.settings import Option
 from coa.recording.record import Recording
 from coa.rollouts import AgentSettings
@@ -23,13 +24,13 @@ from coa.serving.session import Serving
 
 COMMANDS = {
     "ask": (AgentSettings, "coa.asking.ask_once", ["Why?"]),
-    "record": (Recording, "coa.cli.datasets.run_recording", ["--out", "e.jsonl"]),
+    "record": (Recording, "coa.recording.record.run_recording", ["--out", "e.jsonl"]),
     "distill": (
         Distilling,
-        "coa.cli.datasets.run_distillation",
+        "coa.distillation.dataset.run_distillation",
         ["--out", "d", "--episodes", "e.jsonl"],
     ),
-    "eval": (EvalSettings, "coa.cli.measure.run_eval", ["--out", "r"]),
+    "eval": (EvalSettings, "coa.evaluation.run.run_eval", ["--out", "r"]),
     "serve": (Serving, "coa.serving.server.serve", []),
 }
 
@@ -137,12 +138,33 @@ class Few:
 def test_a_bound_is_kept() -> None:
     seen: list[Few] = []
 
-    @with_settings()
+    @with_settings(few=f"{__name__}:Few")
     def command(few: Few) -> None:
         seen.append(few)
 
     own = typer.Typer()
-    own.command()(command)
-    assert CliRunner().invoke(own, ["--some", "3"]).exit_code == 0 and seen == [Few(3)]
-    assert CliRunner().invoke(own, ["--some", "1"]).exit_code == 2
-    assert CliRunner().invoke(own, ["--inner", "x"]).exit_code == 2
+    own.command(cls=Late)(command)
+    own.callback()(lambda: None)
+    assert CliRunner().invoke(own, ["command", "--some", "3"]).exit_code == 0 and seen == [Few(3)]
+    assert CliRunner().invoke(own, ["command", "--some", "1"]).exit_code == 2
+    assert CliRunner().invoke(own, ["command", "--inner", "x"]).exit_code == 2
+
+
+@pytest.mark.parametrize("ref", ["scripted:FILE", "openai:m@http://127.0.0.1:1"])
+def test_threads_are_refused_where_nothing_is_computed(ref: str, tmp_path: Path) -> None:
+    ref = ref.replace("FILE", str(tmp_path / "model.jsonl"))
+    (tmp_path / "model.jsonl").write_text("")
+    with pytest.raises(ConfigError, match="does not compute here: leave it out"):
+        load_engine(ref, threads=2)
+    with pytest.raises(ConfigError, match="threads is 0, expected at least 1"):
+        load_engine(ref, threads=0)
+
+
+@pytest.mark.parametrize("command", ["ask x", "eval --out r", "serve"])
+def test_no_threads_at_all_are_refused_before_any_work(command: str) -> None:
+    done = CliRunner().invoke(app, [*command.split(), "--threads", "0"])
+    assert done.exit_code == 2 and "--threads" in done.output
+
+
+def test_threads_change_no_result() -> None:
+    assert _recipe(EvalSettings(threads=1)) == _recipe(EvalSettings())

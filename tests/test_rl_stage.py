@@ -29,6 +29,7 @@ from coa.train.rl_stage import (  # noqa: E402
     evaluate_policy,
     load_sampler,
     load_tasks,
+    nothing_learnt,
     read_rl_recipe,
     run_rl,
 )
@@ -97,6 +98,14 @@ def test_what_cannot_be_is_said_in_a_line(overrides: list[str], said: str) -> No
     with pytest.raises(ConfigError, match=said) as raised:
         read_rl_recipe(None, overrides)
     assert "\n" not in str(raised.value)
+
+
+def test_a_run_that_took_no_step_does_not_end_like_one_that_did(tmp_path: Path) -> None:
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.write_text('{"update": 1, "rows": 0}\n{"update": 2, "rows": 0}\n')
+    assert "in none of 2 updates was there a row to learn from" in nothing_learnt(tmp_path)
+    metrics.write_text(metrics.read_text() + '{"update": 3, "rows": 4, "loss": 0.1}\n')
+    assert nothing_learnt(tmp_path) == ""
 
 
 def test_a_recipe_whose_rl_is_no_table_is_a_line(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from coa.errors import CoaError, RecordError, UsageError
+from coa.errors import CoaError, ConfigError, RecordError, UsageError
 from coa.io.files import open_to_others
 from coa.io.progress import Progress, counted, duration
 from coa.io.runs import Appender, Run, claim, read_jsonl, read_records, write_atomic
@@ -442,11 +442,30 @@ def test_what_an_earlier_part_of_a_run_did_is_not_speed(clock: SimpleNamespace) 
     assert (progress.rate(), progress.line()) == (0.5, "tasks 55/100 55%  0.5/s  1m30s left")
 
 
+@pytest.mark.parametrize("each_s", [0.05, 1.0, 20.0])
+def test_an_estimate_follows_a_machine_that_becomes_ten_times_slower(
+    clock: SimpleNamespace, each_s: float
+) -> None:
+    progress = Progress("tasks", total=10_000, mode="silent")
+    for _ in range(200):
+        clock.now += each_s
+        progress.advance()
+    assert progress.rate() == pytest.approx(1 / each_s)
+    slow_since = clock.now
+    while clock.now - slow_since < max(40, 40 * each_s):
+        clock.now += 10 * each_s
+        progress.advance()
+    assert progress.rate() == pytest.approx(0.1 / each_s, rel=0.25)
+    clock.now += 1000 * each_s
+    assert progress.rate() < 0.05 / each_s  # what stands still is slow, too
+
+
 def test_work_that_counts_by_itself_ends_at_its_total(capsys: pytest.CaptureFixture[str]) -> None:
     with counted("record", 3) as on_done:
         for done in (2, 3):
             on_done(done, 3)
-    assert capsys.readouterr().err.startswith("record 3/3 100%  ")
+    resumed, ended = capsys.readouterr().err.splitlines()
+    assert resumed == "record goes on from 2 of 3" and ended.startswith("record 3/3 100%  ")
 
 
 @pytest.mark.parametrize(
@@ -483,3 +502,16 @@ def test_a_file_is_written_from_its_lines_or_not_at_all(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError):
         write_atomic(path, (str(1 // n) for n in (1, 0)))
     assert path.read_text() == "0\n1\n2\n" and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_run_that_failed_before_it_made_anything_does_not_hold_its_folder(tmp_path: Path) -> None:
+    def begin(model: str) -> Run:
+        return Run.open(tmp_path / "run", "eval", {"model": model}, {}, 0)
+
+    with pytest.raises(OSError, match="no weights"), begin("misspelt"):
+        raise OSError("no weights")
+    with pytest.raises(OSError, match="no room"), begin("right") as run:
+        run.metrics({"update": 1})
+        raise OSError("no room")
+    with pytest.raises(ConfigError, match="started with model 'right'"):
+        begin("other")

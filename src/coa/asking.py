@@ -39,7 +39,7 @@ async def ask_once(
     decoding = how.decoding(model)
     pull_missing(model, say)
     async with open_environments(environments, [task], how.tools) as opened:
-        engine = load_engine(model, slots=1, weights=how.weights)
+        engine = load_engine(model, slots=1, weights=how.weights, threads=how.threads)
         out = console(quiet=quiet)
         out.print(f"{'model':>{LABEL}}  {engine.name}", style="dim")
         try:

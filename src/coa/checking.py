@@ -131,9 +131,7 @@ async def _check(env: Environment) -> Checked:
                 **({"code": code} if (code := env.code()) else {}),
             },
             tasks={split: len(own) for split, own in tasks.items()},
-            unanswerable=sum(
-                not (task.answers or task.gold) for own in tasks.values() for task in own
-            ),
+            unanswerable=sum(not (each.answers or each.gold) for each in every),
             tools=[
                 {
                     "name": each.name,

@@ -974,17 +974,7 @@ def _from_toml(path: Path, settings: Mapping[str, Any]) -> Environment:
         return with_settings(beside(given), True) if ":" in given else _path_beside(folder, given)
 
     used: dict[str, Any] = {}
-    tools: Any = []
-    for reference in read.tools:
-        found = beside(reference)
-        tools += list(found) if isinstance(found, list | tuple) else [found]
-    if read.corpus:
-        corpus: str | Path = _path_beside(folder, read.corpus)
-        if asked := held.pop("corpus", ""):  # a path from where one is, or a shipped name
-            corpus = Path(asked).resolve() if Path(asked).exists() else asked
-        tools.append(corpus_tools(corpus, passages=held.pop("passages", PASSAGES)))
-    if read.sandbox:
-        tools.append(sandbox_tools())
+    tools = _tools_in(read, folder, held, beside)
     tasks: Any = read.tasks or None
     if isinstance(tasks, str):
         tasks = named(tasks)
@@ -1013,6 +1003,24 @@ def _from_toml(path: Path, settings: Mapping[str, Any]) -> Environment:
     )
     made = replace(made, settings=held)
     return _loaded(made, str(path.resolve()), settings, _own_files(folder, grammar))
+
+
+def _tools_in(
+    read: _EnvironmentFile, folder: Path, held: dict[str, Any], beside: Callable[[str], Any]
+) -> list[Any]:
+    """The tools that a file names; settings of its corpus are taken out of what is held."""
+    tools: list[Any] = []
+    for reference in read.tools:
+        found = beside(reference)
+        tools += list(found) if isinstance(found, list | tuple) else [found]
+    if read.corpus:
+        corpus: str | Path = _path_beside(folder, read.corpus)
+        if asked := held.pop("corpus", ""):  # a path from where one is, or a shipped name
+            corpus = Path(asked).resolve() if Path(asked).exists() else asked
+        tools.append(corpus_tools(corpus, passages=held.pop("passages", PASSAGES)))
+    if read.sandbox:
+        tools.append(sandbox_tools())
+    return tools
 
 
 def _is_reference(name: str) -> bool:

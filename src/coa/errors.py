@@ -14,7 +14,6 @@ Every class is also the standard type a caller would expect, carries no logger, 
 
 from __future__ import annotations
 
-import asyncio
 import difflib
 import traceback
 from collections.abc import Iterable, Iterator
@@ -89,12 +88,12 @@ def boundary(error: type[CoaError], what: str, *, located: bool = False) -> Iter
     """Turn whatever `what` raises into `error`, keeping the cause; `located` adds the line of code
     it came from, for whoever wrote that.
 
-    Our own errors, cancellation and keyboard interrupts pass through untouched: they already say
-    whose fault they are.
+    Our own errors pass through untouched, and what is no `Exception`, as a cancellation or Ctrl-C:
+    they already say whose fault they are.
     """
     try:
         yield
-    except (CoaError, asyncio.CancelledError):
+    except CoaError:
         raise
     except Exception as exc:
         at = f" ({_place(exc)})" if located else ""

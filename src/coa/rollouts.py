@@ -45,6 +45,7 @@ TEMPERATURE = Option("Of sampling; 0 takes the likeliest token.")
 CONSTRAIN = Option("Sample only what the grammar allows.")
 WEIGHTS = Option("Of few rollouts at once: full or int8; auto: int8 where it can be.")
 SEED = Option("Seed of every random choice.")
+THREADS = Option("Threads of a model in this process; its share of the cores by default.", least=1)
 WORKERS = Option("Processes; as many as there are cores by default.", least=1)
 
 
@@ -79,6 +80,7 @@ class AgentSettings:
     weights: Annotated[str, WEIGHTS] = "auto"
     tools: ToolSettings = field(default_factory=ToolSettings)
     seed: Annotated[int, SEED] = 0
+    threads: Annotated[int | None, THREADS] = None
 
     def decoding(self, model: str) -> Decoding:
         """How this model samples and is prompted; what it was trained on decides `auto`."""

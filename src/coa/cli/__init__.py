@@ -6,13 +6,13 @@ nothing else there. A mistake of the user is one line and exit code 2.
 
 from __future__ import annotations
 
-import asyncio
 import os
+import signal
 import sys
+import threading
 from dataclasses import asdict, replace
-from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,6 +20,7 @@ from coa.cli.datasets import add_datasets
 from coa.cli.measure import add_measures
 from coa.cli.options import (
     JsonFlag,
+    Late,
     SettingsArgument,
     emit,
     note,
@@ -28,8 +29,10 @@ from coa.cli.options import (
 )
 from coa.cli.things import add_things
 from coa.errors import CoaError, UsageError
-from coa.rollouts import AgentSettings
-from coa.serving.session import Serving
+
+if TYPE_CHECKING:
+    from coa.rollouts import AgentSettings
+    from coa.serving.session import Serving
 
 app = typer.Typer(
     name="coa",
@@ -46,6 +49,8 @@ add_measures(app)
 
 def _say_version(wanted: bool) -> None:
     if wanted:
+        from importlib.metadata import version
+
         print(f"coa {version('chain-of-agents')}")
         raise typer.Exit
 
@@ -62,6 +67,7 @@ def every_command(
 
 def main() -> None:
     """Entry point of the `coa` command."""
+    terminated = _heed_sigterm()
     try:
         app()
     except CoaError as error:
@@ -69,7 +75,11 @@ def main() -> None:
         raise SystemExit(2) from None
     except SystemExit as ended:
         if ended.code == 130:  # what typer makes of Ctrl-C
-            print("coa: interrupted.", file=sys.stderr)
+            from coa.io.runs import standing
+
+            why = "SIGTERM" if terminated else "Ctrl-C"
+            print(f"coa: {standing.line(why)}.", file=sys.stderr)
+            raise SystemExit(143 if terminated else 130) from None
         raise
     except BrokenPipeError:
         sys.stderr.close()
@@ -80,8 +90,23 @@ def main() -> None:
         raise SystemExit(2) from None
 
 
-@app.command()
-@with_settings("observations")
+def _heed_sigterm() -> list[int]:
+    """Let SIGTERM do what Ctrl-C does, once; the second ends the process as it always would. The
+    list is empty until one comes."""
+    came: list[int] = []
+
+    def as_interrupt(number: int, frame: object) -> None:
+        came.append(number)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.raise_signal(signal.SIGINT)
+
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, as_interrupt)
+    return came
+
+
+@app.command(cls=Late)
+@with_settings("observations", how="coa.rollouts:AgentSettings")
 def ask(
     question: Annotated[str, typer.Argument(help="What you want to know.")],
     how: AgentSettings,
@@ -89,6 +114,8 @@ def ask(
     as_json: JsonFlag = False,
 ) -> None:
     """Answer a question, showing the chain of agents as it is written."""
+    import asyncio
+
     from coa.asking import ask_once
 
     if not question.strip():
@@ -129,8 +156,8 @@ def check(
         print("\n".join(checked.lines()))
 
 
-@app.command()
-@with_settings("observations", "unsafe_code")
+@app.command(cls=Late)
+@with_settings("observations", "unsafe_code", settings="coa.serving.session:Serving")
 def serve(
     settings: Serving,
     key_file: Annotated[
@@ -179,7 +206,7 @@ def sft(
         if as_json:
             emit(report.to_json())
     elif dry_run:
-        plan = plan_from_recipe(path, overrides or [])
+        plan = plan_from_recipe(path, overrides or [], note)
         if as_json:
             emit(plan.to_json())
         else:

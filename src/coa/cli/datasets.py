@@ -4,22 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from coa.cli.options import JsonFlag, emit, env_settings, note, with_settings
+from coa.cli.options import JsonFlag, Late, emit, env_settings, note, with_settings
 from coa.cli.things import tasks_app
-from coa.distillation.dataset import (
-    Distilling,
-    DistillSettings,
-    rehearse_distillation,
-    run_distillation,
-)
 from coa.errors import CoaError, UsageError
-from coa.io.settings import find_recipe, load_recipe
-from coa.recording import read_options
-from coa.recording.record import Recording, rehearse_recording, run_recording
+
+if TYPE_CHECKING:
+    from coa.distillation.dataset import Distilling
+    from coa.recording.record import Recording
 
 DryFlag = Annotated[
     bool, typer.Option("--dry-run", help="Try a few, say what all would take, write nothing.")
@@ -28,13 +23,15 @@ DryFlag = Annotated[
 
 def add_datasets(app: typer.Typer) -> None:
     """Put the commands of this module under the main command."""
-    for command in (record, distill, export, view):
+    for command in (record, distill):
+        app.command(cls=Late)(command)
+    for command in (export, view):
         app.command()(command)
     app.command("import")(import_)
     tasks_app.command("load")(tasks_load)
 
 
-@with_settings("observations")
+@with_settings("observations", recording="coa.recording.record:Recording")
 def record(
     out: Annotated[Path, typer.Option(help="Episodes file to write or continue.")],
     recording: Recording,
@@ -47,6 +44,9 @@ def record(
     as_json: JsonFlag = False,
 ) -> None:
     """Record a multi-agent system at work on tasks; the same command again continues."""
+    from coa.recording import read_options
+    from coa.recording.record import rehearse_recording, run_recording
+
     own, others = env_settings(given)
     options = read_options(recording.teacher or ("own" if recording.env else "experts"), others)
     if error_rate is not None:
@@ -60,7 +60,7 @@ def record(
             note(line)
 
 
-@with_settings("observations")
+@with_settings("observations", asked="coa.distillation.dataset:Distilling")
 def distill(
     asked: Distilling,
     out: Annotated[Path, typer.Option(help="Directory to write or continue.")],
@@ -78,6 +78,9 @@ def distill(
     as_json: JsonFlag = False,
 ) -> None:
     """Turn episodes into a dataset of trajectories; whatever is dropped has its reason."""
+    from coa.distillation.dataset import DistillSettings, rehearse_distillation, run_distillation
+    from coa.io.settings import find_recipe, load_recipe
+
     if prompt not in ("", "full", "compact"):
         raise UsageError(f"--prompt {prompt!r}: expected full or compact.")
     given = [f"grammar={grammar}"] if grammar else []

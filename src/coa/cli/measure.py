@@ -3,31 +3,35 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from coa.cli.options import JsonFlag, emit, note, with_settings
+from coa.cli.options import JsonFlag, Late, emit, note, with_settings
 from coa.errors import UsageError
-from coa.evaluation.run import EvalSettings, run_eval
+
+if TYPE_CHECKING:
+    from coa.evaluation.run import EvalSettings
 
 
 def add_measures(app: typer.Typer) -> None:
     """Put the commands of this module under the main command."""
-    app.command("eval")(evaluate)
+    app.command("eval", cls=Late)(evaluate)
     app.command()(compare)
     app.command()(report)
     app.command()(bench)
     app.command()(study)
 
 
-@with_settings()
+@with_settings(settings="coa.evaluation.run:EvalSettings")
 def evaluate(
     out: Annotated[Path, typer.Option(help="Run directory to write or continue.")],
     settings: EvalSettings,
     as_json: JsonFlag = False,
 ) -> None:
     """Measure a model on tasks; every task counts, answered or not."""
+    from coa.evaluation.run import run_eval
+
     summary = run_eval(settings, out, quiet=as_json)
     if as_json:
         emit(summary)

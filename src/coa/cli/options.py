@@ -8,10 +8,13 @@ import inspect
 import json
 import typing
 from collections.abc import Callable, Collection, Iterator
+from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from coa.errors import UsageError
 from coa.io.progress import say
@@ -26,33 +29,61 @@ Command = Callable[..., None]
 _EMPTY, _MISSING = inspect.Parameter.empty, dataclasses.MISSING
 
 
-def with_settings(*left_out: str) -> Callable[[Command], Command]:
-    """Lets a command take settings: of a parameter that is a dataclass each field that has an
-    `Option` becomes an option, its own settings included, and the command gets the value. Fields
-    that are left out keep their defaults."""
+class Late(TyperCommand):
+    """A command that gets its options when it is called or asked for help. Settings stand beside
+    the work they are for, so whoever lists commands or calls another one imports none of it."""
+
+    def make_context(self, *given: Any, **more: Any) -> Any:
+        whole = typer.Typer(add_completion=False, rich_markup_mode=None)
+        whole.command(self.name)(self.callback.with_options())  # type: ignore[union-attr]
+        return typer.main.get_command(whole).make_context(*given, **more)
+
+
+def with_settings(*left_out: str, **settings: str) -> Callable[[Command], Command]:
+    """Lets a command take settings: `how="module:Class"` names the dataclass of the parameter
+    `how`. Each of its fields that has an `Option` becomes an option, its own settings included, and
+    the command gets the value. Fields that are left out keep their defaults. What this returns is
+    for `app.command(cls=Late)`."""
 
     def changed(command: Command) -> Command:
-        hints = typing.get_type_hints(command, include_extras=True)
-        settings = {name: kind for name, kind in hints.items() if dataclasses.is_dataclass(kind)}
-        shown: dict[str, inspect.Parameter] = {}
-        for each in inspect.signature(command).parameters.values():
-            if each.name in settings:
-                shown |= {p.name: p for p in _options(settings[each.name], left_out)}
-            else:
-                kind = inspect.Parameter.KEYWORD_ONLY
-                shown[each.name] = each.replace(annotation=hints[each.name], kind=kind)
-
         @functools.wraps(command)
-        def called(**given: Any) -> None:
-            made = {name: _made(kind, given, left_out) for name, kind in settings.items()}
-            own = {name: given[name] for name in hints if name in given and name not in made}
-            command(**own, **made)
+        def late() -> None:
+            raise AssertionError(f"{command.__name__} is registered without cls=Late")
 
-        called.__signature__ = inspect.Signature(list(shown.values()))  # type: ignore[attr-defined]
-        called.__annotations__ = {p.name: p.annotation for p in shown.values()}
-        return called
+        del late.__wrapped__
+        late.__annotations__ = {}
+        late.with_options = lambda: _with_options(command, settings, left_out)  # type: ignore[attr-defined]
+        return late
 
     return changed
+
+
+def _with_options(command: Command, settings: dict[str, str], left_out: Collection[str]) -> Command:
+    """The command with the fields of its settings as parameters."""
+    kinds: dict[str, Any] = {}
+    for name, where in settings.items():
+        module, _, found = where.partition(":")
+        kinds[name] = getattr(import_module(module), found)
+    own = {n: a for n, a in command.__annotations__.items() if n not in (*kinds, "return")}
+    hints = typing.get_type_hints(
+        SimpleNamespace(__annotations__=own), command.__globals__, include_extras=True
+    )
+    shown: dict[str, inspect.Parameter] = {}
+    for each in inspect.signature(command).parameters.values():
+        if each.name in kinds:
+            shown |= {p.name: p for p in _options(kinds[each.name], left_out)}
+        else:
+            kind = inspect.Parameter.KEYWORD_ONLY
+            shown[each.name] = each.replace(annotation=hints[each.name], kind=kind)
+
+    def called(**given: Any) -> None:
+        made = {name: _made(kind, given, left_out) for name, kind in kinds.items()}
+        command(**{name: given[name] for name in own}, **made)
+
+    called.__doc__ = command.__doc__
+    called.__signature__ = inspect.Signature(list(shown.values()))  # type: ignore[attr-defined]
+    called.__annotations__ = {p.name: p.annotation for p in shown.values()}
+    return called
 
 
 def _fields(settings: Any, left_out: Collection[str]) -> Iterator[tuple[Any, Any, Option | None]]:

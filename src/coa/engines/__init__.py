@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from coa.engines.base import Completion, Engine, Sampling
-from coa.errors import MissingExtra
+from coa.errors import ConfigError, MissingExtra
 
 __all__ = [
     "Completion",
@@ -39,6 +39,7 @@ def load_engine(ref: str, **options: Any) -> Engine:
     from coa.models.references import resolve
 
     source = resolve(ref)
+    _check_threads(ref, source.kind, options.get("threads"))
     if source.kind == "scripted":
         from coa.engines.scripted import ScriptedEngine
 
@@ -55,3 +56,10 @@ def load_engine(ref: str, **options: Any) -> Engine:
     from coa.engines.local import LocalEngine
 
     return LocalEngine(ref, **options)
+
+
+def _check_threads(ref: str, kind: str, threads: int | None) -> None:
+    if threads is not None and threads < 1:
+        raise ConfigError(f"threads is {threads}, expected at least 1.")
+    if threads is not None and kind != "local":
+        raise ConfigError(f"threads is {threads}, and {ref} does not compute here: leave it out.")

@@ -271,6 +271,7 @@ async def _run(settings: EvalSettings, directory: Path, engine: Engine | None, q
     decoding = settings.decoding(model)
     tariff = find_tariff(settings.prices, model)
     rewards = settings.rewards(settings.reward, directory)
+    say(f"opening {', '.join(env.name for env in environments)} for {len(tasks)} tasks")
     async with open_environments(environments, tasks, settings.tools, rewards) as opened:
         reward = opened.reward_name
         recipe = _recipe(settings) | {"model": model, "prompt": decoding.prompt, "reward": reward}
@@ -281,6 +282,8 @@ async def _run(settings: EvalSettings, directory: Path, engine: Engine | None, q
         inputs = {"tasks": (held or tasks).fingerprint(), **opened.inputs()}
         inputs |= _weights(model, engine)
         with Run.open(directory, "eval", recipe, inputs, settings.seed) as run:
+            if engine is None:
+                say(f"loading {model}")
             made = await _roll_out(
                 settings, tasks, opened, engine, model, decoding, directory, quiet
             )
@@ -330,6 +333,7 @@ async def _roll_out(
                 context=settings.context,
                 memory_gb=settings.memory_gb,
                 weights=settings.weights,
+                threads=settings.threads,
             )
             stack.push_async_callback(engine.close)
         with counted("evaluate", len(tasks) * settings.k, mode) as on_done:

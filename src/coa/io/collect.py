@@ -17,7 +17,7 @@ from typing import Protocol, TypeVar
 
 from coa.errors import RecordError
 from coa.io.progress import duration
-from coa.io.runs import Appender, Json, dumps, read_records, write_jsonl
+from coa.io.runs import Appender, Json, dumps, reached, read_records, write_jsonl
 
 
 class Record(Protocol):
@@ -78,6 +78,7 @@ async def collect(
             record = await work[name]()
         have[name] = record
         file.write(record.to_json())
+        reached(f"{len(have)} of {len(work)}")
         if on_record:
             on_record(record)
         if on_done:

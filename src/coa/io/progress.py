@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -16,6 +17,8 @@ from typing import Any, Literal
 Mode = Literal["auto", "bar", "plain", "silent"]
 _FIRST_S, _EVERY_S = 5.0, 30.0
 """Seconds until the first plain line, and between those that follow."""
+_RECENT_S, _RECENT_STEPS = 30.0, 4
+"""The rate is that of the last seconds, and of no fewer steps than these."""
 
 
 def say(line: str) -> None:
@@ -56,6 +59,10 @@ class Progress:
     def advance(self, count: int = 1, **figures: float | str) -> None:
         """Count `count` more items; show `figures` from here on."""
         self.done += count
+        now = time.monotonic()
+        self._steps.append((now, self.done))
+        while len(self._steps) > _RECENT_STEPS + 1 and now - self._steps[1][0] >= _RECENT_S:
+            self._steps.popleft()
         if figures:
             self._figures = "  ".join(
                 f"{name} {value if isinstance(value, str) else f'{value:.4g}'}"
@@ -64,7 +71,7 @@ class Progress:
         if self._bar is not None:
             shown = f"{self.rate():.3g}/s  {self._figures}"
             self._bar.update(self._row, completed=self.done, figures=shown)
-        elif self._mode == "plain" and (now := time.monotonic()) >= self._next:
+        elif self._mode == "plain" and now >= self._next:
             self._next = now + _EVERY_S
             say(self.line())
 
@@ -72,11 +79,13 @@ class Progress:
         """Take `done` items as finished by an earlier part of the run: they say nothing of rate."""
         self.done = self._first = done
         self._start = time.monotonic()
+        self._steps = deque([(self._start, done)])
 
     def rate(self) -> float:
-        """Items per second since this part of the run began."""
-        elapsed = time.monotonic() - self._start
-        return (self.done - self._first) / elapsed if elapsed > 0 else 0.0
+        """Items per second of late: a machine that others begin to use is slower than it was."""
+        since, done = self._steps[0]
+        elapsed = time.monotonic() - since
+        return (self.done - done) / elapsed if elapsed > 0 else 0.0
 
     def line(self) -> str:
         """The state in one line: 'sft 120/480 25%  3.2/s  1m52s left  loss 1.31'."""
@@ -125,6 +134,8 @@ def counted(what: str, total: int, mode: Mode = "auto") -> Iterator[Callable[[in
         def on_done(done: int, _total: int = total) -> None:
             if bar.done == 0 and done > 1:
                 bar.continue_from(done)
+                if mode != "silent":
+                    say(f"{what} goes on from {done} of {total}")
             else:
                 bar.advance(done - bar.done)
 

@@ -24,7 +24,6 @@ import time
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from importlib import metadata
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -152,6 +151,33 @@ class Appender:
         self.close()
 
 
+class _Standing:
+    """What a stopped command leaves: the outputs that were open, outermost first, and how far the
+    innermost was. An output that is finished is taken off; one that an error closes stays."""
+
+    def __init__(self) -> None:
+        self.outputs: list[Path] = []
+        self.at = ""
+
+    def line(self, why: str) -> str:
+        """What is kept and how to go on, for whoever stopped a command."""
+        if not self.outputs:
+            return f"stopped ({why})"
+        after = f" after {self.at}" if self.at else ""
+        return (
+            f"stopped ({why}){after}; everything up to there is in {self.outputs[0]}; "
+            "give the same command again to go on"
+        )
+
+
+standing = _Standing()
+
+
+def reached(at: str) -> None:
+    """Say how far the work is that is open and saved, as 'update 7 of 20'."""
+    standing.at = at
+
+
 class Run:
     """One stage's directory: its manifest, metrics, timings and artefacts, locked while open.
 
@@ -164,6 +190,7 @@ class Run:
         self.resumed = resumed
         self._lock = lock
         self._files: dict[str, Appender] = {}
+        _opened(root)
 
     @classmethod
     def open(
@@ -239,11 +266,33 @@ class Run:
         self._files.clear()
         self._lock.close()
 
+    def _is_bare(self) -> bool:
+        return {each.name for each in self.root.iterdir()} <= {MANIFEST, TIMINGS, LOCK}
+
     def __enter__(self) -> Run:
         return self
 
     def __exit__(self, *error: object) -> None:
+        if error[0] is None:
+            _finished(self.root)
+        elif not self.resumed and self._is_bare():
+            # What failed before it made anything may be given again with other settings.
+            _finished(self.root)
+            for name in (MANIFEST, TIMINGS):
+                (self.root / name).unlink(missing_ok=True)
         self.close()
+
+
+def _opened(output: Path) -> None:
+    if output not in standing.outputs:
+        standing.outputs.append(output)
+    reached("")
+
+
+def _finished(output: Path) -> None:
+    if output in standing.outputs:
+        standing.outputs.remove(output)
+    reached("")
 
 
 @contextmanager
@@ -259,7 +308,9 @@ def claim(path: Path, recipe: Json) -> Iterator[None]:
             write_atomic(manifest, json.dumps(recipe, indent=2, ensure_ascii=False) + "\n")
         sweep(path)
         sweep(manifest)
+        _opened(path)
         yield
+        _finished(path)
 
 
 def manifest_beside(path: Path) -> Path:
@@ -366,6 +417,8 @@ def _flat(value: Any, at: str = "") -> Json:
 
 
 def _versions() -> dict[str, str]:
+    from importlib import metadata
+
     found: dict[str, str] = {}
     for name, package in (("coa", "chain-of-agents"), *((p, p) for p in _PACKAGES)):
         with suppress(metadata.PackageNotFoundError):

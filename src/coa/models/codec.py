@@ -8,12 +8,13 @@ template is rendered around sentinels, split there, and only its own pieces may 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from coa.errors import MissingExtra, ModelError
+from coa.errors import CoaError, MissingExtra, ModelError
 from coa.models.references import model_folder, resolve
 from coa.models.weights import read_json, template_text, token_text
 
@@ -27,13 +28,20 @@ class Codec:
     """The tokenizer and the chat template of one model."""
 
     def __init__(self, tokenizer: Tokenizer, template: str, names: dict[str, str]) -> None:
-        self.tokenizer = tokenizer
-        self._plain = Tokenizer.from_str(tokenizer.to_str())
-        for each in (self.tokenizer, self._plain):
-            each.no_padding()
-            each.no_truncation()
-        self._plain.encode_special_tokens = True
-        self._template, self._names = template, names
+        self._template, self._names, self._plain = template, names, tokenizer
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        tokenizer.encode_special_tokens = False
+        with suppress(CoaError):  # whoever wants a prompt is told
+            self._frame_ids = self._encode_frame()
+        tokenizer.encode_special_tokens = True
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """To which a special token is one; few need it, and reading it takes a while."""
+        made = Tokenizer.from_str(self._plain.to_str())
+        made.encode_special_tokens = False
+        return made
 
     @classmethod
     def from_folder(cls, folder: Path) -> Codec:
@@ -53,7 +61,7 @@ class Codec:
 
     def end_ids(self) -> list[int]:
         """Tokens that end a turn, also where a configuration does not name them."""
-        found = map(self.tokenizer.token_to_id, _ENDS)
+        found = map(self._plain.token_to_id, _ENDS)
         return [each for each in found if each is not None]
 
     def encode(self, text: str) -> list[int]:
@@ -71,6 +79,7 @@ class Codec:
 
     def encode_prompt(self, system: str, user: str) -> list[int]:
         """Ids of a chat prompt that ends where the assistant's text begins."""
+        self.frame  # noqa: B018  raises where there is none
         before, between, after = self._frame_ids
         if between is None:
             joined = f"{system}\n\n{user}" if system else user
@@ -92,10 +101,9 @@ class Codec:
         before, _, between = head.partition(_SYSTEM)
         return before, between if has_system else None, after
 
-    @cached_property
-    def _frame_ids(self) -> tuple[list[int], list[int] | None, list[int]]:
+    def _encode_frame(self) -> tuple[list[int], list[int] | None, list[int]]:
         def marked(text: str) -> list[int]:
-            ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
+            ids: list[int] = self._plain.encode(text, add_special_tokens=False).ids
             return ids
 
         before, between, after = self.frame

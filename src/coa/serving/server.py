@@ -119,6 +119,7 @@ async def listening(
             slots=slots_for(asked),
             context=serving.context,
             weights=serving.weights,
+            threads=serving.threads,
         )
         stack.push_async_callback(engine.close)
         at_once = rollouts_at_once(engine, asked)

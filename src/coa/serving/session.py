@@ -37,6 +37,7 @@ from coa.rollouts import (
     PROMPT,
     SETTINGS,
     TEMPERATURE,
+    THREADS,
     WEIGHTS,
     References,
     choose_prompt,
@@ -82,6 +83,7 @@ class Serving:
     constrain: Annotated[bool, CONSTRAIN] = False
     weights: Annotated[str, WEIGHTS] = "auto"
     context: Annotated[int, Option("Most tokens of a whole rollout.", least=1)] = 3072
+    threads: Annotated[int | None, THREADS] = None
     grace_s: Annotated[float, Option("Seconds to finish when stopped.", "--grace", 0)] = 20.0
     out: Annotated[Path | None, Option("Append trajectories to this file.")] = None
     log_questions: Annotated[bool, Option("Show what was asked in the log.")] = False

@@ -32,7 +32,7 @@ from coa.engines.base import Engine
 from coa.errors import CoaError, TrainingError, boundary
 from coa.grammar import parse
 from coa.io.files import sweep, sweep_folder, whole_folder
-from coa.io.runs import METRICS, Json, Run, read_jsonl, write_atomic
+from coa.io.runs import METRICS, Json, Run, reached, read_jsonl, write_atomic
 from coa.models.weights import Adapter
 from coa.rewards import mean_parts
 from coa.train.checkpoint import Checkpoints
@@ -192,9 +192,11 @@ class RlLoop:
         folder = self.root / "checkpoints"
         self._checkpoints = Checkpoints(folder, self.policy, self.processes, **saved)
 
-    async def execute(self) -> RlResult:
+    async def execute(self, note: Callable[[str], None] = lambda line: None) -> RlResult:
         """Train from the newest checkpoint to the last update."""
         done, position = self._restore()
+        if done:
+            note(f"goes on from {self._named(done)} ({self.root})")
         evaluated = self._recall(done)
         while True:
             clock = Clock()
@@ -223,6 +225,7 @@ class RlLoop:
         """Take over the newest checkpoint: its update, and the place in the stream of tasks."""
         state = self._checkpoints.restore() or {"update": -1, "position": 0}
         self._safe = int(state["update"])
+        reached(self._named(max(0, self._safe)))
         return max(0, self._safe), int(state["position"])
 
     async def _draw(self, done: int, position: int, clock: Clock) -> Drawn:
@@ -279,6 +282,10 @@ class RlLoop:
         kept = self.monitors.alarms.precious
         self._checkpoints.save(done, {"position": position}, self._made(done), kept)
         self._safe = done
+        reached(self._named(done))
+
+    def _named(self, done: int) -> str:
+        return f"update {done} of {self.recipe.rl.updates}"
 
     @property
     def _takes_part(self) -> bool:

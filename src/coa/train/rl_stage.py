@@ -158,10 +158,24 @@ async def _run(
         known = known_by(settings.model, opened.grammars.names, homes, opened.grammars)
         known = made | known | {"settings": to_json(settings)}
         loop = RlLoop(recipe, sampler, updater, run, monitors, check, known)
-        result = await loop.execute()
+        result = await loop.execute(note)
         if monitors.solved:
             note(monitors.solved)
+        if run is not None and (line := nothing_learnt(root)):
+            note(line)
         return result
+
+
+def nothing_learnt(root: Path) -> str:
+    """What to say of a run in which no update took a step; empty where one did."""
+    records = [record for _, record in read_jsonl(root / METRICS)]
+    if not records or any("loss" in record for record in records):
+        return ""
+    return (
+        f"nothing was learnt: in none of {len(records)} updates was there a row to learn from, as "
+        "when every task is always or never solved; the weights are those of the start. Take other "
+        "tasks, a higher temperature or larger groups."
+    )
 
 
 def _make_sampler(

@@ -47,8 +47,8 @@ from torch import Tensor
 
 from coa.grammar.load import GrammarBook
 from coa.io.machine import memory_gb
-from coa.io.progress import Progress, duration
-from coa.io.runs import Json, Run
+from coa.io.progress import Progress, duration, say
+from coa.io.runs import Json, Run, reached
 from coa.io.settings import load_recipe, to_json, without_speed
 from coa.models.codec import Codec, codec_of
 from coa.models.references import identity
@@ -155,13 +155,17 @@ def preview_from_recipe(path: Path, overrides: Sequence[str], out: Console | Non
     return report
 
 
-def plan_from_recipe(path: Path, overrides: Sequence[str]) -> SftPlan:
+def plan_from_recipe(
+    path: Path, overrides: Sequence[str], note: Note = lambda line: None
+) -> SftPlan:
     """What the run would take, by trying two of its parts; writes nothing."""
     recipe, trajectories = _read(path, overrides)
     from coa.train.row_report import row_report
 
     settings = recipe.sft
+    note(f"{len(trajectories)} trajectories; loading {settings.model}")
     policy = make_policy(settings)
+    note("making rows and trying two parts of an update")
     chosen = choose(trajectories, settings, policy.codec)
     report = row_report(chosen.trajectories, chosen.rows, settings, policy.codec)
     per_token, per_step = rehearse(settings, chosen.rows, policy)
@@ -185,6 +189,7 @@ def train_on(
     """Train on trajectories in a run directory; continues what is there."""
     processes = Processes.open()
     say = note if processes.main else lambda line: None
+    say(f"{len(trajectories)} trajectories; loading {settings.model}")
     policy = make_policy(settings, note=say)
     chosen = choose(trajectories, settings, policy.codec)
     tokens, trained = total_tokens(chosen.rows), sum(row.trained for row in chosen.rows)
@@ -495,6 +500,9 @@ def _train(
     if run is not None:
         start = done
         run.keep_metrics(lambda record: record["update"] <= start)
+        reached(f"update {done} of {updates}" if done else "")
+        if done and on_update is not None:
+            say(f"goes on from update {done} of {updates} ({directory})")
     started, tokens = time.perf_counter(), 0
 
     def made() -> dict[str, Any]:
@@ -523,6 +531,7 @@ def _train(
             if stop or done % settings.checkpoint_every == 0:
                 save = partial(checkpoints.save, done, {"loss": loss}, made())
                 processes.all_or_none(save)
+                reached(f"update {done} of {updates}")
             if stop:
                 raise KeyboardInterrupt
     processes.all_or_none(finish)

@@ -223,12 +223,10 @@ class Comparison(Inquiry):
 
 
 @dataclass(frozen=True)
-class Superlative(Inquiry):
-    """The neighbour with the largest (or smallest) number."""
+class AmongNeighbours(Inquiry):
+    """One neighbour of a country, by something that all of them have."""
 
     by: str
-    smaller: bool = False
-    kind: str = "superlative"
 
     @property
     def slots(self) -> Mapping[str, str]:
@@ -237,6 +235,14 @@ class Superlative(Inquiry):
     @property
     def relations(self) -> tuple[str, ...]:
         return ("neighbours", self.by)
+
+
+@dataclass(frozen=True)
+class Superlative(AmongNeighbours):
+    """The neighbour with the largest (or smallest) number."""
+
+    smaller: bool = False
+    kind: str = "superlative"
 
     def looks(self, slots: Slots) -> tuple[Look, ...]:
         return _in_chains(self.relations, [slots["country"]])

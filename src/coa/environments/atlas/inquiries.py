@@ -13,6 +13,7 @@ from itertools import accumulate
 
 from coa.environments.atlas.families import (
     CLEAR_MARGIN,
+    AmongNeighbours,
     Conclusion,
     Facts,
     Inquiry,
@@ -147,19 +148,10 @@ class Tally(Inquiry):
 
 
 @dataclass(frozen=True)
-class Kin(Inquiry):
+class Kin(AmongNeighbours):
     """The one neighbour that has the country's own value of something."""
 
-    by: str
     kind: str = "kin"
-
-    @property
-    def slots(self) -> Mapping[str, str]:
-        return {"country": "country"}
-
-    @property
-    def relations(self) -> tuple[str, ...]:
-        return ("neighbours", self.by)
 
     def looks(self, slots: Slots) -> tuple[Look, ...]:
         home = Look(("neighbours", self.by), (slots["country"],))

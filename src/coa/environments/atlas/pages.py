@@ -14,7 +14,7 @@ import hashlib
 import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 
 from coa.corpus.index import INDEX_VERSION, SearchIndex
@@ -308,11 +308,31 @@ class _AtlasSite:
         return made.hexdigest()[:16]
 
 
+class _AtlasCorpus(Corpus):
+    """The Atlas of a world as a corpus; its index is the one that `atlas_index` keeps. Nothing of
+    it can be missing, so pages are written and indexed when somebody looks for one: the first
+    words of an answer do not wait for that."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed, self.address = seed, SITE
+
+    @cached_property
+    def index(self) -> SearchIndex:  # type: ignore[override]
+        return atlas_index(self._seed)
+
+    @cached_property
+    def _site(self) -> _AtlasSite:  # type: ignore[override]
+        return _AtlasSite(self._seed)
+
+    @cached_property
+    def fingerprint(self) -> str:  # type: ignore[override]
+        return f"atlas:{self._seed}:{self._site.digest()}"
+
+
 @cache
 def atlas_corpus(seed: int = 0) -> Corpus:
-    """The Atlas of a world as a corpus; its index is the one that `atlas_index` keeps."""
-    site = _AtlasSite(seed)
-    return Corpus(atlas_index(seed), site, SITE, f"atlas:{seed}:{site.digest()}")
+    """The Atlas of a world, one for a process."""
+    return _AtlasCorpus(seed)
 
 
 def any_corpus(name: str) -> Corpus:
