@@ -182,7 +182,8 @@ def test_a_mistake_is_one_line_on_stderr_and_exit_2(
     done = coa(*arguments)
     assert done.code == 2
     *progress, last = done.err.splitlines()
-    assert last.startswith("coa: ") and all(line.startswith("evaluate ") for line in progress)
+    assert last.startswith("coa: ")
+    assert all(line.startswith(("evaluate ", "loading ", "opening ")) for line in progress)
     assert says in last and "Traceback" not in done.err
     assert done.out == "" or arguments[-1] == "."
 

@@ -174,6 +174,47 @@ def test_the_table_has_a_row_for_each_measurement_and_says_what_was_gained(
     assert f"ask --model {finished.result['model']}" in shown
 
 
+COMPARED = """
+controls = true
+tasks = [{families = ["country_capital"], n = 3}]
+rl_tasks = [{families = ["country_capital"], n = 2, seed = 31}]
+all_tasks = [{families = ["country_capital"], n = 6}]
+check_tasks = []
+
+[[measure]]
+families = ["country_capital"]
+n = 2
+models = ["sft", "rl", "longer", "all"]
+"""
+
+
+def test_rl_is_compared_with_fine_tuning_for_as_long_and_with_all_chains(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    recipe, root = tmp_path / "recipe.toml", tmp_path / "run"
+    recipe.write_text(COMPARED, encoding="utf-8")
+    overrides = [f"sft.model=hf:{tiny_model}", *SMALL]
+    result = run_speedrun(root, recipe, overrides, lambda note: None)
+    assert [row["who"] for row in result["rows"]] == ["sft", "rl", "longer", "all"]
+    pairs = [(gain["who"], gain["against"]) for gain in result["gains"]]
+    assert pairs == [("rl", "sft"), ("rl", "longer"), ("rl", "all")]
+    assert result["model"].endswith("rl/adapter")
+    timings = [json.loads(line) for line in (root / "timings.jsonl").read_text().splitlines()]
+    taken = {each["stage"]: each["seconds"] for each in timings if "stage" in each}
+    settings = json.loads((root / "sft-longer" / "manifest.json").read_text())["recipe"]
+    assert settings["epochs"] == round(taken["improve by RL"] / taken["fine-tune"], 2)
+    assert settings["model"].endswith("sft/adapter")
+    rows = [len(load_trajectories(root / f"distilled{name}")) for name in ("", "-all")]
+    assert 0 < rows[0] < rows[1]
+
+
+def test_controls_need_what_they_compare(tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text("rl_tasks = []", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"controls is true.* expected tables \[\[tasks\]\]"):
+        run_speedrun(tmp_path / "run", recipe, ["controls=true"], lambda note: None)
+
+
 def test_questions_are_shown_with_their_chain_and_the_right_answer_after_it(
     finished: Finished, capsys: pytest.CaptureFixture[str]
 ) -> None:

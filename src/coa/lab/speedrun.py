@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import groupby, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,7 +29,7 @@ from coa.errors import ConfigError, MissingExtra
 from coa.evaluation.compare import SUMMARY, compare
 from coa.evaluation.run import run_eval
 from coa.io.progress import duration
-from coa.io.runs import Json, Run, read_object, read_records, write_atomic
+from coa.io.runs import TIMINGS, Json, Run, read_jsonl, read_object, read_records, write_atomic
 from coa.io.settings import to_json, without_speed
 from coa.lab.speedrun_recipe import (
     STAGES,
@@ -79,6 +80,8 @@ NAMES = {
     "base": "untrained",
     "sft": "fine-tuned",
     "rl": "fine-tuned, then RL",
+    "longer": "fine-tuned for longer",
+    "all": "tuned on all chains",
 }
 CHAINS = 3
 
@@ -205,6 +208,11 @@ class Stages:
         """Of the stages of this call."""
         self._run = run
 
+    def taken(self, what: str) -> float:
+        """Seconds of a stage, over all calls."""
+        records = (record for _, record in read_jsonl(self.root / TIMINGS))
+        return float(sum(each["seconds"] for each in records if each.get("stage") == what))
+
     @contextmanager
     def timed(self, what: str) -> Iterator[None]:
         self.note(f"== {what}")
@@ -318,15 +326,22 @@ async def _judged(tasks: TaskSet, episodes: Sequence[Episode]) -> list[Scored]:
 
 
 def _gains(recipe: SpeedrunRecipe, root: Path) -> Iterator[Json]:
-    """Each model against the one before it, paired by task."""
+    """Each model against the one before it, and RL against its controls, paired by task."""
     for part in recipe.measure:
         whose = [who for who in ("base", *recipe.trained) if who in recipe.measured(part)]
         for before, after in pairwise(whose):
-            folders = [eval_folder(root, who, part) for who in (before, after)]
-            yield {"on": part.name, "who": after, "against": before} | compare(folders)["runs"][1]
+            yield _gain(root, part, before, after)
+        for control in recipe.compared:
+            if {control, "rl"} <= {*recipe.measured(part)}:
+                yield _gain(root, part, control, "rl")
 
 
-TASKS, RL_TASKS, CHECK_TASKS = (f"tasks-{stage}.jsonl" for stage in STAGES)
+def _gain(root: Path, part: MeasuredPart, before: Who, after: Who) -> Json:
+    folders = [eval_folder(root, who, part) for who in (before, after)]
+    return {"on": part.name, "who": after, "against": before} | compare(folders)["runs"][1]
+
+
+TASKS, RL_TASKS, CHECK_TASKS, ALL_TASKS = (f"tasks-{stage}.jsonl" for stage in STAGES)
 
 
 def run_speedrun(
@@ -369,9 +384,13 @@ def run_speedrun(
         if recipe.rl_tasks:
             start = models.get("sft", recipe.sft.model)
             models["rl"] = f"{base}+{_improve(recipe, start, stages)}"
+        result_model = [*models.values()][-1]
+        if recipe.controls:
+            models["longer"] = f"{base}+{_fine_tune_longer(recipe, models['sft'], stages)}"
+            models["all"] = f"{base}+{_fine_tune(recipe, stages, '-all')}"
         measured = measure_all(recipe, models, stages)
         report = directory / "report.html"
-        result = {"out": str(directory), "model": [*models.values()][-1], "report": str(report)}
+        result = {"out": str(directory), "model": result_model, "report": str(report)}
         result |= measured
         write_atomic(directory / "result.json", json.dumps(result, indent=2) + "\n")
         with stages.timed("report"):
@@ -394,6 +413,7 @@ def _make_tasks(recipe: SpeedrunRecipe) -> dict[str, TaskSet]:
         TASKS: recipe.tasks,
         RL_TASKS: recipe.rl_tasks,
         CHECK_TASKS: recipe.check_tasks,
+        ALL_TASKS: recipe.all_tasks if recipe.controls else (),
     }
     parts |= {task_file(Path(), part).name: [part] for part in recipe.measure}
     made = {  # parts may overlap: what two of them ask for is there once
@@ -402,7 +422,7 @@ def _make_tasks(recipe: SpeedrunRecipe) -> dict[str, TaskSet]:
     }
     for part in recipe.measure:
         measured = made[task_file(Path(), part).name]
-        if seen := among(measured, [*made[TASKS], *made[RL_TASKS]]):
+        if seen := among(measured, [*made[TASKS], *made[RL_TASKS], *made[ALL_TASKS]]):
             raise ConfigError(
                 f"measure {part.name!r}: {len(seen)} of its {len(measured)} tasks would be trained "
                 f"on, the first is {seen[0].id}. Choose another split or seed."
@@ -416,26 +436,39 @@ def _make_tasks(recipe: SpeedrunRecipe) -> dict[str, TaskSet]:
     return {name: TaskSet(tuple(tasks), name) for name, tasks in made.items() if tasks}
 
 
-def _fine_tune(recipe: SpeedrunRecipe, stages: Stages) -> Path:
-    """Distil what the teacher does and train on it."""
-    adapter = stages.root / "sft" / "adapter"
+def _fine_tune(recipe: SpeedrunRecipe, stages: Stages, control: str = "") -> Path:
+    """Distil what the teacher does and train on it; for the control `-all` on all tasks."""
+    out = stages.root / f"sft{control}"
+    adapter = out / "adapter"
     if (adapter / MANIFEST).is_file():
         stages.note(f"== fine-tune: {adapter} is finished already")
         return adapter
-    with stages.timed("record and distil"):
-        trajectories = _distil(recipe, stages)
-    with stages.timed("fine-tune"):
-        return train_on(trajectories, recipe.sft, stages.root / "sft", stages.note)
+    with stages.timed(f"record and distil{control}"):
+        trajectories = _distil(recipe, stages, control)
+    with stages.timed(f"fine-tune{control}"):
+        return train_on(trajectories, recipe.sft, out, stages.note)
 
 
-def _distil(recipe: SpeedrunRecipe, stages: Stages) -> list[Trajectory]:
+def _fine_tune_longer(recipe: SpeedrunRecipe, start: str, stages: Stages) -> Path:
+    """From the same start, on the same chains, for as many seconds as RL took."""
+    out = stages.root / "sft-longer"
+    adapter = out / "adapter"
+    if (adapter / MANIFEST).is_file():
+        return adapter
+    taken = stages.taken("improve by RL") / stages.taken("fine-tune")
+    settings = replace(recipe.sft, model=start, epochs=round(taken * recipe.sft.epochs, 2))
+    with stages.timed(f"fine-tune for longer ({settings.epochs:g} epochs)"):
+        return train_on(_distil(recipe, stages), settings, out, stages.note)
+
+
+def _distil(recipe: SpeedrunRecipe, stages: Stages, control: str = "") -> list[Trajectory]:
     """Chains of all sets, each in the grammar of its set, in one file."""
-    tasks, episodes = stages.root / TASKS, stages.root / "episodes.jsonl"
+    root = stages.root
+    tasks, episodes = root / (ALL_TASKS if control else TASKS), root / f"episodes{control}.jsonl"
     options = {"error_rate": recipe.teacher.error_rate}
     run_recording(Recording(tasks=tasks, options=options, seed=recipe.teacher.seed), episodes)
-    out = stages.root / "distilled"
     asked = Distilling(episodes, tasks, DistillSettings(filter=recipe.filter))
-    distilled = run_distillation(asked, out)
+    distilled = run_distillation(asked, root / f"distilled{control}")
     stages.note(f"   {len(distilled.kept)} trajectories of {distilled.funnel['episodes']} episodes")
     return distilled.kept
 

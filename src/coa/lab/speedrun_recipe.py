@@ -73,10 +73,11 @@ PACE = {
 
 _LEARNT = 3.0
 """What a rollout of RL costs, as a multiple: it is sampled, and trained on."""
-STAGES = ("train", "rl", "check")
+STAGES = ("train", "rl", "check", "all")
 """What the files of tasks are called that are not measured on: tasks-STAGE.jsonl."""
-Who = Literal["team", "base", "sft", "rl"]
-"""The teacher, the model before training, after fine-tuning, and after RL."""
+Who = Literal["team", "base", "sft", "rl", "longer", "all"]
+"""The teacher, the model before training, after fine-tuning, and after RL; and two to compare RL
+with: fine-tuned on the same chains for as long as RL took, and fine-tuned on all chains."""
 
 
 @dataclass(frozen=True)
@@ -193,6 +194,10 @@ class SpeedrunRecipe:
     rl_tasks: tuple[TaskPart, ...] = ()
     check_tasks: tuple[TaskPart, ...] = ()
     """To choose RL's weights by, see `check`; those that RL trains on are taken out."""
+    all_tasks: tuple[TaskPart, ...] = ()
+    """What the team would be recorded on if its work cost nothing; for a control."""
+    controls: bool = False
+    """Also make the two models to compare RL with."""
     measure: tuple[MeasuredPart, ...] = ()
     teacher: TeacherPart = field(default_factory=TeacherPart)
     filter: FilterSettings = field(default_factory=FilterSettings)
@@ -207,6 +212,11 @@ class SpeedrunRecipe:
     def __post_init__(self) -> None:
         if not self.tasks and not self.rl_tasks:
             raise ConfigError("tasks and rl_tasks are empty: there is nothing to learn from")
+        if self.controls and not (self.tasks and self.rl_tasks and self.all_tasks):
+            raise ConfigError(
+                "controls is true, which compares RL with fine-tuning: expected tables [[tasks]], "
+                "[[rl_tasks]] and [[all_tasks]]"
+            )
         if self.sft.full or self.rl.full:
             raise ConfigError("sft.full, rl.full: a speedrun makes an adapter; expected false")
         if self.rl.model != RlSettings().model:
@@ -226,9 +236,14 @@ class SpeedrunRecipe:
         made: list[Who] = ["sft"] if self.tasks else []
         return (*made, "rl") if self.rl_tasks else tuple(made)
 
+    @property
+    def compared(self) -> tuple[Who, ...]:
+        """The models that will be made to compare RL with."""
+        return ("longer", "all") if self.controls else ()
+
     def measured(self, part: MeasuredPart) -> tuple[Who, ...]:
         """Who is measured: without those that are not made."""
-        made = ("team", "base", *self.trained)
+        made = ("team", "base", *self.trained, *self.compared)
         return tuple(who for who in part.models or self.trained[-1:] if who in made)
 
     def plan(self) -> Iterator[str]:
@@ -239,6 +254,8 @@ class SpeedrunRecipe:
         if self.rl_tasks:
             size = f"{self.rl.tasks_per_update} x {self.rl.group_size}"
             yield f"      then {self.rl.updates} RL updates of {size} rollouts"
+        if self.controls:
+            yield "      then fine-tune for as long as RL took, and on all chains, to compare"
         measured = [(part, self.measured(part)) for part in self.measure]
         rollouts = sum(part.n * sum(who != "team" for who in whose) for part, whose in measured)
         times = sum(len(whose) for _, whose in measured)
@@ -246,10 +263,12 @@ class SpeedrunRecipe:
         yield f"      about {duration(self._seconds())} with a 135M model on two cores"
 
     def _seconds(self) -> float:
-        rows = sum(part.n * PACE[part.set].row for part in self.tasks) * self.sft.epochs
+        tuned = (*self.tasks, *(self.all_tasks if self.controls else ()))
+        rows = sum(part.n * PACE[part.set].row for part in tuned) * self.sft.epochs
         drawn = self.rl.updates * self.rl.tasks_per_update * self.rl.group_size
         dear = [PACE[part.set].rollout for part in self.rl_tasks for _ in range(part.n)]
         updates = drawn * _LEARNT * sum(dear) / len(dear) if dear else 0.0
+        updates *= 2 if self.controls else 1
         measured = sum(
             part.n * PACE[part.set].rollout * sum(who != "team" for who in self.measured(part))
             for part in self.measure
