@@ -445,8 +445,9 @@ def _fine_tune(recipe: SpeedrunRecipe, stages: Stages, control: str = "") -> Pat
         return adapter
     with stages.timed(f"record and distil{control}"):
         trajectories = _distil(recipe, stages, control)
+    settings = replace(recipe.sft, epochs=recipe.all_epochs) if control else recipe.sft
     with stages.timed(f"fine-tune{control}"):
-        return train_on(trajectories, recipe.sft, out, stages.note)
+        return train_on(trajectories, settings, out, stages.note)
 
 
 def _fine_tune_longer(recipe: SpeedrunRecipe, start: str, stages: Stages) -> Path:

@@ -196,6 +196,7 @@ class SpeedrunRecipe:
     """To choose RL's weights by, see `check`; those that RL trains on are taken out."""
     all_tasks: tuple[TaskPart, ...] = ()
     """What the team would be recorded on if its work cost nothing; for a control."""
+    all_epochs: float = 1.0
     controls: bool = False
     """Also make the two models to compare RL with."""
     measure: tuple[MeasuredPart, ...] = ()
@@ -263,8 +264,9 @@ class SpeedrunRecipe:
         yield f"      about {duration(self._seconds())} with a 135M model on two cores"
 
     def _seconds(self) -> float:
-        tuned = (*self.tasks, *(self.all_tasks if self.controls else ()))
-        rows = sum(part.n * PACE[part.set].row for part in tuned) * self.sft.epochs
+        rows = sum(part.n * PACE[part.set].row for part in self.tasks) * self.sft.epochs
+        if self.controls:
+            rows += sum(part.n * PACE[part.set].row for part in self.all_tasks) * self.all_epochs
         drawn = self.rl.updates * self.rl.tasks_per_update * self.rl.group_size
         dear = [PACE[part.set].rollout for part in self.rl_tasks for _ in range(part.n)]
         updates = drawn * _LEARNT * sum(dear) / len(dear) if dear else 0.0
