@@ -343,6 +343,9 @@ ANSWERS: tuple[tuple[str, str, str, Deceives], ...] = (
     ("f1", "Oslo", "\n".join(CITIES), recall),
     ("f1", "Oslo", "Oslo " * 50, recall),
     ("f1", "word7 word9", WORDS, recall),
+    ("f1", "yes", "yes no", recall),
+    ("f1", "Oslo", "Lima Quito" + " " * 20_000 + "or Oslo", recall),
+    ("exact", "Oslo", "Lima" + " " * 20_000 + "Oslo", recall),
     ("math", "3", "x = 1 or 2 or 3", any_number),
     ("math", "3", "1, 2, 3", any_number),
     ("math", "3", r"\{1, 2, 3\}", any_number),
@@ -415,6 +418,8 @@ def test_listing_is_counted_and_right_answers_are_not_suspect() -> None:
     assert found[:4] == [(0.0, True), (0.0, True), (1.0, False), (1.0, False)]
     assert found[4] == (pytest.approx(2 / 3), False)
     assert token_f1(many, ("Oslo",)) > 0, "the metric is the published one"
+    (scored,) = judge_all([(Task("q?", ("+",)), " + ")], RewardSettings("exact"))
+    assert scored.score == 1.0, "an answer of which normalisation leaves nothing"
     gold = "either Oslo or Bergen"
     (scored,) = judge_all([(Task("q?", (gold,)), gold)], RewardSettings("f1"))
     assert scored.score == 1.0, "an `or` of the gold answer joins no guesses"

@@ -323,7 +323,7 @@ def _same(found: str, wanted: str, slack: float) -> bool:
         return True
     if not (_NUMBER.fullmatch(found) and _NUMBER.fullmatch(wanted)):
         return False
-    if slack:
+    if slack and math.isfinite(float(found)) and math.isfinite(float(wanted)):
         return _near(float(found), float(wanted), slack)
     if found.lstrip("+-").isdigit() and wanted.lstrip("+-").isdigit():
         return False  # 007 may be a code, and is not 7
