@@ -204,6 +204,11 @@ def test_an_object_where_a_value_is_wanted_is_wrong_and_no_way_to_stay_unjudged(
     for program in ("def f(n): return object()", "class Own: pass\ndef f(n): return Own()"):
         found = by_tests([({"functional": check}, program) for check in checks])
         assert [part.score for part in found] == [0.0] * len(checks), found
+    within = {"functional": "for n in (2, 3):\n    assert f(n) == [n]"}
+    objects = {"functional": "for n in (2, 3):\n    assert f(n) == [Kind.ONE]"}
+    kind = "from enum import Enum\nclass Kind(Enum):\n    ONE = 1\ndef f(n): return [Kind.ONE]"
+    found = by_tests([(within, "def f(n): return [object()]"), (objects, kind)])
+    assert [part.score for part in found] == [0.0, None], found
 
 
 def test_one_case_that_fails_decides_and_otherwise_one_that_is_not_judged() -> None:

@@ -376,7 +376,7 @@ class Checking:
         reply = self._exchange({"n": self.asked, "steps": steps})
         try:
             if "given" in reply:
-                result = reply.get("value") is not None or "held" in reply
+                result = reply.get("value", ()) is not None
                 self.changed = self.changed or result
                 for old, new in zip(given, reply["given"], strict=True):
                     if not (result and self.keeps):
@@ -651,7 +651,9 @@ class Proxy:
             if operator in _COMPARES:
                 return self.__unknown(operator)
             return self.__meaning(self.__type, self.__send([operator], [other, *more], {}))
-        if not isinstance(other, Proxy) and type(other).__name__ != self.__type:
+        within = other if isinstance(other, (list, tuple, set, dict)) else (other,)
+        unlike = type(other) in _LITERALS or type(other).__name__ != self.__type
+        if unlike and not any(isinstance(each, Proxy) for each in within):
             reason = f"its result is a {self.__type}, where the test has another value"
             self.__checking.stop(FAILED, reason, operator in self.__own)
         return self.__unknown(operator)
