@@ -123,6 +123,44 @@ HONEST: tuple[tuple[str, str, float | None], ...] = (
      "    return b\ndef first(b): return b.n", 1.0),
     ("import re\nassert digits('a1') and not digits('a')",
      "import re\ndef digits(text): return re.search(r'\\d', text)", 1.0),
+    ("import datetime\nassert day(1) == datetime.date(2020, 1, 1)",
+     "import datetime\ndef day(n): return datetime.date(2020, 1, n)", 1.0),
+    ("from decimal import Decimal\nassert double(Decimal('0.1')) == Decimal('0.2')",
+     "def double(x): return 2 * x", 1.0),
+    ("from collections import Counter, deque\nassert size(Counter('aab'), deque([1])) == 4",
+     "def size(a, b): return a.total() + len(b)", 1.0),
+    ("import numpy as np\nassert ones(np.array([3, 4])).shape == (2,)",
+     "import numpy as np\ndef ones(x): return np.ones(len(x)) if x.sum() == 7 else 0", 1.0),
+    ("p = point(1)\nassert p.x == 1 and p == (1, 2)", "from collections import namedtuple\n"
+     "P = namedtuple('P', 'x y')\ndef point(n): return P(n, 2)", 1.0),
+    ("try:\n    take(3)\n    assert 0\nexcept Short as e:\n    assert str(e) == 'no'",
+     "class Short(ValueError): pass\ndef take(n): raise Short('no')", 1.0),
+    ("try:\n    get('x')\n    assert 0\nexcept KeyError as e:\n    assert e.args == ('x',)",
+     "def get(key): return {}[key]", 1.0),
+    ("import itertools\nassert list(itertools.islice(count_up(), 3)) == [0, 1, 2]",
+     "def count_up():\n    n = 0\n    while True:\n        yield n\n        n += 1", 1.0),
+    ("import types\nassert isinstance(upto(2), types.GeneratorType)",
+     "def upto(n): yield from range(n)", 1.0),
+    ("import asyncio\nassert asyncio.run(later(2)) == 2", "async def later(n): return n", 1.0),
+    ("s = Stack()\ns.push(1)\ns.push(2)\nassert s.pop() == 2 and len(s) == 1 and s == [1] and s[0]",
+     "class Stack(list):\n    def push(self, n): self.append(n)", 1.0),
+    ("s = Bag()\ns.put(4)\nassert len(s) == 1 and s[0] == 4 and isinstance(s, Bag) and s",
+     "class Bag:\n    def __init__(self): self.all = []\n    def put(self, n): self.all.append(n)\n"
+     "    def __len__(self): return len(self.all)\n    def __getitem__(self, n): "
+     "return self.all[n]", 1.0),
+    ("a, b = Node(1), Node(2)\na.next = b\nassert total(a) == 3", "class Node:\n    next = None\n"
+     "    def __init__(self, v): self.v = v\ndef total(n): return n.v + n.next.v", 1.0),
+    ("assert (Vector(1) * 3).x == 3 and (Vector(1) + Vector(2)).x == 3", "class Vector:\n    def "
+     "__init__(self, x): self.x = x\n    def __mul__(self, n): return Vector(self.x * n)\n    def "
+     "__add__(self, other): return Vector(self.x + other.x)", 1.0),
+    ("assert kind(1) == Kind.ONE and kind(1) is Kind.ONE", "from enum import Enum\n"
+     "class Kind(Enum):\n    ONE = 1\ndef kind(n): return Kind(n)", 1.0),
+    ("assert sum(3, 4) == 7\nassert sum(1, 1) == 2", "def sum(a, b): return a + b", 1.0),
+    ("for n in (1, 2):\n    assert made(n)", "class Made: pass\ndef made(n): return Made()", 1.0),
+    ("v = values({1: 2})\nassert len(v) == 1 and list(v) == [2] == sorted(v)",
+     "def values(d): return d.values()", 1.0),
+    ("for n in (1, 2):\n    assert after(n) == n + 1",
+     "from __future__ import annotations\ndef after(n: Later) -> List[Later]: return n + 1", 1.0),
     # wrong
     ("xs = [2, 1]\nput_in_order(xs)\nassert xs == [1, 2]", "def put_in_order(xs): sorted(xs)", 0.0),
     ("assert LIMIT * 2 == 20", "LIMIT = 11", 0.0),
@@ -133,9 +171,8 @@ HONEST: tuple[tuple[str, str, float | None], ...] = (
     ("assert Vector(1) + Vector(2) == Vector(3)", "class Vector:\n    def __init__(self, x): "
      "self.x = x\n    def __add__(self, o): return Vector(self.x + o.x)\n    def __eq__(self, o): "
      "return self.x == o.x", None),
+    ("b = Bag()\nassert 3 in b", "class Bag:\n    def __contains__(self, n): return True", None),
     ("assert twice(lambda x: x + 1)(1) == 3", "def twice(f): return lambda x: f(f(x))", None),
-    ("try:\n    assert made(1)\nexcept BaseException:\n    pass", "class Made: pass\n"
-     "def made(n): return Made()", None),
     ("import no_such_package\nassert square(2) != 5", "def square(n): return 1", None),
     ("x = square(2)\nraise SystemExit(0)", "def square(n): return 1", None),
     ("assert len([1]) == len([2]) != 0 and sum([1]) > 0", "pass", None),
@@ -152,18 +189,41 @@ def test_real_checks_work_through_calls_and_what_cannot_cross_is_not_judged() ->
         assert not part.suspect and bool(part.reason) is (score != 1.0), part
 
 
+_WITH = "import numpy as np\nfrom pathlib import Path\n"
+OBJECTS = (
+    "len(f(n)) == n; f(n)[0] == n; f(n) in {n}; float(f(n)) == n; not f(n); f(n)() == n; "
+    "abs(f(n)) == n; round(f(n), 2) == n; sum(f(n)) == n; f(n) == f(n); {f(n): 1}[n]; "
+    "np.array_equal(f(n), [n]); f(n).__name__ == n; n in f(n); f(n) * 2; f(n) == Path('a')"
+).split("; ")
+
+
+def test_an_object_where_a_value_is_wanted_is_wrong_and_no_way_to_stay_unjudged() -> None:
+    if reach_tier()[0] < Tier.FULL:
+        pytest.skip("this machine has no full sandbox")
+    checks = [f"{_WITH}for n in (2, 3):\n    assert {each}" for each in OBJECTS]
+    for program in ("def f(n): return object()", "class Own: pass\ndef f(n): return Own()"):
+        found = by_tests([({"functional": check}, program) for check in checks])
+        assert [part.score for part in found] == [0.0] * len(checks), found
+    within = {"functional": "for n in (2, 3):\n    assert f(n) == [n]"}
+    objects = {"functional": "for n in (2, 3):\n    assert f(n) == [Kind.ONE]"}
+    kind = "from enum import Enum\nclass Kind(Enum):\n    ONE = 1\ndef f(n): return [Kind.ONE]"
+    found = by_tests([(within, "def f(n): return [object()]"), (objects, kind)])
+    assert [part.score for part in found] == [0.0, None], found
+
+
 def test_one_case_that_fails_decides_and_otherwise_one_that_is_not_judged() -> None:
     if reach_tier()[0] < Tier.FULL:
         pytest.skip("this machine has no full sandbox")
     unknown = "assert made(1)"
-    program = "class Made: pass\ndef made(n): return Made()\ndef square(n): return 4"
+    program = "class Made:\n    def __bool__(self): return True\ndef made(n): return Made()\n"
+    program += "def square(n): return 4"
     wrong, unjudged = by_tests(
         [
             ({"functional": [unknown, "assert square(3) == 9"]}, program),
             ({"functional": [unknown, "assert square(2) == 4"]}, program),
         ]
     )
-    assert wrong == Part(0.0, "case 2 of 2: another result")
+    assert wrong == Part(0.0, "case 2 of 2: another result", suspect=True)
     assert unjudged.score is None and unjudged.reason.startswith("case 1 of 2: the test needs")
 
 
@@ -343,6 +403,9 @@ ANSWERS: tuple[tuple[str, str, str, Deceives], ...] = (
     ("f1", "Oslo", "\n".join(CITIES), recall),
     ("f1", "Oslo", "Oslo " * 50, recall),
     ("f1", "word7 word9", WORDS, recall),
+    ("f1", "yes", "yes no", recall),
+    ("f1", "Oslo", "Lima Quito" + " " * 20_000 + "or Oslo", recall),
+    ("exact", "Oslo", "Lima" + " " * 20_000 + "Oslo", recall),
     ("math", "3", "x = 1 or 2 or 3", any_number),
     ("math", "3", "1, 2, 3", any_number),
     ("math", "3", r"\{1, 2, 3\}", any_number),
@@ -415,6 +478,8 @@ def test_listing_is_counted_and_right_answers_are_not_suspect() -> None:
     assert found[:4] == [(0.0, True), (0.0, True), (1.0, False), (1.0, False)]
     assert found[4] == (pytest.approx(2 / 3), False)
     assert token_f1(many, ("Oslo",)) > 0, "the metric is the published one"
+    (scored,) = judge_all([(Task("q?", ("+",)), " + ")], RewardSettings("exact"))
+    assert scored.score == 1.0, "an answer of which normalisation leaves nothing"
     gold = "either Oslo or Bergen"
     (scored,) = judge_all([(Task("q?", (gold,)), gold)], RewardSettings("f1"))
     assert scored.score == 1.0, "an `or` of the gold answer joins no guesses"

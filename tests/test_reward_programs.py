@@ -186,7 +186,9 @@ async def test_what_is_wrong_with_tests_is_one_line_with_the_task(tests: Any, sa
         ("007", "7", False, False, True),
         ("nan", "nan", True, True, True),
         ("nan", "1", False, False, False),
-        ("1e999", "1e998", False, False, True),  # both are infinite as floats
+        ("1e999", "1e998", False, False, False),  # though both are infinite as floats
+        ("1e999", "9" * 400, False, False, False),
+        ("9" * 400 + ".0", "9" * 400, False, True, True),
         ("", "1", False, False, False),
         ("1 2", "1", False, False, False),
     ],

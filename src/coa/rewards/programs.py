@@ -39,6 +39,7 @@ from coa.trajectory import Trajectory
 Compare = Literal["exact", "lines", "tokens", "float"]
 COMPARISONS: tuple[str, ...] = get_args(Compare)
 TOLERANCE = 1e-6
+_FUTURE = re.compile(r"^from __future__ import [\w, ]+$", re.M)
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 _MODULES = "string re datetime collections heapq bisect copy math random statistics itertools"
 _MODULES += " functools operator io sys json"
@@ -207,7 +208,7 @@ def _called(node: ast.expr) -> str:
     match node:
         case ast.Name(id=name):
             return name
-        case ast.Attribute(value=value):
+        case ast.Attribute(value=value, attr=name) if name[0] != "_" and name not in calls.TOLD:
             return _called(value)
         case ast.Call(func=function, args=args, keywords=keywords):
             for each in (*args, *(keyword.value for keyword in keywords)):
@@ -240,6 +241,8 @@ def _check(check: str, function: str) -> ProgramCase:
     own |= {function} if function else set()
     if not own:
         own = {name for name in used - bound if not isinstance(library[name], ModuleType)}
+    if not own and len(used) == 1 and used <= set(dir(builtins)):
+        own = used  # a function that has the name of one of Python's
     return ProgramCase(check=check, names=tuple(sorted(own)))
 
 
@@ -253,18 +256,18 @@ def _library() -> dict[str, Any]:
 
 def program_for(suite: Suite, case: ProgramCase, source: str) -> str:
     """What runs in the sandbox: the program, after what it may expect to be there."""
-    before = "" if "from __future__" in source else _LIBRARY
+    future = "".join(f"{line.strip()}; " for line in _FUTURE.findall(source))
+    before, source = f"{future}{_LIBRARY}", _FUTURE.sub("", source)
     if case.output is not None:
-        return f"{before}{source}" if suite.library else source
-    if before:
-        # What is called is the program's own: `gcd` of the library must not stand in for it.
-        before += f"for _ in {list(case.names)!r}: globals().pop(_, None)\n{suite.given}\n"
+        return f"{before}{source}" if suite.library else f"{future}{source}"
+    # What is called is the program's own: `gcd` of the library must not stand in for it.
+    before += f"for _ in {list(case.names)!r}: globals().pop(_, None)\n{suite.given}\n"
     return f"{before}{source}\n"
 
 
-def check_for(case: ProgramCase) -> str:
-    """What runs in the sandbox of checks."""
-    return f"{_LIBRARY}_program_(globals(), {list(case.names)!r})\n{case.check}\n"
+def check_for(case: ProgramCase, keeps: bool = False) -> str:
+    """What runs in the sandbox of checks. `keeps`: a call with a result changes no argument."""
+    return f"{_LIBRARY}_program_(globals(), {list(case.names)!r}, {keeps})\n{case.check}\n"
 
 
 def judge_output(suite: Suite, case: ProgramCase, stdout: str) -> Part:
@@ -323,7 +326,7 @@ def _same(found: str, wanted: str, slack: float) -> bool:
         return True
     if not (_NUMBER.fullmatch(found) and _NUMBER.fullmatch(wanted)):
         return False
-    if slack:
+    if slack and math.isfinite(float(found)) and math.isfinite(float(wanted)):
         return _near(float(found), float(wanted), slack)
     if found.lstrip("+-").isdigit() and wanted.lstrip("+-").isdigit():
         return False  # 007 may be a code, and is not 7
@@ -367,6 +370,7 @@ _NOT_PYTHON = {"sh", "bash", "shell", "text", "txt", "stdin", "input", "output",
 _SAID = 200
 """Characters of a program's last words in a reason."""
 _ENDED_EARLY = "it ended before the test did"
+_CHANGED = "the test passes only with the arguments that the program changed"
 _CHECKS_S = 5.0
 """How much longer by the clock a check may take than the program that it waits for."""
 
@@ -453,7 +457,8 @@ class ProgramChecker:
         program = program_for(suite, case, source)
         if case.check:
             return await self._judge_check(case, program)
-        ask = json.dumps({"n": 1, "eval": case.call}) + "\n" if case.call else ""
+        asked = {"n": 1, "eval": case.call, "names": case.names}
+        ask = json.dumps(asked) + "\n" if case.call else ""
         outcome = await self._box.run(program, case.stdin, ask=ask)
         if outcome.ended != "ok":
             return self._failed(outcome)
@@ -461,14 +466,14 @@ class ProgramChecker:
             return judge_reply(suite, case, outcome.reply)
         return judge_output(suite, case, outcome.stdout)
 
-    async def _judge_check(self, case: ProgramCase, program: str) -> Part:
+    async def _judge_check(self, case: ProgramCase, program: str, keeps: bool = False) -> Part:
         if not case.names:
             return Part(None, "the test names nothing of the program, or is no Python")
         async with self._opening:
             if self._checks is None:
                 checks = self._settings.sandbox(_CHECKS_S)
                 self._checks = await self._held.enter_async_context(checks)
-        checked, outcome = await self._checks.check(check_for(case), program, self._box)
+        checked, outcome = await self._checks.check(check_for(case, keeps), program, self._box)
         if checked.ended != "ok":
             return Part(0.0, f"the test did not come to its end: {checked.ended}")
         try:
@@ -477,6 +482,11 @@ class ProgramChecker:
         except (ValueError, LookupError, TypeError):
             return Part(None, "the test gave no verdict")
         if verdict == calls.PASSED:
+            if found["changed"] and not keeps:
+                # What the test found right may be what the program made of the test's own values,
+                # as `sort(xs) == sorted(xs)` is of one that empties its list.
+                same = (await self._judge_check(case, program, keeps=True)).score == 1.0
+                return Part(1.0) if same else Part(None, _CHANGED, suspect=True)
             return Part(1.0)
         if verdict == calls.UNJUDGED:
             return Part(None, str(reason), bool(suspect))
