@@ -111,7 +111,10 @@ def test_a_recipe_of_ones_own_replaces_tables_and_keeps_the_rest(tmp_path: Path)
         (["measure.0.split=train"], "measure.0: split is 'train', expected one that is held out."),
         (["measure.0.models=['me']"], "measure.0.models is ['me'], expected a list"),
         (["measure.0.name=!"], "measure.0: name is '!', expected one with letters or digits."),
-        (["measure.0.name=RL"], "measure.0: name is 'RL', expected another than train, rl, check, all."),
+        (
+            ["measure.0.name=RL"],
+            "measure.0: name is 'RL', expected another than train, rl, check, all.",
+        ),
         (["measure.0.observations=lost"], "'lost'"),
         (["measure.1.name=Wrong Passages"], "two of them have the name 'Wrong Passages'."),
         (["tasks=[]", "rl_tasks=[]"], "there is nothing to learn from."),
