@@ -130,9 +130,9 @@ def test_the_least_cost_counts_every_computed_token_once() -> None:
     assert least.seconds(flops=1.0, bandwidth=1e9) == least.prefill_flops + least.decode_flops
 
 
-@pytest.mark.parametrize("job", ["rollout", "sft"])
+@pytest.mark.parametrize("job", ["ask", pytest.param("sft", marks=pytest.mark.slow)])
 def test_the_busy_bench_has_a_speed_beside_each_and_its_share(tiny_model: Path, job: str) -> None:
-    result = bench_busy(jobs=[job], model=f"hf:{tiny_model}", seconds=2.0, rounds=1)
+    result = bench_busy(jobs=[job], model=f"hf:{tiny_model}", seconds=1.0, rounds=1)
     found = result["jobs"][job]
     assert tuple(found) == BESIDE and found["alone"]["share"] == 1.0
     assert all(each["speed"] > 0 and len(each["runs"]) == 1 for each in found.values())

@@ -65,7 +65,7 @@ def test_an_adapter_remembers_its_protocol_and_cut_rows_are_said(
     settings = tiny_settings(tiny_model, epochs=1, max_length=256, checkpoint_every=1)
     said = list[str]()
     adapter = train_on(made, settings, tmp_path / "sft", said.append)
-    assert said[1:] == ["1 row lost its end: longer than sft.max_length 256"]
+    assert said[2:] == ["1 row lost its end: longer than sft.max_length 256"]
     (saved,) = (tmp_path / "sft").glob("checkpoints/*/adapter")  # a run may start from it, too
     for folder in (adapter, saved):
         known = {"grammar": "mhqa", "prompt": "compact", "grammars": BOOK}
@@ -153,7 +153,7 @@ def test_a_recipe_trains_and_packs_if_asked(recipe: Path) -> None:
     adapter = sft_from_recipe(recipe, ["sft.layout=pack", "sft.pack_tokens=300"], said.append)
     lines = (adapter.parent / "metrics.jsonl").read_text().splitlines()
     assert len(lines) == preview_from_recipe(recipe, ["sft.layout=pack"], None).updates
-    assert said[0].endswith("parameters (rank 4)")
+    assert "loading hf:" in said[0] and said[1].endswith("parameters (rank 4)")
 
 
 def test_a_trajectory_that_does_not_fit_is_named_or_left_out(
