@@ -8,7 +8,6 @@ that are killed again and again until one comes to the end, and prints how many 
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import sys
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ from coa.environment import Environment
 from coa.models.codec import codec_of
 from coa.tasks import Task, TaskSet
 from playing import box
-from rl_worker import die
+from rl_worker import killed_again_and_again
 
 ENV = Environment("told", tools=[*box("search_r1").values()], grammar="search_r1", reward="exact")
 TINY = (
@@ -102,26 +101,12 @@ def improve(
         stage.load_sampler = real
 
 
-def killed_again_and_again(seed: int, model: Path, out: Path, *more: str) -> int:
-    """Come to the end in spite of that; the number of kills."""
+if __name__ == "__main__":
     import coa.train.improve
     import coa.train.optimizer  # noqa: F401  # heavy: once, before the children
 
-    draw = random.Random(seed)
-    for kills in range(1000):
-        child = os.fork()
-        if child == 0:
-            die(draw, out)
-            improve(model, out, *more)
-            os._exit(0)
-        status = os.waitpid(child, 0)[1]
-        if os.WIFEXITED(status):
-            assert os.WEXITSTATUS(status) == 0, status
-            return kills
-        draw.random()
-    raise AssertionError("it never comes to an end")
-
-
-if __name__ == "__main__":
-    _, _, given, model, out, *more = sys.argv
-    print(killed_again_and_again(int(given), Path(model), Path(out), *more))
+    _, _, seed, model, out, *more = sys.argv
+    kills = killed_again_and_again(
+        int(seed), Path(out), lambda: improve(Path(model), Path(out), *more)
+    )
+    print(kills)

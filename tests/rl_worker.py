@@ -12,6 +12,7 @@ import random
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -85,17 +86,14 @@ def die(draw: random.Random, out: Path) -> None:
     sys.addaudithook(count)
 
 
-def killed_again_and_again(seed: int, model: Path, out: Path, *more: str) -> int:
-    """Train to the end in spite of that; the number of kills."""
-    import coa.train.optimizer
-    import coa.train.rl_stage  # noqa: F401  # heavy: once, before the children
-
+def killed_again_and_again(seed: int, out: Path, work: Callable[[], object]) -> int:
+    """Come to the end of the work in spite of that; the number of kills."""
     draw = random.Random(seed)
     for kills in range(1000):
         child = os.fork()
         if child == 0:
             die(draw, out)
-            train(model, out, *more)
+            work()
             os._exit(0)
         status = os.waitpid(child, 0)[1]
         if os.WIFEXITED(status):
@@ -108,7 +106,11 @@ def killed_again_and_again(seed: int, model: Path, out: Path, *more: str) -> int
 def main() -> None:
     given = sys.argv[1:]
     if given[0] == "--killed":
-        print(killed_again_and_again(int(given[1]), Path(given[2]), Path(given[3]), *given[4:]))
+        import coa.train.optimizer
+        import coa.train.rl_stage  # noqa: F401  # heavy: once, before the children
+
+        model, out = Path(given[2]), Path(given[3])
+        print(killed_again_and_again(int(given[1]), out, lambda: train(model, out, *given[4:])))
     else:
         print(train(Path(given[0]), Path(given[1]), *given[2:]))
 
