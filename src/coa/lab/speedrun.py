@@ -338,8 +338,8 @@ def _gains(recipe: SpeedrunRecipe, root: Path) -> Iterator[Json]:
 
 def _gain(root: Path, part: MeasuredPart, before: Who, after: Who) -> Json:
     folders = [eval_folder(root, who, part) for who in (before, after)]
-    gain: Json = {"on": part.name, "who": after, "against": before}
-    return gain | compare(folders)["runs"][1]
+    compared: Json = compare(folders)["runs"][1]
+    return {"on": part.name, "who": after, "against": before} | compared
 
 
 TASKS, RL_TASKS, CHECK_TASKS, ALL_TASKS = (f"tasks-{stage}.jsonl" for stage in STAGES)
