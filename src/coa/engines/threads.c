@@ -27,13 +27,13 @@ static void *hold_team(void *unused) {
 
 /* Wait asleep from now on (1), or awake again (0). One caller at a time. */
 void coa_wait_asleep(int asleep) {
+    if (asleep == idle_team) return;
     pthread_mutex_lock(&gate_of_team);
-    int was = idle_team;
     idle_team = asleep;
     pthread_mutex_unlock(&gate_of_team);
-    if (asleep && !was) {
+    if (asleep) {
         if (pthread_create(&idle_thread, NULL, hold_team, NULL)) idle_team = 0;
-    } else if (!asleep && was) {
+    } else {
         pthread_cond_signal(&team_may_go);
         pthread_join(idle_thread, NULL);
     }

@@ -1,5 +1,5 @@
 /* Vectors of 16 floats, in the extensions of GCC and Clang. kernels.py compiles this file, attention.c,
- * rows.c and int8.c as one, at first use, and gives LANES, PAGE, PADDING, TILE and GROUP.
+ * rows.c, int8.c and threads.c as one, at first use, and gives LANES, PAGE, PADDING, TILE and GROUP.
  *
  * Arithmetic is float32, and sums of products of bfloat16 are float32.
  */

@@ -439,8 +439,8 @@ class RlSettings(TrainingSettings):
 
 
 @dataclass(frozen=True, slots=True)
-class RlRecipe:
-    """What `coa rl` reads."""
+class TaskRecipe:
+    """What recipes have in common that learn from their own rollouts on tasks."""
 
     env: str | list[str] = ""
     """An environment, or several; empty: the shipped ones that the tasks belong to."""
@@ -448,16 +448,28 @@ class RlRecipe:
     """Of the environments."""
     tasks: str = ""
     """A task file with gold answers; empty: the environments' own for training."""
-    out: str = "runs/rl"
+    out: str = ""
     grammar: str = "auto"
     prompt: str = "auto"
-    rl: RlSettings = field(default_factory=RlSettings)
     rollout: RolloutSettings = field(default_factory=RolloutSettings)
     reward: RewardSettings = field(default_factory=RewardSettings)
-    select: SelectSettings = field(default_factory=SelectSettings)
-    alarms: AlarmSettings = field(default_factory=AlarmSettings)
     check: CheckSettings = field(default_factory=CheckSettings)
     tools: ToolSettings = field(default_factory=ToolSettings)
+
+    @property
+    def training(self) -> TrainingSettings:
+        """The table that says how it trains."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class RlRecipe(TaskRecipe):
+    """What `coa rl` reads."""
+
+    out: str = "runs/rl"
+    rl: RlSettings = field(default_factory=RlSettings)
+    select: SelectSettings = field(default_factory=SelectSettings)
+    alarms: AlarmSettings = field(default_factory=AlarmSettings)
 
     def __post_init__(self) -> None:
         if self.rollout.engine and self.rl.deterministic:
@@ -508,26 +520,13 @@ class ImproveSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class ImproveRecipe:
-    """What `coa improve` reads."""
+class ImproveRecipe(TaskRecipe):
+    """What `coa improve` reads. Every round is measured, so `check.every` has no meaning here."""
 
-    env: str | list[str] = ""
-    """An environment, or several; empty: the shipped ones that the tasks belong to."""
-    settings: dict[str, Any] = field(default_factory=dict)
-    """Of the environments."""
-    tasks: str = ""
-    """A task file with gold answers; empty: the environments' own for training."""
     out: str = "runs/improve"
-    grammar: str = "auto"
-    prompt: str = "auto"
     improve: ImproveSettings = field(default_factory=ImproveSettings)
     sft: SftSettings = field(default_factory=SftSettings)
     """How each round trains; `model` is the start."""
-    rollout: RolloutSettings = field(default_factory=RolloutSettings)
-    reward: RewardSettings = field(default_factory=RewardSettings)
-    check: CheckSettings = field(default_factory=CheckSettings)
-    """Every round is measured, so `every` has no meaning here."""
-    tools: ToolSettings = field(default_factory=ToolSettings)
 
     def __post_init__(self) -> None:
         if self.sft.full:
@@ -550,10 +549,6 @@ class ImproveRecipe:
     @property
     def training(self) -> TrainingSettings:
         return self.sft
-
-
-TaskRecipe = RlRecipe | ImproveRecipe
-"""Recipes of what learns from its own rollouts on tasks; `training` is their table of training."""
 
 
 def preset_defaults(

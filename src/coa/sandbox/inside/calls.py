@@ -233,9 +233,8 @@ class Answering:
         given: list[Any] = []
         try:
             if "eval" in request:
-                if self._scope.keys().isdisjoint(
-                    request["names"]
-                ):  # `sum` of Python is not its own
+                # `sum` of Python is not its own.
+                if self._scope.keys().isdisjoint(request["names"]):
                     raise NameError(f"name {request['names'][-1]!r} is not defined")
                 value = eval(compile(request["eval"], "<call>", "eval"), self._scope)
             else:
