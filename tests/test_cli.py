@@ -274,15 +274,31 @@ class Hanging:
 GO_ON = "everything up to there is in e; give the same command again to go on.\n"
 
 
-def stopped(folder: Path, teacher: str, number: signal.Signals) -> tuple[int, str]:
-    """Exit code and last line of a `coa record` that gets a signal once its teacher has spoken."""
+def stopped(
+    folder: Path,
+    teacher: str,
+    number: signal.Signals,
+    before: Callable[[], object] | None = None,
+    first: signal.Signals | None = None,
+) -> tuple[int, str]:
+    """Exit code and last line of a `coa record` that gets a signal once its teacher has spoken.
+    `before` is called in the new process, and `first` is a signal that must not end it."""
     arguments = ["record", "--tasks", "tasks.jsonl", "--out", "e", "--workers", "1", "--teacher"]
     command = [sys.executable, "-m", "coa", *arguments, teacher]
     with subprocess.Popen(
-        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command,
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=before,
     ) as process:
         assert process.stdout is not None and process.stdout.readline() == "hanging\n"
         try:
+            if first is not None:
+                process.send_signal(first)
+                with pytest.raises(subprocess.TimeoutExpired):
+                    process.wait(timeout=1)
             for _ in range(9):  # one that arrives just before the loop falls asleep waits for more
                 process.send_signal(number)
                 with contextlib.suppress(subprocess.TimeoutExpired):
@@ -303,6 +319,20 @@ def test_who_stops_a_command_is_told_what_is_kept(
     why = {130: "Ctrl-C", 143: "SIGTERM"}[code]
     found = stopped(tmp_path, "own_teacher:Hanging", number)
     assert found == (code, f"coa: stopped ({why}); {GO_ON}")
+
+
+def test_a_job_of_the_background_ignores_ctrl_c_and_heeds_sigterm(tmp_path: Path) -> None:
+    """As `coa record ... &` in a script, where the shell has SIGINT ignored."""
+    (tmp_path / "own_teacher.py").write_text(HANGING)
+    make_tasks("atlas-mhqa", "train", 2, 0).save(tmp_path / "tasks.jsonl")
+    code, errors = stopped(
+        tmp_path,
+        "own_teacher:Hanging",
+        signal.SIGTERM,
+        before=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+        first=signal.SIGINT,
+    )
+    assert (code, errors) == (143, f"coa: stopped (SIGTERM); {GO_ON}")
 
 
 def test_a_second_sigterm_ends_at_once(tmp_path: Path) -> None:

@@ -92,16 +92,25 @@ def main() -> None:
 
 def _heed_sigterm() -> list[int]:
     """Let SIGTERM do what Ctrl-C does, once; the second ends the process as it always would. The
-    list is empty until one comes."""
+    list is empty until one comes.
+
+    Shells start a script's background jobs with SIGINT ignored, and asyncio has no use for one that
+    is. There SIGINT waits, blocked, until SIGTERM lets it through.
+    """
     came: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        return came
 
     def as_interrupt(number: int, frame: object) -> None:
         came.append(number)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.raise_signal(signal.SIGINT)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, as_interrupt)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, as_interrupt)
     return came
 
 
