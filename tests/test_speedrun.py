@@ -201,8 +201,12 @@ def test_rl_is_compared_with_fine_tuning_for_as_long_and_with_all_chains(
     assert result["model"].endswith("rl/adapter")
     timings = [json.loads(line) for line in (root / "timings.jsonl").read_text().splitlines()]
     taken = {each["stage"]: each["seconds"] for each in timings if "stage" in each}
-    settings = json.loads((root / "sft-longer" / "manifest.json").read_text())["recipe"]
-    assert settings["epochs"] == round(taken["improve by RL"] / taken["fine-tune"], 2)
+    first, settings = (
+        json.loads((root / name / "manifest.json").read_text())["recipe"]
+        for name in ("sft", "sft-longer")
+    )
+    longer = taken["improve by RL"] / taken["fine-tune"] * first["epochs"]
+    assert settings["epochs"] == round(longer, 2)
     assert settings["model"].endswith("sft/adapter")
     rows = [len(load_trajectories(root / f"distilled{name}")) for name in ("", "-all")]
     assert 0 < rows[0] < rows[1]

@@ -95,7 +95,7 @@ def test_a_recipe_of_ones_own_replaces_tables_and_keeps_the_rest(tmp_path: Path)
     path.write_text('[[tasks]]\nset = "gym-code"\nn = 7\n[rl]\nupdates = 9\n')
     recipe = read_speedrun_recipe(path, ["tasks.0.seed=4"])
     assert recipe.tasks == (TaskPart("gym-code", n=7, seed=4),)
-    assert recipe.rl.updates == 9 and recipe.rl.tasks_per_update == 6
+    assert recipe.rl.updates == 9 and recipe.rl.tasks_per_update == 12
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_nothing_is_measured_that_would_be_trained_on() -> None:
     with pytest.raises(ConfigError) as caught:
         _make_tasks(read_speedrun_recipe(None, same))
     assert re.match(
-        r"measure 'held-out entities': \d+ of its 100 tasks would be trained on, the first is "
+        r"measure 'held-out entities': \d+ of its 200 tasks would be trained on, the first is "
         r"\S+\. Choose another split or seed\.$",
         str(caught.value),
     )
