@@ -19,11 +19,13 @@ import torch
 
 from coa.engines import kernels
 from coa.engines.llama import Chunk, LlamaForward
+from coa.engines.local import choose_dtype
 from coa.models.references import model_folder, resolve
 
 PIECE = 256
 STEPS = 5
 ROWS = (1, 16, 64, 128, 256)
+DTYPE = choose_dtype("auto", deterministic=False)
 
 
 class Clock:
@@ -69,8 +71,8 @@ def products(forward: LlamaForward) -> dict[str, float]:
     """GFLOP/s of the layers' products, by rows: few rows wait for the weights."""
     shape, found = forward.shape, {}
     for rows in ROWS:
-        hidden = torch.randn(rows, shape.hidden).bfloat16()
-        wide = torch.randn(rows, shape.heads * shape.head_dim).bfloat16()
+        hidden = torch.randn(rows, shape.hidden).to(DTYPE)
+        wide = torch.randn(rows, shape.heads * shape.head_dim).to(DTYPE)
         inner = forward._layers[0].gate_up(hidden)[:, ::2].contiguous()
         given = {"qkv": hidden, "out": wide, "gate_up": hidden, "down": inner}
         took, flops = [], 0
@@ -85,8 +87,8 @@ def products(forward: LlamaForward) -> dict[str, float]:
 
 
 def peaks() -> dict[str, float]:
-    """What the machine does at best: bfloat16 products, and reading memory."""
-    square = torch.randn(4096, 4096).bfloat16()
+    """What the machine does at best: products of the engine's type, and reading memory."""
+    square = torch.randn(4096, 4096).to(DTYPE)
     long = torch.ones(1 << 26)
     found = {}
     for name, amount, call in (
@@ -107,9 +109,10 @@ def main() -> None:
     model = sys.argv[3] if len(sys.argv) > 3 else "smollm2-135m"
     folder = model_folder(resolve(model))
     record: dict[str, Any] = {"rollouts": rollouts, "tokens_each": tokens, "unit": "ms"}
+    record["dtype"] = str(DTYPE)
     with torch.inference_mode():
         record["peaks"] = peaks()
-        compiled = LlamaForward(folder, torch.bfloat16, rollouts, tokens + 1, exact=False)
+        compiled = LlamaForward(folder, DTYPE, rollouts, tokens + 1, exact=False)
         record["products_gflops_by_rows"] = products(compiled)
         record["compiled"] = profile(compiled, rollouts, tokens)
         if compiled.slow:
@@ -117,7 +120,7 @@ def main() -> None:
         del compiled
         kernels.load_kernels = lambda: "switched off"  # type: ignore[assignment]
         sys.modules["coa.engines.llama"].load_kernels = kernels.load_kernels  # type: ignore
-        plain = LlamaForward(folder, torch.bfloat16, rollouts, tokens + 1, exact=False)
+        plain = LlamaForward(folder, DTYPE, rollouts, tokens + 1, exact=False)
         record["torch"] = profile(plain, rollouts, tokens)
     print(json.dumps(record, indent=2))
 

@@ -382,6 +382,15 @@ def test_nothing_is_computed_before_one_step_without_reference_and_values(policy
     assert all(s.old is None and s.reference is None and s.values is None for s in found.samples)
 
 
+def test_nothing_is_computed_before_several_steps_when_the_ratio_is_to_the_sampler(
+    policy: Policy,
+) -> None:
+    found = taken(*SEVERAL)
+    settings = RlSettings(minibatches=2, loss=preset("dapo", old="sampler"))
+    compute_before_update(found, policy, None, settings, 1.0, Processes())
+    assert all(sample.old is None for sample in found.samples)
+
+
 def test_processes_share_the_forward_passes_and_all_know_all(policy: Policy) -> None:
     settings = RlSettings(passes=2)
     alone = taken(*SEVERAL)

@@ -107,16 +107,17 @@ def test_a_number_that_is_not_finite_spoils_its_row_and_no_other(odd: float) -> 
 
 
 @pytest.mark.parametrize(
-    ("march", "needs"),
-    [("x86-64-v2", "sse4_2"), ("haswell", "avx2"), ("skylake-avx512", "avx512bw")],
+    ("march", "lanes", "needs"),
+    [("x86-64-v2", 16, "sse4_2"), ("haswell", 8, "avx2"), ("skylake-avx512", 16, "avx512bw")],
 )
 def test_code_for_other_machines_gives_the_same_numbers(
-    march: str, needs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    march: str, lanes: int, needs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours = library()
     if needs not in cpu_features().split():
         pytest.skip(f"no {needs} here")
-    flags = [f"-march={march}" if each == "-march=native" else each for each in kernels._FLAGS]
+    other_flags = {"-march=native": f"-march={march}", f"-DLANES={LANES}": f"-DLANES={lanes}"}
+    flags = [other_flags.get(each, each) for each in kernels._FLAGS]
     names = ("coa_pack_int8", "coa_multiply_int8")
     monkeypatch.setattr(kernels, "_FLAGS", ["-O1" if each == "-O3" else each for each in flags])
     monkeypatch.setattr(kernels, "SOURCES", ("vectors.c", "int8.c"))

@@ -170,6 +170,21 @@ def test_a_correction_multiplies_and_has_no_gradient_of_its_own() -> None:
     assert join_metrics([metrics])["ess"] == pytest.approx((low + 2) ** 2 / 2 / (low**2 + 4))
 
 
+def test_the_ratio_may_be_to_what_the_sampler_computed_and_then_needs_no_correction() -> None:
+    make, tokens = random_tokens(3, [5, 4])
+    sampled = make.detach() - 0.1
+    bypass = RlLossSettings(old="sampler", correction="token", correction_cap=1.0)
+    told = dataclasses.replace(tokens, old=make.detach() + 9.0, sampled=sampled)
+    usual = dataclasses.replace(tokens, old=sampled, sampled=None)
+    mine, theirs = policy_loss(make, told, bypass), policy_loss(make, usual, RlLossSettings())
+    assert float(mine.loss) == pytest.approx(float(theirs.loss))
+    assert mine.metrics["ratio_mean"] == pytest.approx(math.exp(0.1))
+    assert mine.metrics["correction_mean"] == 1.0
+    assert mine.metrics["sampler_gap"] == pytest.approx(0.1, abs=1e-6), "rounding is still seen"
+    with pytest.raises(ConfigError, match="old = 'sampler' needs the logprobs of the sampler"):
+        policy_loss(make, usual, bypass)
+
+
 def test_a_correction_masks_or_cuts_what_is_beyond_its_bounds() -> None:
     old, sampled, sequence = t(-1.0, -1.0, -1.0), t(-1.0, -2.0, 0.0), whole(0, 0, 1)
     by_token = RlLossSettings(correction="token", correction_cap=2.0, correction_floor=0.5)

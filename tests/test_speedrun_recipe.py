@@ -63,9 +63,9 @@ def test_deterministic_is_one_word_for_every_stage() -> None:
 
 def test_the_loss_is_that_of_its_preset_with_what_the_recipe_changes() -> None:
     loss = read_speedrun_recipe(None, []).rl.loss
-    assert to_json(loss) == to_json(PRESETS["dapo"]) | {"correction": "token"}
+    assert to_json(loss) == to_json(PRESETS["dapo"]) | {"old": "sampler"}
     loss = read_speedrun_recipe(None, ["rl.preset=grpo", "rl.loss.kl=0.5"]).rl.loss
-    assert (loss.normalise, loss.kl, loss.correction) == ("sequence", 0.5, "token")
+    assert (loss.normalise, loss.kl, loss.old) == ("sequence", 0.5, "sampler")
     recipe = read_speedrun_recipe(None, ["rl.preset=dr_grpo"])
     assert recipe.rl.loss.constant_length == recipe.rollout.tokens
 

@@ -2,8 +2,8 @@
  * slot holds. One thread computes one (few tokens, key-value head) alone and in a fixed order, so the
  * result of a run does not depend on who shares the batch.
  *
- * The cache is laid out for its reader. Keys stand in blocks of 16, dimension by dimension, so that
- * 16 scores grow in one register and no sum goes across lanes. In bfloat16 two neighbours (two
+ * The cache is laid out for its reader. Keys stand in blocks of LANES, dimension by dimension, so that
+ * as many scores grow in one register and no sum goes across lanes. In bfloat16 two neighbours (two
  * dimensions of a key, two keys of a dimension of the values) share 32 bits, as the processor's
  * dot-product instruction wants them. Head dimensions are padded to a multiple of PADDING with zeros.
  * The first PAGE tokens of all slots come first, then the next ones: memory that nobody has reached
@@ -12,6 +12,13 @@
 #define WIDE (PADDING / LANES)
 #define QUERIES 6   /* computed together, so that each key is loaded once for all of them */
 #define PART 8      /* tokens of a run that one thread takes at a time */
+#if LANES == 16     /* vectors that each of n queries sums up at a time: AVX512 has 32 registers */
+#define BLOCKS_AT_ONCE(n) ((n) <= 3 ? 2 : 1)
+#define WIDTH_AT_ONCE(n) WIDE
+#else               /* AVX2 has 16, of half the size */
+#define BLOCKS_AT_ONCE(n) ((n) <= 3 ? 4 : 2)
+#define WIDTH_AT_ONCE(n) ((n) <= 3 ? 4 : 2)
+#endif
 
 typedef struct {
     int32_t heads, kv_heads, head_dim, padded, slots, bf16;
@@ -102,10 +109,10 @@ static void place(const Geometry *g, const void *qkv, void *keys, void *values, 
     }
 }
 
-/* scores[r][16 blocks ...] of n queries, `at` blocks of keys at once */
+/* scores[r][LANES of each block ...] of n queries, `at` blocks of keys at once */
 INLINE void score(const Geometry *g, const void *cache, int slot, int head, const void *const *q, int n,
                   int at, int block, float *const *scores) {
-    vf sum[QUERIES * 2];
+    vf sum[QUERIES * 4];
     int pairs = g->padded / 2, position = block * LANES;
     size_t keys = page(g, slot, head, position) + (size_t)(position % PAGE) * g->padded;
     for (int i = 0; i < n * at; i++) sum[i] = (vf){0};
@@ -136,7 +143,8 @@ INLINE void score(const Geometry *g, const void *cache, int slot, int head, cons
  * the sum of what is used. Beyond `seen` keys everything gets weight 0. */
 static float weigh(float *scores, int seen, int blocks, int bf16) {
     vf top = spread(-INFINITY), sum = {0};
-    const vi lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    vi lane;
+    for (int i = 0; i < LANES; i++) lane[i] = i;
     for (int b = 0; b < blocks; b++) {
         vf x = load(scores + b * LANES);
         x = pick(lane + b * LANES < seen, x, spread(-INFINITY));
@@ -160,41 +168,50 @@ static float weigh(float *scores, int seen, int blocks, int bf16) {
     return total(sum);
 }
 
-/* 64 dimensions of the weighted values of n queries */
-INLINE void mix(const Geometry *g, const void *cache, int slot, int head, float *const *weights, int n,
-                int blocks, int from, vf (*sum)[WIDE]) {
+/* `many` vectors of the weighted values of n queries, from vector `w` of 64 dimensions on */
+INLINE void mix_slice(const Geometry *g, const void *cache, int slot, int head, float *const *weights, int n,
+                      int blocks, int from, int w, int many, vf (*sum)[WIDE]) {
     int padded = g->padded, end = blocks * LANES;
-    for (int r = 0; r < n; r++)
-        for (int w = 0; w < WIDE; w++) sum[r][w] = (vf){0};
+    vf part[QUERIES * WIDE];
+    for (int i = 0; i < n * many; i++) part[i] = (vf){0};
     for (int first = 0; first < end; first += PAGE) {
         int count = end - first < PAGE ? end - first : PAGE;
         size_t at = page(g, slot, head, first);
         if (g->bf16) {
-            const uint16_t *values = (const uint16_t *)cache + at + 2 * from;
+            const uint16_t *values = (const uint16_t *)cache + at + 2 * (from + w * LANES);
             for (int p = 0; p < count / 2; p++) {
                 const vu_any *v = (const vu_any *)(values + (size_t)p * 2 * padded);
                 for (int r = 0; r < n; r++) {
                     vu y = ((const uint32_t *)weights[r])[first / 2 + p] - (vu){0};
-                    for (int w = 0; w < WIDE; w++) sum[r][w] = dot2(sum[r][w], y, v[w]);
+                    for (int i = 0; i < many; i++) part[r * many + i] = dot2(part[r * many + i], y, v[i]);
                 }
             }
         } else {
-            const float *values = (const float *)cache + at + from;
+            const float *values = (const float *)cache + at + from + w * LANES;
             for (int p = 0; p < count; p++) {
                 const float *v = values + (size_t)p * padded;
                 for (int r = 0; r < n; r++)
-                    for (int w = 0; w < WIDE; w++)
-                        sum[r][w] += spread(weights[r][first + p]) * load(v + w * LANES);
+                    for (int i = 0; i < many; i++)
+                        part[r * many + i] += spread(weights[r][first + p]) * load(v + i * LANES);
             }
         }
     }
+    for (int r = 0; r < n; r++)
+        for (int i = 0; i < many; i++) sum[r][w + i] = part[r * many + i];
+}
+
+/* 64 dimensions of the weighted values of n queries, as many at a time as registers hold */
+INLINE void mix(const Geometry *g, const void *cache, int slot, int head, float *const *weights, int n,
+                int blocks, int from, vf (*sum)[WIDE]) {
+    for (int w = 0; w < WIDE; w += WIDTH_AT_ONCE(n))
+        mix_slice(g, cache, slot, head, weights, n, blocks, from, w, WIDTH_AT_ONCE(n), sum);
 }
 
 INLINE void attend_queries(const Geometry *g, const void *keys, const void *values, int slot, int head,
                            const void *const *q, const int *seen, int n, void *const *out) {
     int most = 0;
     for (int r = 0; r < n; r++) most = seen[r] > most ? seen[r] : most;
-    int blocks = (most + LANES - 1) / LANES, together = n <= 3 ? 2 : 1, b = 0;
+    int blocks = (most + LANES - 1) / LANES, together = BLOCKS_AT_ONCE(n), b = 0;
     float *base = room((size_t)n * blocks * LANES * 4), *scores[QUERIES], sums[QUERIES];
     for (int r = 0; r < n; r++) scores[r] = base + (size_t)r * blocks * LANES;
     for (; b + together <= blocks; b += together) score(g, keys, slot, head, q, n, together, b, scores);

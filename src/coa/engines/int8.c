@@ -6,20 +6,28 @@
  * added in one order: a row's result does not depend on how many others there are.
  *
  * Packed weights, for each tile of TILE outputs and in it for each group of inputs: TILE scales
- * (float), then [GROUP / 2][TILE][2] weights, so that one load has a pair of inputs of 16 outputs.
+ * (float), then [GROUP / 2][TILE][2] weights, so that one load has a pair of inputs of LANES outputs.
  */
 #define BLOCKS (TILE / LANES)
+#if LANES == 16
 #define TOGETHER 4 /* rows that share a pass, as their sums fit into registers */
+#define IN_TURNS 2 /* most rows whose pairs are added up in two turns, as each sum is waited for */
+#else
+#define TOGETHER 3
+#define IN_TURNS 1
+#endif
 
-typedef int16_t vs __attribute__((vector_size(64)));
-typedef int8_t vb __attribute__((vector_size(32)));
+typedef int16_t vs __attribute__((vector_size(4 * LANES)));
+typedef int8_t vb __attribute__((vector_size(2 * LANES)));
 typedef vb vb_any __attribute__((aligned(1), may_alias));
 typedef int32_t pairs_any __attribute__((may_alias));
 typedef struct { float scale[TILE]; int8_t weight[GROUP / 2][TILE][2]; } Part;
 
 INLINE vs widen_bytes(const int8_t *p) {
-#ifdef __AVX512BW__
+#if LANES == 16 && defined(__AVX512BW__)
     return (vs)_mm512_cvtepi8_epi16((__m256i)*(const vb_any *)p);
+#elif LANES == 8 && defined(__AVX2__)
+    return (vs)_mm256_cvtepi8_epi16((__m128i)*(const vb_any *)p);
 #else
     return __builtin_convertvector(*(const vb_any *)p, vs);
 #endif
@@ -27,15 +35,12 @@ INLINE vs widen_bytes(const int8_t *p) {
 
 /* a + sum of two products of pairs of 16 bits */
 INLINE vi dot2_int(vi a, vs x, vs y) {
-#if defined(__AVX512VNNI__)
+#if LANES == 16 && defined(__AVX512VNNI__)
     return (vi)_mm512_dpwssd_epi32((__m512i)a, (__m512i)x, (__m512i)y);
-#elif defined(__AVX512BW__)
+#elif LANES == 16 && defined(__AVX512BW__)
     return a + (vi)_mm512_madd_epi16((__m512i)x, (__m512i)y);
-#elif defined(__AVX2__)
-    union { vs all; __m256i half[2]; } p = {x}, q = {y};
-    union { __m256i half[2]; vi all; } sum;
-    for (int i = 0; i < 2; i++) sum.half[i] = _mm256_madd_epi16(p.half[i], q.half[i]);
-    return a + sum.all;
+#elif LANES == 8 && defined(__AVX2__)
+    return a + (vi)_mm256_madd_epi16((__m256i)x, (__m256i)y);
 #else
     vi p = (vi)x, q = (vi)y;
     return a + (p << 16 >> 16) * (q << 16 >> 16) + (p >> 16) * (q >> 16);
@@ -67,9 +72,9 @@ INLINE void round_rows(const void *x, int rows, int width, int parts, int bf16, 
     }
 }
 
-/* sums[r][TILE] of n rows; with few rows pairs are added up in two turns, as each sum is waited for */
+/* sums[r][TILE] of n rows */
 INLINE void multiply_tile(const Part *tile, int parts, const int16_t *x, int n, float (*sums)[TILE]) {
-    int turns = n < 3 ? 2 : 1;
+    int turns = n <= IN_TURNS ? 2 : 1;
     for (int part = 0; part < parts; part++, tile++) {
         vi sum[2 * TOGETHER * BLOCKS];
         for (int i = 0; i < turns * n * BLOCKS; i++) sum[i] = (vi){0};
@@ -121,7 +126,7 @@ INLINE void multiply(const void *x, int rows, int width, const Part *packed, int
             case 1: multiply_tile(tile, parts, from, 1, sums); break;
             case 2: multiply_tile(tile, parts, from, 2, sums); break;
             case 3: multiply_tile(tile, parts, from, 3, sums); break;
-            default: multiply_tile(tile, parts, from, 4, sums);
+            default: multiply_tile(tile, parts, from, TOGETHER, sums);
             }
             for (int r = 0; r < n; r++)
                 finish_tile(sums[r], scales[first + r], bias, t * TILE, outputs, first + r, out, bf16);

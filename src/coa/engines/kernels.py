@@ -36,7 +36,9 @@ from coa.models.references import cache_dir
 from coa.models.weights import Shape, rotary, rotate
 
 SOURCES = ("vectors.c", "attention.c", "rows.c", "int8.c", "threads.c")
-LANES, PAGE, PADDING = 16, 256, 64
+LANES = 8 if {"avx2", "avx512f"} & {*cpu_features().split()} == {"avx2"} else 16
+"""Numbers of a vector: as many as a register of this machine holds; see vectors.c."""
+PAGE, PADDING = 256, 64
 """How the compiled kernels lay out the cache; see attention.c."""
 TILE, GROUP = 32, 64
 """Outputs and inputs that weights of 8 bits are stored by; see int8.c."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -84,28 +85,30 @@ class MergedTensors:
 
 
 def make_linear(
-    weight: Tensor, bias: Tensor | None = None, kernels: ctypes.CDLL | None = None
+    weight: Tensor,
+    bias: Tensor | None = None,
+    kernels: ctypes.CDLL | None = None,
+    exact: bool = False,
 ) -> Linear:
-    """A linear layer; with `kernels` a few rows are multiplied with weights of 8 bits."""
-    whole = _whole_linear(weight, bias)
+    """A linear layer; with `kernels` a few rows are multiplied with weights of 8 bits. `exact` takes
+    torch's plain product, whose rounding is what deterministic runs have been compared by."""
+    plain = exact or not torch.backends.mkldnn.is_available()
+    whole = partial(F.linear, weight=weight, bias=bias) if plain else _packed_linear(weight, bias)
     if kernels is None:
         return whole
     few = Int8Linear(kernels, weight, bias)
     return lambda x: few(x) if len(x) <= FEW_ROWS else whole(x)
 
 
-def _whole_linear(weight: Tensor, bias: Tensor | None) -> Linear:
-    """The weight is packed for oneDNN where that is possible (bf16 on CPU)."""
-    if weight.dtype == torch.bfloat16 and torch.backends.mkldnn.is_available():
-        try:
-            packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), 16)
-            product = torch.ops.mkldnn._linear_pointwise
-            product(weight.new_zeros(1, weight.shape[1]), packed, bias, "none", [], "")
-        except (RuntimeError, AttributeError, NotImplementedError):
-            pass  # another torch build: the plain product below gives the same numbers
-        else:
-            return lambda x: product(x, packed, bias, "none", [], "")
-    return lambda x: F.linear(x, weight, bias)
+def _packed_linear(weight: Tensor, bias: Tensor | None) -> Linear:
+    """The weight is packed for oneDNN where this build of torch can."""
+    try:
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), 16)
+        product = torch.ops.mkldnn._linear_pointwise
+        product(weight.new_zeros(1, weight.shape[1]), packed, bias, "none", [], "")
+    except (RuntimeError, AttributeError, NotImplementedError):
+        return partial(F.linear, weight=weight, bias=bias)  # the same numbers
+    return lambda x: product(x, packed, bias, "none", [], "")
 
 
 @dataclass(slots=True)
@@ -177,7 +180,7 @@ class LlamaForward:
         head = None if self._tied else take.optional("lm_head.weight")
         take.check_all_used()  # an adapter that is refused has changed nothing
         self._embed, self._layers, self._norm = embed, layers, norm
-        self._head = make_linear(embed if head is None else head, None, self._int8)
+        self._head = make_linear(embed if head is None else head, None, self._int8, self._exact)
 
     def _read_layer(self, take: MergedTensors, index: int) -> Layer:
         at = f"model.layers.{index}."
@@ -186,7 +189,7 @@ class LlamaForward:
         k_norm = take.optional(attention + "k_norm.weight")
 
         def linear(*names: str) -> Linear:
-            return make_linear(*take.fused([*names]), self._int8)
+            return make_linear(*take.fused([*names]), self._int8, self._exact)
 
         return Layer(
             norm_in=take(at + "input_layernorm.weight"),

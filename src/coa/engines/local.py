@@ -267,6 +267,7 @@ class LocalEngine(CodecEngine):
 
     async def load(self, adapter: Adapter | None, version: str) -> None:
         """Merge another adapter (None: the base) once running requests have finished."""
+        release_threads()  # the caller's, who trained it
         await self._submit(_NewWeights(adapter, version))
 
     async def _submit(self, job: BatchRequest | _NewWeights) -> Any:
@@ -303,6 +304,8 @@ class LocalEngine(CodecEngine):
     def _take_in(self) -> Sequence[BatchRequest | _NewWeights] | None:
         """Jobs that can start now; waits when there is nothing to do. None: the engine closes."""
         with self._wake:
+            if not self._queue and not self._batch.running:
+                release_threads()  # whoever waits for the answers may compute now
             while not self._queue and not self._batch.running and not self._closing:
                 self._wake.wait()
             if self._closing:

@@ -72,7 +72,7 @@ INLINE float masses(const void *logits, size_t at, int count, float most, float 
         if (to) store(to + i, mass);
     }
     float rest = 0;
-    for (; i < count; i++) { /* a vocabulary that is no multiple of 16 */
+    for (; i < count; i++) { /* a vocabulary that is no multiple of LANES */
         float x = (number(logits, at + i, bf16) - most) * inverse, mass = x < FAINT ? 0 : expf(x);
         rest += mass;
         if (to) to[i] = mass;

@@ -1,4 +1,5 @@
-/* Vectors of 16 floats, in the extensions of GCC and Clang. kernels.py compiles this file, attention.c,
+/* Vectors of LANES floats, 16 where the processor has AVX512 and else 8, in the extensions of GCC and
+ * Clang: what is wider than a register goes through memory, several times as slow. kernels.py compiles this file, attention.c,
  * rows.c, int8.c and threads.c as one, at first use, and gives LANES, PAGE, PADDING, TILE and GROUP.
  *
  * Arithmetic is float32, and sums of products of bfloat16 are float32.
@@ -14,10 +15,10 @@
 #include <immintrin.h>
 #endif
 
-typedef float vf __attribute__((vector_size(64)));
-typedef int32_t vi __attribute__((vector_size(64)));
-typedef uint32_t vu __attribute__((vector_size(64)));
-typedef uint16_t vh __attribute__((vector_size(32)));
+typedef float vf __attribute__((vector_size(4 * LANES)));
+typedef int32_t vi __attribute__((vector_size(4 * LANES)));
+typedef uint32_t vu __attribute__((vector_size(4 * LANES)));
+typedef uint16_t vh __attribute__((vector_size(2 * LANES)));
 typedef vf vf_any __attribute__((aligned(4), may_alias)); /* numbers are also read as pairs */
 typedef vu vu_any __attribute__((aligned(4), may_alias));
 typedef vh vh_any __attribute__((aligned(2), may_alias));
@@ -87,7 +88,7 @@ INLINE vf exp_negative(vf x) {
 
 /* a + sum of two products of bfloat16 pairs */
 INLINE vf dot2(vf a, vu x, vu y) {
-#ifdef __AVX512BF16__
+#if LANES == 16 && defined(__AVX512BF16__)
     return (vf)_mm512_dpbf16_ps((__m512)a, (__m512bh)x, (__m512bh)y);
 #else
     a += (vf)(x << 16) * (vf)(y << 16);

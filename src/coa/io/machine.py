@@ -60,8 +60,8 @@ def memory_gb() -> float | None:
 def keep_freed_memory() -> None:
     """Have malloc keep what is freed, up to a gigabyte (glibc; elsewhere nothing happens).
 
-    The logits of a decoding step are tens of megabytes. Given back and asked for anew at every
-    step, each of their pages costs a fault.
+    The logits of a decoding step, or what a layer keeps for its gradient, are tens of megabytes.
+    Given back and asked for anew at every step, each of their pages costs a fault.
     """
     trim_threshold, mmap_threshold = -1, -3  # names of glibc's mallopt
     with contextlib.suppress(OSError, AttributeError):

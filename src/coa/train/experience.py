@@ -222,7 +222,7 @@ def compute_before_update(
         return policy.logprobs(hidden, targets, temperature)
 
     wanted: dict[str, Callable[[Tensor, Tensor], Tensor]] = {}
-    if settings.steps_per_update > 1:
+    if settings.steps_per_update > 1 and settings.loss.old == "trainer":
         wanted["old"] = logprobs
     if value_head is not None:
         wanted["values"] = lambda hidden, targets: value_head.values(hidden)

@@ -187,7 +187,9 @@ def sampled_entropy(logprobs: Tensor) -> Tensor:
 #
 # Three policies may differ. `logprobs` is the one being trained, `old` the same model before the
 # updates of this batch, `sampled` what the engine computed when it wrote the token. The ratio of
-# the first two is clipped; that of the last two is corrected for, without a gradient.
+# the first two is clipped; that of the last two is corrected for, without a gradient. With
+# `settings.old` of "sampler" the last two are one: the ratio to what was sampled from is clipped,
+# and there is nothing to correct for (verl calls it bypass mode).
 # ------------------------------------------------------------------------------------------------
 
 
@@ -288,7 +290,7 @@ def policy_loss(
     `totals` are those of the whole batch when this is a part of it; the sum of the parts' losses is
     then the loss of the batch.
     """
-    part = _select(logprobs, tokens)
+    part = _select(logprobs, tokens, settings)
     share = shares(part.weights, part.sequence, settings, part.group, totals)
     ratio = torch.exp(_log_ratio(part, settings.ratio))
     correction = sampler_correction(part.old, part.sampled, part.sequence, settings)
@@ -319,7 +321,7 @@ class _Part:
     group: Tensor | None
 
 
-def _select(logprobs: Tensor, tokens: PolicyTokens) -> _Part:
+def _select(logprobs: Tensor, tokens: PolicyTokens, settings: RlLossSettings) -> _Part:
     assert len(logprobs) == len(tokens.weights), (len(logprobs), len(tokens.weights))
     kept = trained(tokens.weights)
 
@@ -327,14 +329,20 @@ def _select(logprobs: Tensor, tokens: PolicyTokens) -> _Part:
         return None if values is None else pick(what, values, kept, tokens.sequence)
 
     new = pick("logprob", logprobs, kept, tokens.sequence)
-    old = known("old logprob", tokens.old)
+    sampled = known("sampled logprob", tokens.sampled)
+    if settings.old == "sampler":
+        if sampled is None:
+            raise ConfigError("old = 'sampler' needs the logprobs of the sampler; found none.")
+        old: Tensor | None = sampled
+    else:
+        old = known("old logprob", tokens.old)
     return _Part(
         new=new,
         old=(new if old is None else old).detach(),
         advantages=pick("advantage", tokens.advantages, kept, tokens.sequence).detach(),
         weights=tokens.weights[kept].float(),
         sequence=tokens.sequence[kept],
-        sampled=known("sampled logprob", tokens.sampled),
+        sampled=sampled,
         reference=known("reference logprob", tokens.reference),
         group=None if tokens.group is None else tokens.group[kept],
     )
@@ -378,7 +386,8 @@ def _measure(
     if settings.surrogate == "cispo":  # the bounds hold whatever the advantage
         down = up = torch.ones_like(down)
     none = torch.zeros_like(part.old)
-    gap = none if part.sampled is None else part.old - part.sampled
+    trainer = part.new if settings.old == "sampler" else part.old
+    gap = none if part.sampled is None else trainer - part.sampled
     limit = math.inf if settings.dual_clip is None else settings.dual_clip
     by_token = {
         "clip_low": down & (ratio < 1 - settings.clip_low),

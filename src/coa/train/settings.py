@@ -164,6 +164,9 @@ class RlLossSettings:
     correction_floor: float | None = None
     correction_mode: Literal["truncate", "mask"] = "truncate"
     """Beyond cap and floor: the weight is cut to them, or the token is left out."""
+    old: Literal["trainer", "sampler"] = "trainer"
+    """Whose logprobs the ratio divides by: the trainer's, which several steps of an update compute
+    anew before the first, or the sampler's, which are there already."""
     gamma: float = 1.0
     lam: float = 1.0
     """Discount and lambda of GAE, per token the model wrote."""
@@ -598,6 +601,7 @@ def ignored(recipe: RlRecipe) -> Iterator[str]:
         ("rl.loss.kl_estimator rl.loss.kl_place", not loss.kl, "rl.loss.kl is 0"),
         ("rl.loss.kl_reweighted", not kl_in_loss, "there is no KL in the loss"),
         (bounds, loss.correction == "none", "rl.loss.correction is 'none'"),
+        ("rl.loss.correction", loss.old == "sampler", "rl.loss.old is 'sampler'"),
         (
             "rl.loss.constant_length",
             loss.normalise != "constant",

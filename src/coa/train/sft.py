@@ -46,7 +46,7 @@ except ImportError as exc:
 from torch import Tensor
 
 from coa.grammar.load import GrammarBook
-from coa.io.machine import memory_gb
+from coa.io.machine import keep_freed_memory, memory_gb
 from coa.io.progress import Progress, duration, say
 from coa.io.runs import Json, Run, reached
 from coa.io.settings import load_recipe, to_json, without_speed
@@ -455,6 +455,7 @@ def _open_run(settings: SftSettings, rows: Sequence[Row], directory: Path, base:
 def set_up_torch(settings: TrainingSettings) -> None:
     """Threads, randomness and determinism; the processes of one machine share its cores."""
     use_threads(settings.threads)
+    keep_freed_memory()
     torch.manual_seed(settings.seed)  # nothing draws from it, but checkpoints hold its state
     torch.use_deterministic_algorithms(settings.deterministic)
 
