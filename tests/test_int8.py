@@ -132,6 +132,16 @@ def test_code_for_other_machines_gives_the_same_numbers(
         assert torch.allclose(found, same, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("rows", [1, 5, 48])
+def test_packed_products_are_torchs_and_exact_ones_to_the_bit(rows: int) -> None:
+    torch.manual_seed(1)
+    x, weight, bias = torch.randn(rows, 96), torch.randn(80, 96), torch.randn(80)
+    usual = torch.nn.functional.linear(x, weight, bias)
+    with torch.inference_mode():
+        assert torch.allclose(make_linear(weight, bias)(x), usual, atol=1e-5, rtol=1e-5)
+        assert torch.equal(make_linear(weight, bias, exact=True)(x), usual)
+
+
 def test_only_a_few_rows_are_rounded() -> None:
     torch.manual_seed(0)
     weight = torch.randn(50, 64)

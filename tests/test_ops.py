@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import random
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ torch = pytest.importorskip("torch")
 
 from coa.engines import kernels  # noqa: E402
 from coa.engines.base import Sampling  # noqa: E402
-from coa.engines.kernels import CompiledOps, KernelRun, TorchOps  # noqa: E402
+from coa.engines.kernels import LANES, CompiledOps, KernelRun, TorchOps  # noqa: E402
 from coa.engines.sampling import draw  # noqa: E402
 from coa.models.weights import Shape, unsupported  # noqa: E402
 
@@ -24,8 +25,13 @@ def shape(heads: int, kv_heads: int, head_dim: int) -> Shape:
     return Shape(2, 64, heads, kv_heads, head_dim, 100, CONTEXT, 1e-5, 10000.0)
 
 
-def library() -> ctypes.CDLL:
-    found = kernels.load_kernels()
+@functools.cache
+def library(lanes: int = LANES) -> ctypes.CDLL:
+    """The kernels with vectors of so many numbers, also those that other machines would have."""
+    flags = [f"-DLANES={lanes}" if each.startswith("-DLANES") else each for each in kernels._FLAGS]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "_FLAGS", flags)
+        found = kernels.load_kernels.__wrapped__()
     if isinstance(found, str):
         pytest.skip(f"no kernels: {found}")
     return found
@@ -52,9 +58,13 @@ def ragged_steps(seed: int, steps: int) -> list[list[KernelRun]]:
 @pytest.mark.parametrize("heads", [(9, 3, 64), (4, 2, 16), (14, 2, 128), (8, 8, 80), (4, 1, 32)])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("normed", [False, True])
-def test_compiled_attention_is_torchs(heads: Any, dtype: str, normed: bool) -> None:
+@pytest.mark.parametrize("lanes", [8, 16])
+def test_compiled_attention_is_torchs(
+    heads: Any, dtype: str, normed: bool, lanes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "LANES", lanes)
     made, kind = shape(*heads), getattr(torch, dtype)
-    ours = CompiledOps(library(), made, SLOTS, CONTEXT, kind)
+    ours = CompiledOps(library(lanes), made, SLOTS, CONTEXT, kind)
     plain = TorchOps(made, SLOTS, CONTEXT, torch.float32)
     torch.manual_seed(0)
     norms = (torch.rand(made.head_dim).to(kind), torch.rand(made.head_dim).to(kind))

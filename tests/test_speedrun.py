@@ -194,7 +194,9 @@ def test_rl_is_compared_with_fine_tuning_for_as_long_and_with_all_chains(
     recipe, root = tmp_path / "recipe.toml", tmp_path / "run"
     recipe.write_text(COMPARED, encoding="utf-8")
     overrides = [f"sft.model=hf:{tiny_model}", *SMALL, "rl.updates=1", "deterministic=false"]
-    result = run_speedrun(root, recipe, overrides, lambda note: None)
+    alone = run_speedrun(root, recipe, [*overrides, "controls=false"], lambda note: None)
+    assert [row["who"] for row in alone["rows"]] == ["sft", "rl"]
+    result = run_speedrun(root, recipe, overrides, lambda note: None)  # added to what is there
     assert [row["who"] for row in result["rows"]] == ["sft", "rl", "longer", "all"]
     pairs = [(gain["who"], gain["against"]) for gain in result["gains"]]
     assert pairs == [("rl", "sft"), ("rl", "longer"), ("rl", "all")]

@@ -19,6 +19,7 @@ from coa.errors import CoaError, ConfigError, RecordError, UsageError
 from coa.grammar import load_grammar
 from coa.io.runs import Json, dumps
 from coa.io.settings import to_json, without_speed
+from coa.lab.speedrun_recipe import read_speedrun_recipe
 from coa.lab.studies import (
     STUDIES,
     as_overrides,
@@ -185,19 +186,34 @@ def test_a_table_shows_arms_seeds_and_differences() -> None:
 
 
 @pytest.mark.parametrize("name", STUDIES)
-def test_every_study_has_a_plan_of_less_than_an_hour(name: str) -> None:
+def test_every_study_has_a_plan_of_hours_at_most(name: str) -> None:
     planned = plan_study(name, [])
-    assert 0 < planned["seconds"] < 4500
+    assert (
+        0 < planned["seconds"] < (10_000 if name == "rl" else 4500)
+    )  # six seeds, the others three
     shown = list(study_plan_lines(planned))
     assert shown[0] == f"study {name}: {planned['question']}"
     assert shown[-1].startswith("   about") and "the same command continues" in shown[-1]
     assert json.loads(json.dumps(planned)) == planned
 
 
-@pytest.mark.parametrize("name", ["mask", "react", "rl", "unseen-tool"])
-def test_by_default_there_are_three_seeds_and_two_hundred_held_out_tasks(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "seeds"), [("mask", 3), ("react", 3), ("rl", 6), ("unseen-tool", 3)]
+)
+def test_by_default_there_are_several_seeds_and_two_hundred_held_out_tasks(
+    name: str, seeds: int
+) -> None:
     settings = STUDIES[name].read([])
-    assert len(settings.seeds) == 3 and settings.eval.n >= 200
+    assert len(settings.seeds) == seeds and settings.eval.n >= 200
+
+
+def test_the_study_of_rl_has_the_settings_of_the_speedrun() -> None:
+    study, recipe = STUDIES["rl"].read([]), read_speedrun_recipe(None, [])
+    assert (study.rl, study.rollout, study.sft) == (recipe.rl, recipe.rollout, recipe.sft)
+    assert study.chains.families == recipe.measure[0].families
+    measured = make_tasks("atlas-mhqa", "heldout_entity", 200, 5, families=study.chains.families)
+    assert (study.eval.n, study.eval.seed) == (recipe.measure[0].n, recipe.measure[0].seed)
+    assert [task.id for task in measured] == [task.id for task in recipe.measure[0].make()]
 
 
 def test_a_student_is_measured_on_five_hundred_tasks_and_more_work_takes_longer() -> None:
@@ -233,6 +249,7 @@ def test_a_preset_of_rl_brings_its_loss() -> None:
         ("react", "chains.rows=0", r"chains: found rows 0"),
         ("rl", "rl.preset=x", r"rl\.preset: found 'x'"),
         ("rl", "more=0", r"more: found 0, expected at least 1"),
+        ("rl", "more_worlds=[]", r"more_worlds: found \[\], expected one or more"),
         ("rl", "rl.seed=9", r"rl\.model, rl\.seed: RL starts where SFT ended"),
         ("rl", "rl.model=afm-135m", r"rl\.model, rl\.seed: RL starts where SFT ended"),
         ("rl", "alarms.barren=-1", r"alarms\.barren"),

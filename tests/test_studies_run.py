@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+from coa.errors import UsageError
 from coa.lab.studies import run_study, study_lines
 
 pytestmark = pytest.mark.slow
@@ -83,6 +85,22 @@ def test_every_arm_runs_and_a_second_call_trains_nothing(
     assert len(before) >= 2 * len(SEEDS)
     assert study(name, tiny_model, tmp_path / name) == first
     assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.safetensors")}
+    # Seeds that were run elsewhere are files to copy.
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for seed in SEEDS:
+        shutil.copy(tmp_path / name / f"seed-{seed}.json", elsewhere)
+    assert study(name, tiny_model, elsewhere) == first
+    assert not [*elsewhere.rglob("*.safetensors")]
+    for asked, renamed, said in (
+        ([*settings(name, tiny_model), "sft.lr=0.5"], 0, r"seed-0\.json: it has another settings"),
+        (settings(name, tiny_model), 1, r"seed-0\.json: it has another seed than this study"),
+    ):
+        foreign = tmp_path / f"foreign-{renamed}"
+        foreign.mkdir()
+        shutil.copy(tmp_path / name / f"seed-{renamed}.json", foreign / "seed-0.json")
+        with pytest.raises(UsageError, match=said):
+            run_study(name, foreign, asked, lambda line: None)
 
 
 def test_arms_have_in_common_what_the_study_says(tiny_model: Path, tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ static void place(const Geometry *g, const void *qkv, void *keys, void *values, 
 /* scores[r][LANES of each block ...] of n queries, `at` blocks of keys at once */
 INLINE void score(const Geometry *g, const void *cache, int slot, int head, const void *const *q, int n,
                   int at, int block, float *const *scores) {
-    vf sum[QUERIES * 4];
+    vf sum[QUERIES * 2];
     int pairs = g->padded / 2, position = block * LANES;
     size_t keys = page(g, slot, head, position) + (size_t)(position % PAGE) * g->padded;
     for (int i = 0; i < n * at; i++) sum[i] = (vf){0};
@@ -289,6 +289,8 @@ void coa_attend(const Geometry *g, const Run *runs, int n_runs, const void *qkv,
             attend_part(g, keys, values, queries, out, runs + part[p].run, part[p].first, part[p].count,
                         i % g->kv_heads);
         }
+        free(scratch); /* the thread may be given up before the next step */
+        scratch = NULL, scratch_size = 0;
     }
     free(part);
 }

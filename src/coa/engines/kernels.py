@@ -36,8 +36,8 @@ from coa.models.references import cache_dir
 from coa.models.weights import Shape, rotary, rotate
 
 SOURCES = ("vectors.c", "attention.c", "rows.c", "int8.c", "threads.c")
-LANES = 8 if {"avx2", "avx512f"} & {*cpu_features().split()} == {"avx2"} else 16
-"""Numbers of a vector: as many as a register of this machine holds; see vectors.c."""
+LANES = 16 if "avx512f" in cpu_features().split() else 8
+"""Numbers of a vector; see vectors.c."""
 PAGE, PADDING = 256, 64
 """How the compiled kernels lay out the cache; see attention.c."""
 TILE, GROUP = 32, 64

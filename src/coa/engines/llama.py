@@ -90,8 +90,8 @@ def make_linear(
     kernels: ctypes.CDLL | None = None,
     exact: bool = False,
 ) -> Linear:
-    """A linear layer; with `kernels` a few rows are multiplied with weights of 8 bits. `exact` takes
-    torch's plain product, whose rounding is what deterministic runs have been compared by."""
+    """A linear layer; with `kernels` a few rows are multiplied with weights of 8 bits. `exact` is
+    torch's plain product: the rows of a packed one may be rounded by how many there are."""
     plain = exact or not torch.backends.mkldnn.is_available()
     whole = partial(F.linear, weight=weight, bias=bias) if plain else _packed_linear(weight, bias)
     if kernels is None:
@@ -107,7 +107,7 @@ def _packed_linear(weight: Tensor, bias: Tensor | None) -> Linear:
         product = torch.ops.mkldnn._linear_pointwise
         product(weight.new_zeros(1, weight.shape[1]), packed, bias, "none", [], "")
     except (RuntimeError, AttributeError, NotImplementedError):
-        return partial(F.linear, weight=weight, bias=bias)  # the same numbers
+        return partial(F.linear, weight=weight, bias=bias)  # another build of torch
     return lambda x: product(x, packed, bias, "none", [], "")
 
 

@@ -133,6 +133,8 @@ def vocabulary_of(model: Any) -> int:
 DEFAULT_CONTEXT = 4096
 DEFAULT_SLOTS = 64
 ROUNDED = "+int8"
+PATIENCE = 0.05
+"""Seconds without a request after which the engine lets go of its threads."""
 MEMORY_SHARE = 0.25
 """Of the machine's memory, at most for keys and values; more requests than fit wait. Processes of
 one program divide it, as they divide the cores."""
@@ -304,10 +306,11 @@ class LocalEngine(CodecEngine):
     def _take_in(self) -> Sequence[BatchRequest | _NewWeights] | None:
         """Jobs that can start now; waits when there is nothing to do. None: the engine closes."""
         with self._wake:
-            if not self._queue and not self._batch.running:
-                release_threads()  # whoever waits for the answers may compute now
+            patience: float | None = PATIENCE
             while not self._queue and not self._batch.running and not self._closing:
-                self._wake.wait()
+                if not self._wake.wait(patience):
+                    release_threads()  # whoever took the answers may compute by now
+                    patience = None
             if self._closing:
                 return None
             if self._queue and isinstance(self._queue[0], _NewWeights):

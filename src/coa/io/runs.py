@@ -202,11 +202,13 @@ class Run:
         seed: int,
         base: str | None = None,
         counting: Callable[[Json], Json] = lambda recipe: recipe,
+        brought: str = "",
     ) -> Run:
         """Make a run directory, or reopen the one that the same recipe and inputs made.
 
         `inputs` maps a name to the fingerprint of what is read; `base` is the base model's hash.
         `counting` leaves of a recipe, this one's and the directory's, what has to be the same.
+        `brought` is a pattern of files that may be in a new directory already.
         """
         if path.exists() and not path.is_dir():
             raise UsageError(f"{path}: is a file, expected a run directory.")
@@ -217,10 +219,10 @@ class Run:
         made_with: Json = {"packages": _versions(), "python": sys.version.split()[0]}
         made_with["commit"] = _commit()
         path.mkdir(parents=True, exist_ok=True)
-        _read_manifest(path)  # in a folder that is no run not even a lock is put
+        _read_manifest(path, brought)  # in a folder that is no run not even a lock is put
         held_lock = lock_output(path)
         try:
-            held = _read_manifest(path)
+            held = _read_manifest(path, brought)
             if held is not None:
                 now = asked | {"recipe": counting(asked["recipe"])}
                 _check_same(path, held | {"recipe": counting(held["recipe"])}, now)
@@ -363,11 +365,11 @@ def read_object(path: Path, advice: str = "") -> Json:
     return held
 
 
-def _read_manifest(path: Path) -> Json | None:
+def _read_manifest(path: Path, brought: str = "") -> Json | None:
     """The manifest of a run; None in an empty directory, and any other one is refused."""
     manifest = path / MANIFEST
     if not manifest.is_file():
-        _check_empty(path)
+        _check_empty(path, brought)
         return None
     held = read_object(manifest, "Delete the run directory.")
     if (found := held.get("schema")) != SCHEMA:
@@ -378,9 +380,10 @@ def _read_manifest(path: Path) -> Json | None:
     return held
 
 
-def _check_empty(path: Path) -> None:
+def _check_empty(path: Path, brought: str) -> None:
     names = {entry.name for entry in path.iterdir()}
-    strangers = sorted(name for name in names - {LOCK} if not name.endswith(PART))
+    known = {LOCK, *(entry.name for entry in path.glob(brought))} if brought else {LOCK}
+    strangers = sorted(name for name in names - known if not name.endswith(PART))
     if strangers and MANIFEST not in names:  # it is there when another process began just now
         raise ConfigError(
             f"{path}: holds {strangers[0]!r} but no {MANIFEST}, so it is not a run directory. "

@@ -25,7 +25,7 @@ from coa.engines import load_engine
 from coa.engines.base import Engine
 from coa.environment import ToolSettings, load_environment, open_environments
 from coa.environments import ATLAS_WEB, DEFAULT_SET, GYM, make_tasks
-from coa.errors import ConfigError, MissingExtra
+from coa.errors import ConfigError, MissingExtra, UsageError
 from coa.evaluation.compare import SUMMARY, compare
 from coa.evaluation.run import run_eval
 from coa.io.progress import duration
@@ -367,9 +367,9 @@ def run_speedrun(
     tasks = _make_tasks(recipe)  # first: without a directory, what is wrong can be mended
     pull_missing(base, note)
     inputs = _inputs(directory, tasks, recipe.sft.model)
-    settings = without_speed(to_json(recipe))
+    settings = _counting(to_json(recipe))
     seed = recipe.sft.seed
-    with Run.open(directory, "speedrun", settings, inputs, seed, counting=without_speed) as run:
+    with Run.open(directory, "speedrun", settings, inputs, seed, counting=_counting) as run:
         stages = Stages(run, note)
         for name, made in tasks.items():
             if not (directory / name).is_file():
@@ -400,12 +400,23 @@ def run_speedrun(
     return result
 
 
+def _counting(recipe: Json) -> Json:
+    """What has to be the same for a run to go on: controls may be added to a finished one."""
+    return {name: table for name, table in without_speed(recipe).items() if name != "controls"}
+
+
 def _inputs(directory: Path, tasks: Mapping[str, TaskSet], model: str) -> dict[str, str]:
     """Fingerprints of the task files and hashes of the weights that everything begins with."""
-    manifest = directory / MANIFEST
-    if manifest.is_file() and not read_object(manifest, "Delete the run directory.").get("inputs"):
-        return {}  # a run from before they were kept goes on as it began
-    return {name: made.fingerprint() for name, made in tasks.items()} | identity(model)
+    manifest, held = directory / MANIFEST, None
+    if manifest.is_file():
+        held = read_object(manifest, "Delete the run directory.").get("inputs")
+        if not held:
+            return {}  # a run from before they were kept goes on as it began
+    # Those of the controls follow from the recipe, and may be made later.
+    named = {
+        name: made for name, made in tasks.items() if name != ALL_TASKS or name in (held or ())
+    }
+    return {name: made.fingerprint() for name, made in named.items()} | identity(model)
 
 
 def _make_tasks(recipe: SpeedrunRecipe) -> dict[str, TaskSet]:
@@ -457,7 +468,10 @@ def _fine_tune_longer(recipe: SpeedrunRecipe, start: str, stages: Stages) -> Pat
     adapter = out / "adapter"
     if (adapter / MANIFEST).is_file():
         return adapter
-    taken = stages.taken("improve by RL") / stages.taken("fine-tune")
+    seconds = [stages.taken(stage) for stage in ("improve by RL", "fine-tune")]
+    if not all(seconds):
+        raise UsageError(f"{stages.root / TIMINGS}: does not say how long fine-tuning and RL took.")
+    taken = seconds[0] / seconds[1]
     settings = replace(recipe.sft, model=start, epochs=round(taken * recipe.sft.epochs, 2))
     with stages.timed(f"fine-tune for longer ({settings.epochs:g} epochs)"):
         return train_on(_distil(recipe, stages), settings, out, stages.note)

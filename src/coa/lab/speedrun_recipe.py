@@ -294,9 +294,7 @@ def read_speedrun_recipe(
     path: Path | None, overrides: Sequence[str], *, full: bool = False
 ) -> SpeedrunRecipe:
     """The shipped recipe (`full`: that of AFM-135M), changed by one's own and by overrides."""
-    name = "full.toml" if full else "speedrun.toml"
-    with resources.as_file(resources.files("coa").joinpath("recipes", name)) as shipped:
-        defaults = read_toml(shipped)
+    defaults = shipped_recipe("full.toml" if full else "speedrun.toml")
     defaults = preset_defaults(path, overrides, defaults)
     recipe = load_recipe(path, overrides, SpeedrunRecipe, defaults)
     recipe = replace(recipe, rl=with_length(recipe.rl, recipe.rollout))
@@ -308,3 +306,9 @@ def read_speedrun_recipe(
             eval=replace(recipe.eval, deterministic=True),
         )
     return recipe
+
+
+def shipped_recipe(name: str = "speedrun.toml") -> dict[str, Any]:
+    """The tables of a recipe of this package."""
+    with resources.as_file(resources.files("coa").joinpath("recipes", name)) as shipped:
+        return read_toml(shipped)

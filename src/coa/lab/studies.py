@@ -16,7 +16,15 @@ from coa.errors import ModelError, UsageError
 from coa.io.progress import duration
 from coa.io.runs import Json, Run, write_atomic
 from coa.io.settings import to_json, without_speed
-from coa.lab.study_arms import Note, Study, StudyPiece, reader
+from coa.lab.study_arms import (
+    SEED_FILES,
+    Note,
+    Study,
+    StudyPiece,
+    TrainingStudy,
+    common_settings,
+    reader,
+)
 from coa.lab.study_cost import CostStudy, cost_lines, study_cost
 from coa.lab.study_student import student_lines, student_pieces, study_student
 from coa.lab.study_training import MASK, REACT, RL
@@ -121,8 +129,12 @@ def run_study(name: str, root: Path, overrides: Sequence[str], note: Note) -> Js
     result: Json = {"study": name, "question": study.question, "settings": recipe}
     with ExitStack() as held:
         if name != "cost":  # its files claim what they were made with themselves
-            made, stage = without_speed(recipe), f"study {name}"
-            opened = Run.open(root, stage, made, _models(recipe), 0, counting=without_speed)
+            counting, brought = without_speed, ""
+            if isinstance(settings, TrainingStudy):  # which keeps a file for each of its seeds
+                counting, brought = common_settings, SEED_FILES
+            made, stage = counting(recipe), f"study {name}"
+            inputs = _models(recipe)
+            opened = Run.open(root, stage, made, inputs, 0, counting=counting, brought=brought)
             held.enter_context(opened)
         result |= study.run(settings, root, note)
         write_atomic(root / f"{name}.json", json.dumps(result, indent=2) + "\n")

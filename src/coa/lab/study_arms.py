@@ -9,10 +9,11 @@ that are missing.
 from __future__ import annotations
 
 import gc
+import json
 import math
 import random
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache, partial
 from pathlib import Path
@@ -24,10 +25,10 @@ from coa.environments import make_tasks
 from coa.errors import ConfigError, RecordError, UsageError
 from coa.evaluation.compare import PAIRED_RESAMPLES, SCORES, SUMMARY
 from coa.evaluation.run import EvalSettings, run_eval
-from coa.io.runs import Json, read_jsonl
-from coa.io.settings import load_recipe, to_json
+from coa.io.runs import Json, read_jsonl, read_object, write_atomic
+from coa.io.settings import load_recipe, to_json, without_speed
 from coa.lab.speedrun_recipe import PACE, EvalPart
-from coa.models.references import resolve
+from coa.models.references import identity, resolve
 from coa.models.weights import MANIFEST
 from coa.recording.record import Recording, run_recording
 from coa.statistics import Z95, Estimate, as_share, difference_of, tally
@@ -172,6 +173,13 @@ class Tables:
 
     def put(self, measured: str, arm: str, seed: int, scores: Scores) -> None:
         self._held.setdefault(measured, {}).setdefault(arm, {})[seed] = scores
+
+    def of_seed(self, seed: int) -> dict[str, dict[str, Scores]]:
+        """The numbers of one seed, by measure and arm."""
+        return {
+            measured: {arm: by_seed[seed] for arm, by_seed in arms.items()}
+            for measured, arms in self._held.items()
+        }
 
     def only(self, arms: Sequence[str]) -> Tables:
         """The same of these arms alone."""
@@ -482,6 +490,14 @@ TITLES = {
 """What all of them measure."""
 
 
+SEED_FILES = "seed-*.json"
+
+
+def common_settings(settings: Json) -> Json:
+    """What all seeds of a study have in common, without what changes no result."""
+    return {name: table for name, table in without_speed(settings).items() if name != "seeds"}
+
+
 class TrainedArms:
     """The arms of a study that trains, as they are made and measured."""
 
@@ -492,11 +508,48 @@ class TrainedArms:
         self.equal: dict[str, list[Json]] = {}
         """By arm what it was trained on, for each seed."""
 
+    def seeds(self) -> Iterator[int]:
+        """Those that are not measured yet. What a seed gave is kept in a file, `seed-N.json`, once
+        the next is asked for: seeds of several machines are put together by copying files."""
+        for seed in self.settings.seeds:
+            path = self.root / SEED_FILES.replace("*", str(seed))
+            if path.is_file():
+                self._recall(seed, path)
+                continue
+            yield seed
+            arms = {arm: each[-1] for arm, each in self.equal.items()}
+            measured = {"equal": arms, "scores": self.tables.of_seed(seed)}
+            write_atomic(path, json.dumps(self._of(seed) | measured) + "\n")
+
+    def _recall(self, seed: int, path: Path) -> None:
+        kept = read_object(path, "Delete it to run this seed again.")
+        for name, value in self._of(seed).items():
+            if kept.get(name) != value:
+                raise UsageError(
+                    f"{path}: it has another {name} than this study. Give the same, or delete the "
+                    "file to run this seed again."
+                )
+        for arm, trained in kept["equal"].items():
+            self.equal.setdefault(arm, []).append(trained)
+        for measured, arms in kept["scores"].items():
+            for arm, scores in arms.items():
+                self.tables.put(measured, arm, seed, scores)
+
+    def _of(self, seed: int) -> Json:
+        """What a file of a seed is of."""
+        settings = common_settings(to_json(self.settings))
+        return {"seed": seed, "base": identity(self.settings.sft.model), "settings": settings}
+
     def chains(
-        self, seed: int, grammars: Sequence[str] = ("mhqa",), n: int | None = None
+        self,
+        seed: int,
+        grammars: Sequence[str] = ("mhqa",),
+        n: int | None = None,
+        part: ChainPart | None = None,
+        name: str = "chains",
     ) -> Chains:
-        folder, against = self.root / f"chains-{seed}", self.files.values()
-        return make_chains(folder, self.settings.chains, seed, against, grammars, n=n)
+        folder, against = self.root / f"{name}-{seed}", self.files.values()
+        return make_chains(folder, part or self.settings.chains, seed, against, grammars, n=n)
 
     def measure(
         self,

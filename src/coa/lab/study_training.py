@@ -12,14 +12,15 @@
   shorter, so more of them are trained on, and there are more updates. A rollout is greedy, so what
   a smaller budget would have cut is known without running it again: the accuracy under a budget of
   B tokens counts the tasks that were solved within B.
-* `rl`: what does reinforcement learning add to imitation? For every seed there is one start,
-  fine-tuned on the first chains. From it one arm goes on with reinforcement learning on further
-  training tasks, and another with more imitation: the team's chains for those same tasks, again
-  from the first if need be, until as many tokens were trained on as in all updates of the other.
-  Sampling, which takes RL about as long as training, is not given to the control; what both took
-  is in the timings of their runs. A third samples as many tokens as RL did, in rounds, and is
-  fine-tuned on the right attempts (`coa improve`): what is comparing attempts worth, beyond having
-  them? No held-out task chooses a checkpoint: the last weights are measured.
+* `rl`: what does reinforcement learning add to imitation? For every seed there is one start, fine-
+  tuned on few chains as in `coa speedrun`, whose settings of SFT and RL it has. From it one arm
+  goes on with reinforcement learning on further training tasks, and another with more imitation:
+  the team's chains for those same tasks, again from the first if need be, until as many tokens were
+  trained on as in all updates of the other. Sampling, which takes RL about as long as training, is
+  not given to the control; what both took is in the timings of their runs. A third samples as many
+  tokens as RL did, in rounds, and is fine-tuned on the right attempts (`coa improve`): what is
+  comparing attempts worth, beyond having them? No held-out task chooses a checkpoint: the last
+  weights are measured.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import cycle
 from pathlib import Path
 
@@ -40,7 +41,7 @@ from coa.grammar import FaultKind, Grammar, load_grammar, parse, system_prompt
 from coa.io.collect import Line, collect
 from coa.io.runs import METRICS, Json, read_jsonl, write_atomic
 from coa.io.settings import load_recipe, to_json
-from coa.lab.speedrun_recipe import PACE
+from coa.lab.speedrun_recipe import PACE, read_speedrun_recipe, shipped_recipe
 from coa.lab.study_arms import (
     SET,
     SPARE,
@@ -79,6 +80,8 @@ from coa.train.settings import (
     RlSettings,
     RolloutSettings,
     SftSettings,
+    preset_defaults,
+    with_length,
 )
 from coa.trajectory import Trajectory
 
@@ -130,7 +133,7 @@ def _plan_mask(settings: MaskStudy) -> list[StudyPiece]:
 
 def _run_mask(settings: MaskStudy, root: Path, note: Note) -> Json:
     grammar, arms = load_grammar("mhqa"), TrainedArms(settings, root)
-    for seed in settings.seeds:
+    for seed in arms.seeds():
         chains = first(arms.chains(seed).by_grammar["mhqa"], settings.chains.rows)
         for arm, weight in WEIGHTS.items():
             note(f"== seed {seed}: observations {arm}")
@@ -231,7 +234,7 @@ def _plan_react(settings: ReactStudy) -> list[StudyPiece]:
 
 def _run_react(settings: ReactStudy, root: Path, note: Note) -> Json:
     arms, (ours, theirs) = TrainedArms(settings, root), GRAMMARS
-    for seed in settings.seeds:
+    for seed in arms.seeds():
         made = arms.chains(seed, list(GRAMMARS.values()), _recorded(settings)).by_grammar
         chains = {ours: first(made[GRAMMARS[ours]], settings.chains.rows)}
         tokens = trained_on(chains[ours], settings.sft)["trained_tokens"]
@@ -270,30 +273,21 @@ def _show_react(result: Json) -> Iterable[str]:
 # -- rl ----------------------------------------------------------------------------------------
 
 UPDATE_SECONDS = 60.0
-"""Of six groups of eight rollouts, sampled and trained on."""
-RECIPE = (
-    "rl.updates=6",
-    "rl.tasks_per_update=6",
-    "rl.refills=1",
-    "rl.void_turns=keep",
-    "rl.lr=1e-4",
-    "rl.warmup=0.34",
-    "rl.loss.overlong_buffer=0.2",
-    "rl.loss.correction=token",
-    "rollout.turn_tokens=192",
-    "rollout.tokens=640",
-    "rollout.context=1536",
-)
-"""As the recipe rl-135m has them, with fewer updates and so a gentler start: 2e-4 from the first
-update on took a model of 97% to 87%."""
+"""Of 48 rollouts, sampled and trained on."""
+TRAINED = 0.8
+"""The share of them that is trained on: groups in which all earned the same are not."""
+ROWS = 15
+"""Chains of the start: as many as `coa speedrun` keeps of its recording."""
 
 
 @dataclass(frozen=True)
 class RlStudy(TrainingStudy):
-    chains: ChainPart = field(default_factory=lambda: ChainPart(rows=150))
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4, 5)
     eval: MeasurePart = field(default_factory=lambda: MeasurePart(world_seed=0))
-    more: int = 320
+    more: int = 200
     """Further training tasks: RL draws from them, the control imitates the team on them."""
+    more_worlds: tuple[int, ...] = (0,)
+    """Where these are; 0 is the real world."""
     rl: RlSettings = field(default_factory=RlSettings)
     rollout: RolloutSettings = field(default_factory=RolloutSettings)
     reward: RewardSettings = field(default_factory=RewardSettings)
@@ -315,28 +309,44 @@ class RlStudy(TrainingStudy):
             )
         if self.more < 1:
             raise ConfigError(f"more: found {self.more}, expected at least 1.")
+        if not self.more_worlds or self.eval.world_seed in {*self.more_worlds} - {0}:
+            raise ConfigError(
+                f"more_worlds: found {list(self.more_worlds)}, expected one or more, and not "
+                "eval.world_seed, where nothing is trained."
+            )
 
 
 def _read_rl(overrides: Sequence[str]) -> RlStudy:
-    """Settings; those of RL are read like a recipe of its own, with what its preset says."""
-    from coa.train.rl_stage import read_rl_recipe
-
+    """Settings: those of `coa speedrun` for chains, SFT and RL, unless told otherwise. The tables
+    of RL are read like a recipe of its own, with what its preset says."""
     tables = ("rl.", "rollout.", "reward.", "alarms.")  # `improve.` is read with the rest
     of_rl = [each for each in overrides if each.lstrip().startswith(tables)]
     rest = [each for each in overrides if each not in of_rl]
-    recipe = read_rl_recipe(None, [*RECIPE, *of_rl])
-    usual = to_json(
-        RlStudy(rl=recipe.rl, rollout=recipe.rollout, reward=recipe.reward, alarms=recipe.alarms)
+    known, tables_of_rl = read_speedrun_recipe(None, []), shipped_recipe()
+    defaults = {name: tables_of_rl[name] for name in ("rl", "rollout")}
+    recipe = load_recipe(None, of_rl, RlRecipe, preset_defaults(None, of_rl, defaults))
+    taught, practised = known.tasks[0], known.rl_tasks[0]
+    usual = RlStudy(
+        chains=ChainPart(ROWS, taught.families, taught.worlds, known.teacher.error_rate),
+        sft=known.sft,
+        eval=MeasurePart(**asdict(known.eval), world_seed=0),
+        more=practised.n,
+        more_worlds=practised.worlds,
+        rl=with_length(recipe.rl, recipe.rollout),
+        rollout=recipe.rollout,
+        reward=recipe.reward,
+        alarms=recipe.alarms,
     )
-    return load_recipe(None, rest, RlStudy, usual)
+    return load_recipe(None, rest, RlStudy, to_json(usual))
 
 
 def _plan_rl(settings: RlStudy) -> list[StudyPiece]:
     seeds, updates = len(settings.seeds), settings.rl.updates
     groups = settings.rl.tasks_per_update * settings.rl.group_size / 48
-    kept = settings.chains.rows + settings.more
-    recorded, tuned, evaluated = pieces(settings, 1, to_record(kept))
-    rows = round(updates * groups * 48)
+    to_do = to_record(settings.chains.rows) + to_record(settings.more)
+    recorded, tuned, evaluated = pieces(settings, 1, to_do)
+    tuned = tuned._replace(seconds=tuned.seconds * settings.sft.epochs)
+    rows = round(updates * groups * 48 * TRAINED)
     return [
         recorded,
         tuned,
@@ -353,12 +363,13 @@ def _plan_rl(settings: RlStudy) -> list[StudyPiece]:
 
 def _run_rl(settings: RlStudy, root: Path, note: Note) -> Json:
     arms, rows = TrainedArms(settings, root), settings.chains.rows
-    for seed in settings.seeds:
-        made = arms.chains(seed, n=to_record(rows + settings.more))
-        chains = made.by_grammar["mhqa"]
-        start = first(chains, rows)
+    for seed in arms.seeds():
+        start = first(arms.chains(seed).by_grammar["mhqa"], rows)
         seen = {chain.task_id for chain in start}
-        more = [chain for chain in chains[rows:] if chain.task_id not in seen][: settings.more]
+        further = replace(settings.chains, rows=settings.more, worlds=settings.more_worlds)
+        made = arms.chains(seed, part=further, name="further-chains")
+        chains = made.by_grammar["mhqa"]
+        more = [chain for chain in chains if chain.task_id not in seen][: settings.more]
         folder = root / f"seed-{seed}"
         note(f"== seed {seed}: SFT")
         models = {"SFT": train(start, settings.sft, seed, folder / "sft", note)}
@@ -366,12 +377,13 @@ def _run_rl(settings: RlStudy, root: Path, note: Note) -> Json:
         tasks = _tasks(made.tasks, more, folder / "tasks-rl.jsonl")
         models["SFT + RL"] = _reinforce(settings, models["SFT"], seed, tasks, folder / "rl", note)
         spent = _spent(folder / "rl", settings.rl.passes)
-        again = with_tokens(cycle(more), spent["tokens"], settings.sft, "tokens")
         note(f"== seed {seed}: SFT + SFT")
-        sft = replace(settings.sft, model=models["SFT"], seed=seed)
+        # Once over: 200 chains are enough to go on without repeating any before its turn.
+        sft = replace(settings.sft, model=models["SFT"], seed=seed, epochs=1)
+        again = with_tokens(cycle(more), spent["tokens"], sft, "tokens")
         models["SFT + SFT"] = train(again, sft, seed, folder / "more-sft", note)
         trained = {"SFT": trained_on(start, settings.sft), "SFT + RL": spent}
-        trained["SFT + SFT"] = trained_on(again, settings.sft)
+        trained["SFT + SFT"] = trained_on(again, sft)
         note(f"== seed {seed}: SFT + improve")
         made_by = _improve(settings, sft, spent["sampled_tokens"], tasks, folder / "improve", note)
         models["SFT + improve"], trained["SFT + improve"] = made_by

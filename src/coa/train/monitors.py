@@ -42,7 +42,8 @@ _ADVICE = {
     "reward": "a lower rl.lr, rl.loss.kl above 0, or fewer rl.passes",
     "malformed": "a reward with *format, rl.loss.kl above 0, or a lower rl.lr",
     "truncated": "rl.loss.overlong_buffer above 0, or a larger rollout.tokens",
-    "gap": "the same temperature, weights and dtype for sampler and trainer; rl.dtype float32",
+    "gap": "the same temperature, weights and dtype for sampler and trainer; rl.dtype float32; "
+    "with rl.loss.old = sampler a lower rl.lr",
     "ess": "a higher rl.loss.correction_cap; if sampler_gap is large, find out why they differ",
     "entropy_rise": "a lower rl.lr, a lower rl.loss.clip_high, or no entropy bonus",
     "entropy_most": "a lower rl.lr, a lower rl.loss.clip_high, or no entropy bonus",

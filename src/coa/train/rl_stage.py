@@ -234,6 +234,8 @@ def open_run(
         asked["tools"] = {"passages": recipe.tools.passages}
     if not recipe.check.split:  # as in records from before there was a choice
         del asked["check"]["split"]
+    if isinstance(recipe, RlRecipe) and recipe.rl.loss.old == "trainer":  # likewise
+        del asked["rl"]["loss"]["old"]
     asked |= made | {"reward": opened.reward_details() or {"expression": opened.reward_name}}
     root, seed = Path(recipe.out), recipe.training.seed
     return Run.open(root, stage, asked, inputs, seed, base=base, counting=without_speed)

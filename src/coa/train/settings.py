@@ -601,6 +601,7 @@ def ignored(recipe: RlRecipe) -> Iterator[str]:
         ("rl.loss.kl_estimator rl.loss.kl_place", not loss.kl, "rl.loss.kl is 0"),
         ("rl.loss.kl_reweighted", not kl_in_loss, "there is no KL in the loss"),
         (bounds, loss.correction == "none", "rl.loss.correction is 'none'"),
+        (bounds, loss.old == "sampler" and loss.correction != "none", "rl.loss.old is 'sampler'"),
         ("rl.loss.correction", loss.old == "sampler", "rl.loss.old is 'sampler'"),
         (
             "rl.loss.constant_length",
@@ -628,7 +629,8 @@ def ignored(recipe: RlRecipe) -> Iterator[str]:
 
 def advice(recipe: RlRecipe) -> Iterator[str]:
     """A line for each choice that is allowed and seldom meant."""
-    if recipe.rollout.engine and recipe.rl.loss.correction == "none":
+    loss = recipe.rl.loss
+    if recipe.rollout.engine and loss.correction == "none" and loss.old == "trainer":
         yield (
             "rl.loss.correction is 'none', and a server computes other probabilities than the "
             "trainer; 'token' corrects for that"
