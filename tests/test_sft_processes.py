@@ -63,7 +63,8 @@ def same(one: Path, two: Path, weights: str) -> None:
     held, found = (load_file(at / "adapter" / weights) for at in (one, two))
     assert held.keys() == found.keys()
     for key, tensor in held.items():
-        assert torch.allclose(tensor, found[key], atol=1e-5), key
+        # A thousandth of a step of 0.02: AVX2 rounds one of 1,024 numbers by 1.06e-5.
+        assert torch.allclose(tensor, found[key], atol=2e-5), key
 
 
 def test_two_processes_take_the_steps_of_one(tiny_model: Path, tmp_path: Path) -> None:

@@ -129,9 +129,9 @@ def run_study(name: str, root: Path, overrides: Sequence[str], note: Note) -> Js
     result: Json = {"study": name, "question": study.question, "settings": recipe}
     with ExitStack() as held:
         if name != "cost":  # its files claim what they were made with themselves
-            counting, brought = without_speed, ""
-            if isinstance(settings, TrainingStudy):  # which keeps a file for each of its seeds
-                counting, brought = common_settings, SEED_FILES
+            by_seed = isinstance(settings, TrainingStudy)  # it keeps a file for each of its seeds
+            brought = SEED_FILES if by_seed else ""
+            counting = common_settings if by_seed else without_speed
             made, stage = counting(recipe), f"study {name}"
             inputs = _models(recipe)
             opened = Run.open(root, stage, made, inputs, 0, counting=counting, brought=brought)
