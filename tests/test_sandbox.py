@@ -176,7 +176,7 @@ async def test_only_the_interpreter_is_visible(box: Sandbox, tmp_path: Path) -> 
         ("import time; time.sleep(60)", "timeout"),
         ("import signal; signal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile 1: pass", "timeout"),
         ("x = bytearray(1 << 31)", "memory"),
-        ("x = []\nwhile True: x.append(bytearray(1 << 20))", "memory"),
+        ("x = []\nwhile True: x.append(bytearray(1 << 24))", "memory"),
         ("while True: print('x' * 100)", "output"),
         ("import sys\nwhile True: sys.stderr.write('x' * 100)", "output"),
         ("for i in range(10**6): open(f'/tmp/{i}', 'w')", "files"),
