@@ -269,10 +269,10 @@ def test_masks_after_guesses_are_those_of_following_them(
     for row, token in zip(found[1 + len(guess) :], [*tried, None], strict=True):
         alone = allowed_tokens([(walking, [])], width)
         assert alone is not None and torch.equal(alone[0], row)
-        if token is not None and row[token] == 0:
-            break  # the grammar can follow it, but writes these bytes by another token: not drawn
         if token is not None:
             assert follow(walking, token) == ""
+            if row[token] == 0:  # the mask wants another token for these bytes: it is never drawn
+                break
     assert possible(matcher, forced[:1]) == forced[:1]  # the matcher itself has not moved
 
 
