@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import accumulate
 from typing import Any
 
 import pytest
@@ -18,16 +19,21 @@ from coa.train.forward import (  # noqa: E402
     RmsNorm,
     TokenLogprobs,
 )
+from coa.train.prefixes import PrefixSpan, PrefixTree  # noqa: E402
 
 
 def test_attention_is_that_of_torch_over_several_blocks_and_rows() -> None:
     torch.manual_seed(0)
     lengths, queries, keys, dim = [2 * BLOCK + 7, 1, BLOCK, BLOCK + 1], 6, 2, 8
     total = sum(lengths)
+    ends = list(accumulate(lengths))
+    spans = [
+        PrefixSpan(slice(end - length, end)) for end, length in zip(ends, lengths, strict=True)
+    ]
     heads = torch.randn(total, queries + 2 * keys, dim, requires_grad=True)
     angles = torch.randn(total, 1, dim // 2).repeat(1, 1, 2)
     cos, sin = angles.cos(), angles.sin()
-    ours = CausalAttention.apply(heads, cos, sin, keys, lengths)
+    ours = CausalAttention.apply(heads, cos, sin, keys, spans)
     q, k, v = heads.split([queries, keys, keys], dim=1)
     parts = []
     for row in zip(
@@ -42,6 +48,41 @@ def test_attention_is_that_of_torch_over_several_blocks_and_rows() -> None:
     (one,) = torch.autograd.grad(ours, heads, upstream)
     (other,) = torch.autograd.grad(theirs, heads, upstream)
     assert torch.allclose(one, other, atol=1e-5)
+
+
+def test_what_rows_share_has_the_attention_and_the_gradients_of_all_of_them() -> None:
+    torch.manual_seed(0)
+    queries, keys, dim = 6, 2, 8
+    begun = list(range(BLOCK + 30))
+    rows = [
+        [*begun, *[1000] * 20, *[1] * (BLOCK + 5)],
+        [*begun, *[1000] * 20, *[2] * 40],
+        [*begun, *[3] * 17],
+        [4] * 30,
+        begun,
+    ]
+    tree, apart = PrefixTree.of(rows), PrefixTree.of(rows, least=10**6)
+    assert len(tree.ids) < len(apart.ids) == sum(map(len, rows))
+    drawn = torch.randn(len(tree.ids), queries + 2 * keys, dim, dtype=torch.float64)
+    angles = torch.randn(BLOCK * 3, 1, dim // 2, dtype=torch.float64).repeat(1, 1, 2)
+    upstream = torch.randn(sum(map(len, rows)), queries * dim, dtype=torch.float64)
+    place = torch.tensor(tree.places)
+    found = []
+    for each in (tree, apart):
+        heads = drawn.clone().requires_grad_()
+        given = heads if each is tree else heads[place[_undone(each)]]
+        turn = angles[torch.tensor(each.positions)]
+        out = CausalAttention.apply(given, turn.cos(), turn.sin(), keys, each.spans)
+        out = out[torch.tensor(each.places)]
+        out.backward(upstream)
+        found.append((out.detach(), heads.grad))
+    for one, other in zip(*found, strict=True):
+        assert torch.allclose(one, other, atol=1e-10)
+
+
+def _undone(tree: PrefixTree) -> Any:
+    """For each token of a tree that shares nothing, its place among the rows."""
+    return torch.tensor(tree.places).argsort()
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])

@@ -187,6 +187,21 @@ def test_micro_batches_keep_order_and_limit(sizes: list[int], limit: int) -> Non
     assert all(sum(r.size for r in part) + after[0].size > limit for part, after in joined)
 
 
+def test_what_rows_share_counts_once_and_brings_them_together() -> None:
+    rows = [Row(name, ids, [1.0] * len(ids)) for name, ids in SHARING.items()]
+    parts = micro_batches(rows, 14, shares=True)
+    assert [[row.task_id for row in part] for part in parts] == [["a", "b", "c"], ["d"]]
+    assert [len(part) for part in micro_batches(rows, 14)] == [1, 1, 1, 1]
+
+
+SHARING = {
+    "a": [1] * 8,
+    "d": [9] * 12,
+    "b": [*[1] * 8, 2, 2],
+    "c": [*[1] * 8, 2, 3, 4, 5],
+}
+
+
 @given(st.lists(st.integers(1, 50)), st.integers(1, 5))
 def test_every_row_is_dealt_to_one_process(sizes: list[int], count: int) -> None:
     rows = [Row(str(at), list(range(size)), [1.0] * size) for at, size in enumerate(sizes)]

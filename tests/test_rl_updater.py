@@ -208,13 +208,13 @@ def fresh(tiny_model: Path) -> Callable[[], Policy]:
 def test_passes_and_minibatches_are_steps_with_ratios_to_the_first_weights(
     fresh: Callable[[], Policy],
 ) -> None:
-    settings = settings_of(passes=2, minibatches=3, lr=1e-2, schedule="linear")
+    settings = settings_of(passes=3, minibatches=2, lr=1e-2, schedule="linear")
     steps, metrics, found = improved(fresh(), settings)
     assert len(steps) == 6
     assert [step.lr for step in steps] == pytest.approx([1e-2 * (1 - i / 6) for i in range(6)])
     assert metrics[0]["ratio_max"] == pytest.approx(1.0, abs=1e-4), "nothing has moved yet"
-    assert max(m["ratio_max"] for m in metrics[3:]) > 1.01, "and now it has"
-    assert sum(m["weight"] for m in metrics) == 2 * sum(len(s.trained) for s in found.samples)
+    assert max(m["ratio_max"] for m in metrics[2:]) > 1.01, "and now it has"
+    assert sum(m["weight"] for m in metrics) == 3 * sum(len(s.trained) for s in found.samples)
 
 
 def test_one_step_has_no_ratio(fresh: Callable[[], Policy]) -> None:
@@ -223,11 +223,11 @@ def test_one_step_has_no_ratio(fresh: Callable[[], Policy]) -> None:
     assert all(sample.old is None for sample in found.samples)
 
 
-def test_minibatches_are_of_all_samples_in_an_order_that_depends_on_update_and_pass(
+def test_minibatches_are_of_whole_groups_in_an_order_that_depends_on_update_and_pass(
     start: Policy,
 ) -> None:
     updater = RlUpdater(start, settings_of(minibatches=2), 1.0)
-    found = experience_of(LIVELY, ROW, settings_of(), LIMITS)
+    found = experience_of([*LIVELY, *LIVELY], ROW, settings_of(), LIMITS)
     for sample in found.samples:
         sample.advantages = torch.ones(len(sample.trained))
 
@@ -235,7 +235,10 @@ def test_minibatches_are_of_all_samples_in_an_order_that_depends_on_update_and_p
         return [[s.number for s in b] for b in updater._minibatches(found.samples, update, turn)]
 
     orders = [order(update, turn) for update in range(3) for turn in range(2)]
-    assert all(sorted(n for batch in each for n in batch) == [1, 2, 3, 4, 5, 6] for each in orders)
+    assert all(sorted(n for batch in each for n in batch) == [*range(1, 13)] for each in orders)
+    group = {sample.number: sample.group for sample in found.samples}
+    for one, other in orders:
+        assert {group[n] for n in one}.isdisjoint(group[n] for n in other)
     assert len({str(each) for each in orders}) > 3
     assert orders[0] == order(0, 0)
 

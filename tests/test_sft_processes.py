@@ -63,8 +63,10 @@ def same(one: Path, two: Path, weights: str) -> None:
     held, found = (load_file(at / "adapter" / weights) for at in (one, two))
     assert held.keys() == found.keys()
     for key, tensor in held.items():
-        # A thousandth of a step of 0.02: AVX2 rounds one of 1,024 numbers by 1.06e-5.
-        assert torch.allclose(tensor, found[key], atol=2e-5), key
+        # AdamW divides by a gradient that may be next to nothing: there rounding moves one number
+        # of 1,024 by a thousandth of a step of 0.02, all others by less than a ten-thousandth.
+        gap = (tensor - found[key]).abs()
+        assert int((gap > 2e-6).sum()) <= 1 and float(gap.max()) < 5e-5, key
 
 
 def test_two_processes_take_the_steps_of_one(tiny_model: Path, tmp_path: Path) -> None:

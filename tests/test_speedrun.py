@@ -36,6 +36,7 @@ pytest.importorskip("torch")
 SMALL = [
     *("deterministic=true", "sft.rank=4", "sft.batch_size=4", "sft.max_length=480"),
     *("sft.checkpoint_every=1", "rl.updates=2", "rl.tasks_per_update=2", "rl.group_size=2"),
+    "rl.minibatches=2",
     *("rl.refills=0", "rl.loss.entropy=0.01", "rl.lr=1e-3", "check.keep=last"),
     *("sft.threads=1", "rl.threads=1", "rollout.turns=2", "rollout.turn_tokens=6"),
     *("rollout.context=480", "rollout.concurrency=4"),

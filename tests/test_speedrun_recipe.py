@@ -105,7 +105,7 @@ def test_a_recipe_of_ones_own_replaces_tables_and_keeps_the_rest(tmp_path: Path)
         (["tasks.0.set=atlas"], "tasks.0: set is 'atlas'."),
         (["tasks.0.worlds=[]"], "tasks.0: worlds is [], expected one or more, all different."),
         (["tasks.0.worlds=[1, 1]"], "worlds is [1, 1], expected one or more, all different."),
-        (["tasks.0.n=3"], "tasks.0: n is 3, expected a task for each world at least."),
+        (["tasks.0.n=1"], "tasks.0: n is 1, expected a task for each world at least."),
         (["tasks.0.n=many"], "tasks.0.n is 'many', expected an integer."),
         (["tasks.1.n=3"], "tasks is a list, found '1', expected 0 to 0."),
         (["measure.0.split=train"], "measure.0: split is 'train', expected one that is held out."),

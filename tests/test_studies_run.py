@@ -53,6 +53,7 @@ def settings(name: str, model: Path) -> list[str]:
                 "reward.expression=rl_worker:vowels",
                 "rl.updates=2",
                 "rl.tasks_per_update=1",
+                "rl.minibatches=1",
                 "rl.group_size=3",
                 "rl.deterministic=true",
                 "rl.threads=1",

@@ -55,8 +55,7 @@ class Pace(NamedTuple):
     """Seconds of a task of one set."""
 
     row: float
-    """To train on its chain: about 370 tokens are trained in a second, and a chain of atlas-mhqa
-    has 330 of them."""
+    """To train on its chain, at `TOKENS_PER_SECOND`: one of atlas-mhqa has 330 tokens."""
     rollout: float
     """To roll it out greedily, trained, with as many beside it as there is room for."""
 

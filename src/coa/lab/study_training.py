@@ -276,7 +276,7 @@ UPDATE_SECONDS = 60.0
 """Of 48 rollouts, sampled and trained on."""
 TRAINED = 0.8
 """The share of them that is trained on: groups in which all earned the same are not."""
-ROWS = 15
+ROWS = 8
 """Chains of the start: as many as `coa speedrun` keeps of its recording."""
 
 

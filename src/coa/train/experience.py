@@ -20,7 +20,7 @@ from torch import Tensor
 from coa.errors import TrainingError
 from coa.train.groups import Group, LeftOut
 from coa.train.losses import PolicyTokens, Totals, gae, kl_estimate, whiten
-from coa.train.optimizer import balanced_share, micro_batches, states_and_targets
+from coa.train.optimizer import Predictions, balanced_share, micro_batches
 from coa.train.policy import Policy, ValueHead
 from coa.train.processes import Processes
 from coa.train.rows import Row
@@ -230,16 +230,17 @@ def compute_before_update(
         return
     own = balanced_share(experience.samples, processes)
     seen: dict[int, dict[str, Tensor]] = {sample.number: {} for sample in own}
-    parts = micro_batches(own, settings.micro_tokens)
+    parts = micro_batches(own, settings.micro_tokens, policy.shares_prefixes)
     # All compute equally often: where weights are sharded, a forward is a conversation of all.
     idle = max(processes.gather(len(parts))) - len(parts)
 
     def compute(figures: Mapping[str, Callable[[Tensor, Tensor], Tensor]]) -> None:
         for part in parts:
-            hidden, targets = states_and_targets(policy, [sample.row for sample in part])
+            states = Predictions.of(policy, [sample.row for sample in part])
             sizes = [len(sample.trained) for sample in part]
             for name, figure in figures.items():
-                pieces = figure(hidden, targets).float().cpu().split(sizes)
+                values = states.for_each(figure(states.hidden, states.targets))
+                pieces = values.float().cpu().split(sizes)
                 for sample, piece in zip(part, pieces, strict=True):
                     seen[sample.number][name] = piece
         for _ in range(idle):

@@ -27,6 +27,7 @@ from torch import Tensor
 from coa.engines.local import choose_dtype, vocabulary_of
 from coa.errors import MissingExtra, ModelError
 from coa.models.weights import Shape, read_adapter, rotary, rotate
+from coa.train.prefixes import PrefixSpan, PrefixTree
 
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 ADAPTER = "default"
@@ -210,26 +211,29 @@ POSITIONS = 32
 
 
 class CausalAttention(torch.autograd.Function):
-    """Rotary, causal attention inside each row of a concatenation.
+    """Rotary, causal attention of each span to what its rows hold before it, and to itself.
 
     heads [tokens, n + 2m, dim] holds n query, m key and m value heads -> [tokens, n * dim].
     """
 
     @staticmethod
     def forward(
-        ctx: Any, heads: Tensor, cos: Tensor, sin: Tensor, key_heads: int, lengths: list[int]
+        ctx: Any,
+        heads: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        key_heads: int,
+        spans: Sequence[PrefixSpan],
     ) -> Tensor:
         count = heads.shape[1] - 2 * key_heads
         turned = rotate(heads[:, : count + key_heads], cos, sin)
         q, k = turned[:, :count] / math.sqrt(heads.shape[-1]), turned[:, count:]
         v, out = heads[:, count + key_heads :], torch.empty_like(q)
-        ctx.lengths, ctx.turn, start = lengths, (cos, sin), 0
+        ctx.spans, ctx.turn = spans, (cos, sin)
         held: list[Tensor] = []
-        for length in lengths:
-            rows = slice(start, start + length)
-            row = (_by_group(q[rows], key_heads), _by_head(k[rows]), _by_head(v[rows]))
-            held += [*row, *_attend(*row, _by_group(out[rows], key_heads))]
-            start += length
+        for span in spans:
+            row = (_by_group(q[span.own], key_heads), _by_head(k, span), _by_head(v, span))
+            held += [*row, *_attend(*row, _by_group(out[span.own], key_heads))]
         ctx.save_for_backward(*held)  # unlike an attribute it is let go of layer by layer
         return out.flatten(1)
 
@@ -239,15 +243,16 @@ class CausalAttention(torch.autograd.Function):
         key_heads, group, _, dim = ctx.saved_tensors[0].shape
         count = key_heads * group
         upstream = grads[0].view(-1, count, dim)
-        out, start = grads[0].new_empty(len(upstream), count + 2 * key_heads, dim), 0
-        for length in ctx.lengths:
-            q, k, v, *kept = islice(held, 3 + math.ceil(length / BLOCK))
-            rows = slice(start, start + length)
-            above, dq = (_by_group(t[rows], key_heads) for t in (upstream, out[:, :count]))
+        out = grads[0].new_zeros(len(upstream), count + 2 * key_heads, dim)
+        for span in ctx.spans:
+            q, k, v, *kept = islice(held, 3 + math.ceil(span.length / BLOCK))
+            above, dq = (_by_group(t[span.own], key_heads) for t in (upstream, out[:, :count]))
             dk, dv = _attend_backward(above, q, k, v, kept, dq)
-            out[rows, count : count + key_heads] = dk.transpose(0, 1)
-            out[rows, count + key_heads :] = dv.transpose(0, 1)
-            start += length
+            at = 0
+            for seen in span.seen:  # what several rows share gets the gradients of all of them
+                part = slice(at, at := at + seen.stop - seen.start)
+                out[seen, count : count + key_heads] += dk[:, part].transpose(0, 1)
+                out[seen, count + key_heads :] += dv[:, part].transpose(0, 1)
         out[:, :count] /= math.sqrt(dim)
         cos, sin = ctx.turn
         out[:, : count + key_heads] = rotate(out[:, : count + key_heads], cos, -sin)
@@ -257,15 +262,16 @@ class CausalAttention(torch.autograd.Function):
 def _attend(q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> list[Tensor]:
     """Fill `out` [key heads, group, tokens, dim]; return the probabilities of each block."""
     key_heads, group, length, dim = q.shape
+    before = k.shape[1] - length
     mask = torch.full((BLOCK, BLOCK), -math.inf, dtype=q.dtype).triu_(1)
     kept = []
     for first in range(0, length, BLOCK):
         last = min(first + BLOCK, length)
-        size = last - first
-        scores = torch.bmm(q[:, :, first:last].flatten(1, 2), k[:, :last].transpose(1, 2))
-        scores.view(key_heads, group, size, last)[..., first:] += mask[:size, :size]
+        size, keys = last - first, before + last
+        scores = torch.bmm(q[:, :, first:last].flatten(1, 2), k[:, :keys].transpose(1, 2))
+        scores.view(key_heads, group, size, keys)[..., -size:] += mask[:size, :size]
         kept.append(torch.softmax(scores, dim=-1))
-        mixed = torch.bmm(kept[-1], v[:, :last])
+        mixed = torch.bmm(kept[-1], v[:, :keys])
         out[:, :, first:last] = mixed.view(key_heads, group, size, dim)
     return kept
 
@@ -277,19 +283,20 @@ def _attend_backward(
     dk, dv = torch.zeros_like(k), torch.zeros_like(v)
     for index, weights in enumerate(kept):
         first = index * BLOCK
-        last = weights.shape[-1]
+        last, keys = min(first + BLOCK, q.shape[2]), weights.shape[-1]
         upstream = above[:, :, first:last].flatten(1, 2)
-        dv[:, :last] += torch.bmm(weights.transpose(1, 2), upstream)
-        slope = torch.bmm(upstream, v[:, :last].transpose(1, 2))
+        dv[:, :keys] += torch.bmm(weights.transpose(1, 2), upstream)
+        slope = torch.bmm(upstream, v[:, :keys].transpose(1, 2))
         slope = torch._softmax_backward_data(slope, weights, -1, weights.dtype)
-        dq[:, :, first:last] = torch.bmm(slope, k[:, :last]).view(*q.shape[:2], -1, q.shape[3])
-        dk[:, :last] += torch.bmm(slope.transpose(1, 2), q[:, :, first:last].flatten(1, 2))
+        dq[:, :, first:last] = torch.bmm(slope, k[:, :keys]).view(*q.shape[:2], -1, q.shape[3])
+        dk[:, :keys] += torch.bmm(slope.transpose(1, 2), q[:, :, first:last].flatten(1, 2))
     return dk, dv
 
 
-def _by_head(x: Tensor) -> Tensor:
-    """[tokens, heads, dim] -> contiguous [heads, tokens, dim]."""
-    return x.transpose(0, 1).contiguous()
+def _by_head(x: Tensor, span: PrefixSpan) -> Tensor:
+    """What a span sees of [tokens, heads, dim] -> contiguous [heads, tokens, dim]."""
+    parts = [x[seen].transpose(0, 1) for seen in span.seen]
+    return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0].contiguous()
 
 
 def _by_group(x: Tensor, key_heads: int) -> Tensor:
@@ -382,8 +389,9 @@ class GatedUnit(torch.autograd.Function):
 # ------------------------------------------------------------------------------------------------
 # The same function as the transformers model, computed faster on a CPU.
 #
-# Rows are concatenated, so nothing is padded and only attention knows where a row ends. q/k/v and
-# gate/up, which share their input, are fused: one product per group, with a backward of our own.
+# Rows are concatenated, so nothing is padded and only attention knows where a row ends; beginnings
+# that rows share stand once. q/k/v and gate/up, which share their input, are fused: one product per
+# group, with a backward of our own.
 #
 # LoRA factors are merged into the frozen weights once per update, which makes the forward one
 # product per module and is also exactly what the engine serves; frozen weights get no gradient.
@@ -504,14 +512,16 @@ class FastLlama:
             for linear in layer.fused:
                 linear.merge()
 
-    def hidden(self, ids: Tensor, lengths: list[int]) -> Tensor:
-        """Final hidden states [tokens, hidden] of `ids`, one row of `lengths` after another."""
-        positions = torch.cat([torch.arange(length) for length in lengths])
+    def states(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, list[int]]:
+        """Final hidden states, and for each token of the rows which of them is its own: what rows
+        have in common at their beginning is computed once."""
+        tree = PrefixTree.of(rows)
+        positions = torch.tensor(tree.positions)
         cos, sin = self._cos[positions][:, None], self._sin[positions][:, None]
-        x = F.embedding(ids, self._embed).to(self._dtype)
+        x = F.embedding(torch.tensor(tree.ids), self._embed).to(self._dtype)
         for layer in self._layers:
-            x = layer(x, self._shape, lengths, cos, sin)
-        return _normed(x, self._norm, self._shape)
+            x = layer(x, self._shape, tree.spans, cos, sin)
+        return _normed(x, self._norm, self._shape), tree.places
 
     def logits(self, hidden: Tensor) -> Tensor:
         return F.linear(hidden, self._head.to(self._dtype))
@@ -539,14 +549,14 @@ class _FastLayer:
         self._q_norm, self._k_norm = _norm_of(attention, "q_norm"), _norm_of(attention, "k_norm")
 
     def __call__(
-        self, x: Tensor, shape: Shape, lengths: list[int], cos: Tensor, sin: Tensor
+        self, x: Tensor, shape: Shape, spans: Sequence[PrefixSpan], cos: Tensor, sin: Tensor
     ) -> Tensor:
         heads = self.qkv(_normed(x, self._norm_in, shape)).view(len(x), -1, shape.head_dim)
         if self._q_norm is not None and self._k_norm is not None:
             q, k, v = heads.split([shape.heads, shape.kv_heads, shape.kv_heads], dim=1)
             q, k = _normed(q, self._q_norm, shape), _normed(k, self._k_norm, shape)
             heads = torch.cat([q, k, v], dim=1)
-        mixed: Tensor = CausalAttention.apply(heads, cos, sin, shape.kv_heads, lengths)  # type: ignore[no-untyped-call]
+        mixed: Tensor = CausalAttention.apply(heads, cos, sin, shape.kv_heads, spans)  # type: ignore[no-untyped-call]
         x = x + self.out(mixed)
         gated: Tensor = GatedUnit.apply(self.gate_up(_normed(x, self._norm_mlp, shape)))  # type: ignore[no-untyped-call]
         return x + self.down(gated)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from coa.errors import TrainingError
 from coa.train.policy import Policy
+from coa.train.prefixes import alphabetical, common
 from coa.train.processes import Processes, ShardedModel, sharding_wanted, whole
 from coa.train.rows import Row
 from coa.train.settings import Schedule, TrainingSettings
@@ -162,33 +163,57 @@ class Sequenced(Protocol):
 R = TypeVar("R", bound=Sequenced)
 
 
-def states_and_targets(policy: Policy, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
-    """Hidden states before the tokens that count, and those tokens, of all rows in order.
+@dataclass(frozen=True, slots=True)
+class Predictions:
+    """What a policy predicts of the tokens that count in some rows.
 
-    Only these go through the output layer: logits of a 49k vocabulary are the largest tensor of a
-    small model.
+    Rows that share a beginning share its predictions; each is here once. Only these states go
+    through the output layer: logits of a 49k vocabulary are the largest tensor of a small model.
     """
-    places, targets, offset = [], [], 0
-    for row in rows:
-        counted = row.places
-        places += [offset + at - 1 for at in counted]
-        targets += [row.ids[at] for at in counted]
-        offset += len(row.ids)
-    hidden = policy.hidden([row.ids for row in rows])
-    chosen = hidden[torch.tensor(places, device=hidden.device)]
-    return chosen, torch.tensor(targets, device=hidden.device)
+
+    hidden: Tensor
+    """States [n, hidden] before those tokens."""
+    targets: Tensor
+    """The tokens [n]."""
+    places: Tensor
+    """Of each token that counts, of all rows in order: its prediction."""
+
+    @classmethod
+    def of(cls, policy: Policy, rows: Sequence[Row]) -> Predictions:
+        states, own = policy.states([row.ids for row in rows])
+        found: dict[tuple[int, int], int] = {}
+        places, offset = [], 0
+        for row in rows:
+            for at in row.places:
+                predicted = own[offset + at - 1], row.ids[at]
+                places.append(found.setdefault(predicted, len(found)))
+            offset += len(row.ids)
+        before, targets = torch.tensor([*found], device=states.device).t()
+        return cls(states[before], targets, torch.tensor(places, device=states.device))
+
+    def for_each(self, values: Tensor) -> Tensor:
+        """A value of each prediction, for each token that counts."""
+        return values[self.places]
 
 
-def micro_batches(rows: Iterable[R], limit: int) -> list[list[R]]:
-    """Rows in their order, in parts of at most `limit` tokens; a longer row is a part by itself."""
+def micro_batches(rows: Iterable[R], limit: int, shares: bool = False) -> list[list[R]]:
+    """Rows in their order, in parts of at most `limit` tokens; a longer row is a part by itself.
+
+    With `shares` rows that begin alike are made neighbours, and what a row has in common with the
+    one before it counts once, as it is computed once.
+    """
+    rows = list(rows)
+    if shares:
+        rows = [rows[at] for at in alphabetical([row.ids for row in rows])]
     parts: list[list[R]] = []
     room = 0
     for row in rows:
-        if not parts or len(row.ids) > room:
+        shared = common(parts[-1][-1].ids, row.ids) if shares and parts else 0
+        if not parts or len(row.ids) - shared > room:
             parts.append([])
-            room = limit
+            room, shared = limit, 0
         parts[-1].append(row)
-        room -= len(row.ids)
+        room -= len(row.ids) - shared
     return parts
 
 

@@ -173,6 +173,11 @@ class Policy:
         target = torch.zeros(1, dtype=torch.long, device=self.device)
         return self.logprobs(self.hidden([[0]]), target).sum() * 0
 
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether rows that begin alike cost their common beginning once."""
+        return self._fast is not None
+
     def refresh(self) -> None:
         """Make the next forward use the parameters' present values."""
         if self._fast is not None:
@@ -180,13 +185,17 @@ class Policy:
 
     def hidden(self, rows: Sequence[Sequence[int]]) -> Tensor:
         """Final hidden states of the rows, concatenated: [sum of lengths, hidden]."""
-        ids = torch.tensor([i for row in rows for i in row], device=self.device)
-        lengths = [len(row) for row in rows]
+        states, own = self.states(rows)
+        return states[torch.tensor(own, device=states.device)]
+
+    def states(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Sequence[int]]:
+        """Final hidden states [states, hidden], and for each token of the rows, one row after the
+        other, which of them is its own. Tokens of a beginning that rows share have one state."""
         if self._fast is not None:
-            return self._fast.hidden(ids, lengths)
+            return self._fast.states(rows)
+        ids = torch.tensor([i for row in rows for i in row], device=self.device)
         model = self._plain if self._sharded is None else self._sharded.model
-        states: Tensor = model(ids, lengths)
-        return states
+        return model(ids, [len(row) for row in rows]), range(len(ids))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits of hidden states [n, hidden]; call it on the weighted positions only."""

@@ -54,9 +54,9 @@ from coa.train.optimizer import (
     OptimizerStep,
     Part,
     PolicyOptimizer,
+    Predictions,
     balanced_share,
     micro_batches,
-    states_and_targets,
 )
 from coa.train.policy import Policy, ValueHead
 from coa.train.processes import Processes
@@ -453,14 +453,17 @@ class RlUpdater:
     def _minibatches(
         self, samples: Sequence[TrainingSample], update: int, turn: int
     ) -> Iterator[list[TrainingSample]]:
-        """Samples in equal parts, in an order that depends on seed, update and pass; parts without
-        a gradient are left out."""
-        order = list(samples)
-        count = self.settings.minibatches
+        """Samples in parts of as many groups each, in an order that depends on seed, update and
+        pass; parts without a gradient are left out. A group is never divided: its rollouts are
+        compared with one another, and what they have in common is computed once."""
+        groups: dict[int, list[TrainingSample]] = {}
+        for sample in samples:
+            groups.setdefault(sample.group, []).append(sample)
+        order, count = [*groups.values()], self.settings.minibatches
         if count > 1:
             random.Random(f"{self.settings.seed}|{update}|{turn}").shuffle(order)
         for at in range(count):
-            batch = order[at::count]
+            batch = [sample for group in order[at::count] for sample in group]
             if any(self._has_gradient(sample) for sample in batch):
                 yield batch
 
@@ -478,7 +481,7 @@ class RlUpdater:
         by, but nothing is computed for them."""
         totals = totals_of(batch)
         own = balanced_share([s for s in batch if self._has_gradient(s)], self.processes)
-        parts = micro_batches(own, self.settings.micro_tokens)
+        parts = micro_batches(own, self.settings.micro_tokens, self.policy.shares_prefixes)
         for at, part in enumerate(parts):
             if on_part is not None:
                 on_part("train", at, len(parts))
@@ -486,15 +489,17 @@ class RlUpdater:
 
     def _loss(self, part: list[TrainingSample], totals: Totals, found: list[Metrics]) -> Tensor:
         settings = self.settings.loss
-        hidden, targets = states_and_targets(self.policy, [sample.row for sample in part])
-        logprobs = self.policy.logprobs(hidden, targets, self.temperature)
-        tokens = policy_tokens(part, hidden.device)
+        states = Predictions.of(self.policy, [sample.row for sample in part])
+        logprobs = states.for_each(
+            self.policy.logprobs(states.hidden, states.targets, self.temperature)
+        )
+        tokens = policy_tokens(part, logprobs.device)
         made = policy_loss(logprobs, tokens, settings, totals)
         found.append(made.metrics)
         if self.value_head is None:
             return made.loss
-        values = self.value_head.values(hidden)
-        returns = joined(part, "returns", hidden.device)
-        old = joined(part, "values", hidden.device)
+        values = states.for_each(self.value_head.values(states.hidden))
+        returns = joined(part, "returns", values.device)
+        old = joined(part, "values", values.device)
         off = value_loss(values, returns, old, tokens, settings, totals)
         return made.loss + settings.value_weight * off

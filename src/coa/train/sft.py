@@ -59,9 +59,9 @@ from coa.train.losses import masked_cross_entropy
 from coa.train.optimizer import (
     NotFinite,
     PolicyOptimizer,
+    Predictions,
     balanced_share,
     micro_batches,
-    states_and_targets,
 )
 from coa.train.policy import Policy, make_policy
 from coa.train.processes import Processes
@@ -582,10 +582,10 @@ def parts_of(
 
 def sft_loss(policy: Policy, rows: Sequence[Row], total: float) -> Tensor:
     """Weighted cross-entropy of rows, normalised by `total` weight."""
-    hidden, targets = states_and_targets(policy, rows)
+    found = Predictions.of(policy, rows)
     weights = [row.weights[at] for row in rows for at in row.places]
-    logprobs = policy.logprobs(hidden, targets)
-    return masked_cross_entropy(logprobs, torch.tensor(weights, device=hidden.device), total)
+    logprobs = found.for_each(policy.logprobs(found.hidden, found.targets))
+    return masked_cross_entropy(logprobs, torch.tensor(weights, device=logprobs.device), total)
 
 
 def rehearse(settings: SftSettings, rows: Sequence[Row], policy: Policy) -> tuple[float, float]:
