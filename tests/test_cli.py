@@ -159,7 +159,7 @@ ASK = ("ask", QUESTION, "--model", "scripted:model.jsonl")
             ("record", "--tasks", "tasks.jsonl", "--out", "e", "--tool-mode", "replai"),
             "cache mode 'replai' is not a choice. Did you mean 'replay'?",
         ),
-        (("compare", "a"), "compare needs at least two run directories."),
+        (("compare", "a"), "compare needs at least two run directories, or episodes and one."),
         (("compare", "a", "b"), "a: no scores.jsonl; is it the --out of a finished `coa eval`?"),
         (("bench", "parsing"), "'parsing' is not a measurement. Did you mean 'parse'?"),
         (("model", "pull", "gpt"), "gpt"),
@@ -243,7 +243,9 @@ def test_the_exit_codes_of_the_process(tmp_path: Path) -> None:
     assert json.loads(done.stdout)["answer"] == "Lima"
     failed = start("compare", "a", cwd=tmp_path)
     assert (failed.returncode, failed.stdout) == (2, "")
-    assert failed.stderr == "coa: compare needs at least two run directories.\n"
+    assert (
+        failed.stderr == "coa: compare needs at least two run directories, or episodes and one.\n"
+    )
 
 
 @pytest.mark.parametrize("environment", [{}, {"NO_COLOR": "1", "TERM": "xterm-256color"}])

@@ -499,7 +499,7 @@ def test_the_whole_way_on_the_command_line(folder: Path, tmp_path: Path) -> None
             "filter.seeds is not a set",
         ),
         (["distill", "--episodes", "E", "--out", "o", "--grammar", "webb"], "Did you mean 'web'"),
-        (["import", "afm", "E", "--out", "o"], "'afm' cannot be imported; expected afm-sft or afm"),
+        (["import", "afm", "E", "--out", "o"], "expected one file or folder"),
         (["export", "D", "--to", "parquet"], "'parquet' is not an export format"),
         (["study", "costs"], "'costs' is not a study; expected cost"),
     ],

@@ -18,6 +18,7 @@ from coa.errors import RecordError
 from coa.grammar import load_grammar
 from coa.io.runs import dumps
 from coa.recording.episode import (
+    SCHEMA,
     SYSTEM,
     USER,
     AgentSpec,
@@ -232,7 +233,7 @@ def test_any_episode_comes_back_from_its_line(
     assert again == episode and dumps(again.to_json()) == line
 
 
-@pytest.mark.parametrize("schema", [1, 2])
+@pytest.mark.parametrize("schema", [1, 2, 3])
 def test_records_of_earlier_schemas_are_read(schema: int) -> None:
     event = {"kind": "say", "agent": "a", "to": "user", "text": "x", "thought": "", "facts": {}}
     old = {
@@ -243,7 +244,7 @@ def test_records_of_earlier_schemas_are_read(schema: int) -> None:
     }
     read = Episode.from_json(old)
     assert read.events == [Message("a", "user", "x")] and read.tools == []
-    assert read.to_json()["schema"] == 3
+    assert read.to_json()["schema"] == SCHEMA
 
 
 @pytest.mark.parametrize(

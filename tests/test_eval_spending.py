@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from coa.errors import ConfigError
 from coa.evaluation.spending import calls_by_agent, calls_of, find_tariff, latency, money
+from coa.io.machine import in_words
 from coa.trajectory import StopReason, Trajectory, Usage
 from playing import AGAIN, ANSWER, REPLAN, SEARCH, SUGGEST, play
 
@@ -92,6 +93,7 @@ def test_seconds_are_of_rollouts_and_the_last_time_counts(tmp_path: Path) -> Non
     assert latency(tmp_path, 7.0, concurrency=8) == {
         "n": 20,
         "concurrency": 8,
+        "machine": in_words(),
         "mean": 10.5,
         "p50": 10.0,
         "p95": 19.0,

@@ -226,7 +226,7 @@ def test_a_file_is_no_folder_and_no_format_is_a_mistake(coa: Coa, tmp_path: Path
         done = coa("export", ".", "--to", nothing)
         assert (done.code, done.out) == (2, "") and done.err == (
             f"coa: --to {nothing!r}: expected one or several of "
-            "alpaca, sharegpt, trl, trl-tokens, verl.\n"
+            "alpaca, sharegpt, trl, trl-tokens, verl, atif.\n"
         )
 
 

@@ -143,8 +143,8 @@ def test_a_record_of_another_shape_is_no_episode_and_the_rest_goes_on(
         ),
         (
             with_event(0, facts={"part": "oops"}),
-            "unknown part: event 1 (lead): 'oops'. Known: alarm, approval, check, failure, "
-            "finding, malformed, plan, query, suggestion, verdict.",
+            "unknown part: event 1 (lead): 'oops'. Known: alarm, approval, check, delegation, "
+            "failure, finding, malformed, plan, query, suggestion, verdict.",
         ),
         (
             with_event(2, thought="Not </plan> but <answer>."),

@@ -221,7 +221,7 @@ def test_make_names_every_target() -> None:
     command = ["make", "--no-print-directory", "help"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     named = [line.split()[1] for line in done.stdout.splitlines()]
-    tests = "test test-slow test-servers test-vllm test-peers test-parity"
+    tests = "test test-slow test-servers test-vllm test-peers test-parity test-frameworks"
     assert named == f"help setup run {tests} python-docs check bench clean".split()
 
 

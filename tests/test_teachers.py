@@ -246,7 +246,7 @@ def test_episodes_come_back_from_json_as_they_were(erring: list[Episode], tmp_pa
 def test_a_file_that_holds_no_episodes_is_named_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "e.jsonl"
     path.write_text('{"schema": 7}\n')
-    with pytest.raises(RecordError, match=r"e\.jsonl:1: found episode schema 7, expected 3"):
+    with pytest.raises(RecordError, match=r"e\.jsonl:1: found episode schema 7, expected 4"):
         load_episodes(path)
     path.write_text('{"schema": 1, "events": []}\n')
     with pytest.raises(RecordError, match=r"e\.jsonl:1: the episode has no field 'task_id'"):

@@ -15,9 +15,16 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from coa.environment import SPLITS, Environment, OpenEnvironment, open_environments
-from coa.errors import UsageError
+from coa.environment import (
+    SPLITS,
+    Environment,
+    OpenEnvironment,
+    ToolSettings,
+    open_environments,
+    remarks,
+)
 from coa.grammar import system_prompt
+from coa.io.files import new_folder
 from coa.io.runs import Json
 from coa.rewards import RewardSettings
 from coa.tasks import Task, TaskSet
@@ -29,9 +36,7 @@ _ENDING = ".txt"
 
 def write_starter(folder: Path) -> list[Path]:
     """Write a small environment that runs into a new or empty folder."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError(f"{folder}: is not empty. Name a folder that is new or empty.")
-    folder.mkdir(parents=True, exist_ok=True)
+    new_folder(folder)
     made = []
     for each in sorted(resources.files("coa").joinpath("starter").iterdir(), key=lambda e: e.name):
         if each.name.endswith(_ENDING):
@@ -64,6 +69,8 @@ class Checked:
     """What it says of one with the gold answer and no work; None: there is none, or it cannot."""
     state: str
     """The type of what `setup` makes; empty: there is no setup."""
+    remarks: list[str]
+    """What somebody should know before its tasks are worked on."""
 
     def to_json(self) -> Json:
         return dict(vars(self))
@@ -85,6 +92,7 @@ class Checked:
         said = f"{_shown(self.unanswered)} without an answer"
         said += f", {_shown(self.gold)} for the gold answer alone" if self.question else ""
         yield f"reward       {self.reward}: {said}"
+        yield from (f"note         {line}" for line in self.remarks)
         prints = ", ".join(f"{name} {value[:12]}" for name, value in self.fingerprints.items())
         yield f"fingerprints {prints}"
         yield "prompt"
@@ -147,6 +155,7 @@ async def _check(env: Environment) -> Checked:
             unanswered=unanswered,
             gold=gold,
             state=type(state).__name__ if env.setup is not None else "",
+            remarks=list(remarks((env,), every, ToolSettings())),
         )
 
 

@@ -61,6 +61,7 @@ from coa.tasks import Task, TaskSet
 from coa.tools.base import Tool, Toolbox, in_thread
 from coa.tools.cache import ToolCache, cached, check_mode
 from coa.tools.functions import tool
+from coa.tools.recorded import RECORDED, RecordedTools, ToolRecord
 from coa.tools.sources import (
     Opening,
     ToolsOf,
@@ -174,7 +175,7 @@ class Environment:
     terms: Terms | None = None
     """Under which licences its questions are, and what its tools return; None: nobody says."""
     remark: Callable[[Sequence[Task], ToolSettings], str] | None = None
-    """Says in a line what somebody should know before its tasks are worked on."""
+    """Says in a line or several what somebody should know before its tasks are worked on."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """What it was made with, beyond its defaults."""
     reference: str = ""
@@ -778,8 +779,8 @@ def remarks(
     for env in environments:
         alone = len(environments) == 1
         own = [task for task in tasks if alone or environment_name(task) == env.name]
-        if env.remark is not None and (line := env.remark(own, tools)):
-            yield line
+        if env.remark is not None:
+            yield from env.remark(own, tools).splitlines()
 
 
 def check_gold(env: Environment, reward: RewardSettings, tasks: Iterable[Task]) -> None:
@@ -840,8 +841,12 @@ class _EnvironmentFile:
     """The folder's name by default."""
     grammar: str = "react"
     """A preset, or a .toml beside this file."""
-    tools: list[str] = field(default_factory=list)
-    """`module:attribute` each: a function, a Tool, a source, or a list of these."""
+    tools: str | list[str] = field(default_factory=list)
+    """`module:attribute` each: a function, a Tool, a source, or a list of these. `recorded` stands
+    for all tools of the record that no other one is named like."""
+    recorded: str = ""
+    """A record of a team's tools, which `coa init --from` writes; the real ones are compared with
+    it."""
     corpus: str = ""
     """A corpus directory, or a .toml for the web: adds its search tools."""
     sandbox: bool = False
@@ -954,7 +959,8 @@ def _own_files(folder: Path, grammar: str = "") -> tuple[Path, ...]:
 def _from_toml(path: Path, settings: Mapping[str, Any]) -> Environment:
     read = load_recipe(path, (), _EnvironmentFile)
     folder, held = path.parent.resolve(), {**read.settings, **settings}
-    _check_references(path, read)
+    named_tools = [read.tools] if isinstance(read.tools, str) else read.tools
+    _check_references(path, read, named_tools)
 
     def beside(name: str) -> Any:
         return load_beside(folder, name, str(path))
@@ -974,7 +980,7 @@ def _from_toml(path: Path, settings: Mapping[str, Any]) -> Environment:
         return with_settings(beside(given), True) if ":" in given else _path_beside(folder, given)
 
     used: dict[str, Any] = {}
-    tools = _tools_in(read, folder, held, beside)
+    tools = _tools_in(read, named_tools, folder, held, beside)
     tasks: Any = read.tasks or None
     if isinstance(tasks, str):
         tasks = named(tasks)
@@ -1001,16 +1007,39 @@ def _from_toml(path: Path, settings: Mapping[str, Any]) -> Environment:
         setup=setup,
         groups=tuple(read.groups),
     )
+    if read.recorded:
+        made = _compared(made, _path_beside(folder, read.recorded), RECORDED in named_tools)
     made = replace(made, settings=held)
     return _loaded(made, str(path.resolve()), settings, _own_files(folder, grammar))
 
 
+def _compared(env: Environment, record: Path, answers: bool) -> Environment:
+    """The environment with the tools of a record that it has not; those that it has are compared
+    with the record's when it is used."""
+    real = [each for each in env.tools if isinstance(each, Tool)]  # type: ignore[union-attr]
+    held = ToolRecord.load(record)
+    lines = [f"{env.name}: {line}" for line in held.differences(real)]
+    if answers:
+        but = tuple(sorted(each.name for each in real))
+        env = replace(env, tools=(*env.tools, RecordedTools(str(record), but)))  # type: ignore[misc]
+        left = [each.name for each in held.tools if each.name not in but]
+        if left:
+            lines.append(f"{env.name}: {', '.join(left)} answer from {record.name}")
+    return replace(env, remark=lambda tasks, tools: "\n".join(lines))
+
+
 def _tools_in(
-    read: _EnvironmentFile, folder: Path, held: dict[str, Any], beside: Callable[[str], Any]
+    read: _EnvironmentFile,
+    named: Sequence[str],
+    folder: Path,
+    held: dict[str, Any],
+    beside: Callable[[str], Any],
 ) -> list[Any]:
     """The tools that a file names; settings of its corpus are taken out of what is held."""
     tools: list[Any] = []
-    for reference in read.tools:
+    for reference in named:
+        if reference == RECORDED:
+            continue
         found = beside(reference)
         tools += list(found) if isinstance(found, list | tuple) else [found]
     if read.corpus:
@@ -1027,8 +1056,14 @@ def _is_reference(name: str) -> bool:
     return re.fullmatch(r"[\w.]+:[\w.]+", name) is not None
 
 
-def _check_references(path: Path, read: _EnvironmentFile) -> None:
-    for name, given in (("tools", read.tools), ("setup", [read.setup] if read.setup else [])):
+def _check_references(path: Path, read: _EnvironmentFile, tools: Sequence[str]) -> None:
+    if RECORDED in tools and not read.recorded:
+        raise ConfigError(
+            f"{path}: tools has {RECORDED!r}, and no record is named: recorded = FILE, which `coa "
+            "init FOLDER --from EPISODES` writes."
+        )
+    own = [each for each in tools if each != RECORDED]
+    for name, given in (("tools", own), ("setup", [read.setup] if read.setup else [])):
         for each in given:
             if not _is_reference(each):
                 raise ConfigError(

@@ -12,7 +12,7 @@ import sys
 import threading
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -139,30 +139,91 @@ def ask(
 @app.command()
 def init(
     folder: Annotated[Path, typer.Argument(help="A folder that is new or empty.")],
+    episodes: Annotated[
+        Path | None, typer.Option("--from", help="Episodes of a team: an environment of its work.")
+    ] = None,
+    model: Annotated[
+        str, typer.Option(help="With --from: a model that names the agents (openai:NAME@URL).")
+    ] = "",
+    as_json: JsonFlag = False,
 ) -> None:
-    """Write a small environment that runs: tools, questions, a reward, a team."""
-    from coa.checking import write_starter
+    """Write an environment that runs: a small one to begin with, or that of a recorded team."""
+    if episodes is None:
+        from coa.checking import write_starter
 
-    for path in write_starter(folder):
-        print(path)
+        if model:
+            raise UsageError("--model names the agents of a team: give its episodes with --from.")
+        made = write_starter(folder)
+        if as_json:
+            emit({"folder": str(folder), "files": [path.name for path in made]})
+        else:
+            for path in made:
+                print(path)
+    else:
+        from coa.distillation.derive import sound_episodes, words_of_model
+        from coa.distillation.home import write_home
+
+        words = words_of_model(model, note) if model else None
+        home = write_home(folder, sound_episodes(episodes, note), words)
+        if as_json:
+            emit(home.to_json())
+        else:
+            print("\n".join(home.lines()))
     note(f"next: coa check {folder}")
 
 
 @app.command()
 def check(
-    env: Annotated[str, typer.Argument(help="A folder, file, module:attribute or shipped name.")],
+    what: Annotated[
+        str,
+        typer.Argument(
+            help="Episodes (.jsonl, or a folder with one), or an environment: a folder, file, "
+            "module:attribute or shipped name."
+        ),
+    ],
     settings: SettingsArgument = None,
+    env: Annotated[
+        list[str] | None, typer.Option(help="Of episodes: whose reward and grammar they have.")
+    ] = None,
+    tasks: Annotated[
+        Path | None, typer.Option(help="Of episodes: task file with gold answers.")
+    ] = None,
+    grammar: Annotated[
+        str, typer.Option(help="Of episodes: preset name or a .toml file for their chains.")
+    ] = "",
+    model: Annotated[
+        str, typer.Option(help="Of episodes: the student, whose tokenizer counts.")
+    ] = "smollm2-135m",
+    prices: Annotated[
+        str, typer.Option(help="Of episodes: a price table (.toml), or 1,0.1,5 a million tokens.")
+    ] = "",
     as_json: JsonFlag = False,
 ) -> None:
-    """Try an environment: its tasks, tools, a whole prompt, and what its reward says."""
-    from coa.checking import check_environment
-    from coa.environment import load_environment
+    """Look at episodes before training on them, or try an environment before using it."""
+    from coa.evaluation.team import find_episodes
 
-    checked = check_environment(load_environment(env, **only_env_settings(settings)))
-    if as_json:
-        emit(checked.to_json())
+    own = only_env_settings(settings)
+    episodes = find_episodes(Path(what))
+    if episodes is None:
+        from coa.checking import check_environment
+        from coa.environment import load_environment
+
+        if env or tasks or grammar or prices:
+            raise UsageError(
+                f"{what}: is no file of episodes; --env, --tasks, --grammar and --prices are for "
+                "these."
+            )
+        found: Any = check_environment(load_environment(what, **own))
     else:
-        print("\n".join(checked.lines()))
+        from coa.evaluation.look import Looking, look_at
+
+        found = look_at(
+            Looking(episodes, env or (), tasks, grammar, model, prices=prices, settings=own)
+        )
+    if as_json:
+        emit(found.to_json())
+    else:
+        print("\n".join(found.lines()))
 
 
 @app.command(cls=Late)

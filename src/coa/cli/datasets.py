@@ -8,12 +8,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from coa.cli.options import JsonFlag, Late, emit, env_settings, note, with_settings
+from coa.cli.options import (
+    JsonFlag,
+    Late,
+    emit,
+    env_settings,
+    note,
+    or_with_words,
+    with_settings,
+)
 from coa.cli.things import tasks_app
 from coa.errors import CoaError, UsageError
 
 if TYPE_CHECKING:
     from coa.distillation.dataset import Distilling
+    from coa.recording.program import ProgramRecording
     from coa.recording.record import Recording
 
 DryFlag = Annotated[
@@ -23,8 +32,9 @@ DryFlag = Annotated[
 
 def add_datasets(app: typer.Typer) -> None:
     """Put the commands of this module under the main command."""
-    for command in (record, distill):
-        app.command(cls=Late)(command)
+    behind = or_with_words(record_behind, "-- COMMAND...", "--again")
+    app.command("record", cls=behind)(record)
+    app.command(cls=Late)(distill)
     for command in (export, view):
         app.command()(command)
     app.command("import")(import_)
@@ -43,7 +53,8 @@ def record(
     dry_run: DryFlag = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Record a multi-agent system at work on tasks; the same command again continues."""
+    """Record a multi-agent system at work: a program (-- COMMAND...), or a teacher on tasks; the
+    same command again continues."""
     from coa.recording import read_options
     from coa.recording.record import rehearse_recording, run_recording
 
@@ -58,6 +69,28 @@ def record(
     else:
         for line in result.lines():
             note(line)
+
+
+@with_settings("command", recording="coa.recording.program:ProgramRecording")
+def record_behind(
+    context: typer.Context,
+    out: Annotated[Path, typer.Option(help="Episodes file to write or continue.")],
+    recording: ProgramRecording,
+    as_json: JsonFlag = False,
+) -> None:
+    """Record a program of any framework: COMMAND is run behind a proxy that passes its model calls
+    on to its provider and notes them. One run is one episode; with tasks the command is run for
+    each, with {question} and {id} in it replaced, or the question on stdin."""
+    from coa.recording.program import record_program
+
+    words = tuple(context.obj or ())
+    result = record_program(replace(recording, command=words), out, quiet=as_json)
+    if as_json:
+        emit(result.to_json())
+    else:
+        for line in result.lines():
+            note(line)
+    raise SystemExit(result.code)
 
 
 @with_settings("observations", asked="coa.distillation.dataset:Distilling")
@@ -140,9 +173,11 @@ def view(
 
 
 def export(
-    directory: Annotated[Path, typer.Argument(help="What `coa distill` wrote.")],
+    directory: Annotated[
+        Path, typer.Argument(help="What `coa distill` wrote; of atif also an episodes file.")
+    ],
     to: Annotated[
-        str, typer.Option(help="alpaca, sharegpt, trl, trl-tokens, verl; several by comma.")
+        str, typer.Option(help="alpaca, sharegpt, trl, trl-tokens, verl, atif; several by comma.")
     ],
     out: Annotated[
         Path | None, typer.Option(help="Directory; DIR/exports/FORMAT[-GRAMMAR] by default.")
@@ -156,10 +191,15 @@ def export(
 ) -> None:
     """Write a dataset in the format of another trainer."""
     from coa.distillation.exports import FORMATS, run_export
+    from coa.recording.atif import export_atif
 
     formats: list[Any] = [name.strip() for name in to.split(",") if name.strip()]
     if not formats:
-        raise UsageError(f"--to {to!r}: expected one or several of {', '.join(FORMATS)}.")
+        expected = ", ".join([*FORMATS, "atif"])
+        raise UsageError(f"--to {to!r}: expected one or several of {expected}.")
+    if formats == ["atif"]:
+        for name in (n for n, v in {"--model": model, "--tasks": tasks}.items() if v):
+            note(f"{name} is ignored: atif is the same for every model, and has no tasks.")
     if tasks and "verl" not in formats:
         note(f"--tasks is ignored: only verl has tasks, not {', '.join(formats)}.")
     if model and set(formats) == {"alpaca"}:
@@ -168,9 +208,12 @@ def export(
     for name in formats:
         target = out / name if out and len(formats) > 1 else out
         try:
-            report = run_export(
-                directory, name, target, grammar=grammar, model=model, tasks=tasks, note=note
-            )
+            if name == "atif":
+                report = export_atif(directory, target, grammar, note)
+            else:
+                report = run_export(
+                    directory, name, target, grammar=grammar, model=model, tasks=tasks, note=note
+                )
         except CoaError as error:
             if len(formats) == 1:
                 raise
@@ -187,17 +230,64 @@ def export(
 
 
 def import_(
-    kind: Annotated[str, typer.Argument(help="afm-sft (chains) or afm-rl (tasks).")],
-    file: Annotated[Path, typer.Argument(help="A .json, .jsonl or .parquet.")],
-    out: Annotated[Path, typer.Option(help="The file to write.")],
-    grammar: Annotated[str, typer.Option(help="Of afm-sft; told by the tags by default.")] = "",
+    file: Annotated[
+        str, typer.Argument(help="A file, or a folder of files, that another program wrote.")
+    ],
+    out: Annotated[Path, typer.Option(help="Episodes file to write.")],
+    rest: Annotated[Path | None, typer.Argument(hidden=True)] = None,
+    format: Annotated[
+        str, typer.Option(help="auto, or one of docs/import.md: atif, langgraph, oagents ...")
+    ] = "auto",
+    tasks: Annotated[
+        Path | None, typer.Option(help="Task file: episodes get the ids of their tasks.")
+    ] = None,
+    grammar: Annotated[str, typer.Option(help="Of AFM chains; told by the tags by default.")] = "",
     as_json: JsonFlag = False,
 ) -> None:
-    """Read the published AFM files: chains to train on, or tasks with gold."""
+    """Read what other programs recorded: episodes of a team, or the published AFM files."""
+    from coa.environments.published import afm
+    from coa.recording.importers import import_episodes
+
+    path = Path(file)
+    if rest is not None:  # coa import afm-sft FILE
+        if file not in afm.KINDS or format != "auto":
+            raise UsageError(f"{file}, {rest}: expected one file or folder.")
+        path, format = rest, file
+    kind = format if format in afm.KINDS else ""
+    if format == "afm" or (format == "auto" and path.is_file()):
+        kind = afm.kind_of(path)
+    if format == "auto" and kind:
+        _check_alone(path, kind)
+    elif format == "afm" and not kind:
+        raise UsageError(f"{path}: found neither chains nor tasks as AFM published them.")
+    if kind:
+        if tasks is not None:
+            note("--tasks is ignored: an AFM file holds chains or tasks, not episodes.")
+        _import_afm(kind, path, out, grammar, as_json)
+        return
+    if grammar:
+        note("--grammar is ignored: only AFM chains have one.")
+    result = import_episodes(path, out, format, tasks)
+    if as_json:
+        emit(result.to_json())
+        return
+    said, *troubles = result.lines()
+    print(said)
+    for line in troubles:
+        note(line)
+
+
+def _check_alone(path: Path, kind: str) -> None:
+    """Refuse a file that may be of another format as well."""
+    from coa.recording.importers import formats_of, unknown_format
+
+    if others := [each.name for each in formats_of(path)]:
+        raise unknown_format(path, [kind, *others])
+
+
+def _import_afm(kind: str, file: Path, out: Path, grammar: str, as_json: bool) -> None:
     from coa.environments.published.afm import run_import_rl, run_import_sft
 
-    if kind not in ("afm-sft", "afm-rl"):
-        raise UsageError(f"{kind!r} cannot be imported; expected afm-sft or afm-rl.")
     if kind == "afm-sft":
         report = run_import_sft(file, out, grammar, note)
     else:
@@ -207,7 +297,8 @@ def import_(
     if as_json:
         emit(report)
     else:
-        print(f"{report['rows']} rows in {out}")
+        what = "chains, not episodes" if kind == "afm-sft" else "tasks, not episodes"
+        print(f"{report['rows']} rows in {out} ({kind}: {what})")
 
 
 def tasks_load(

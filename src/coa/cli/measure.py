@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from coa.cli.options import JsonFlag, Late, emit, note, with_settings
+from coa.cli.options import JsonFlag, Late, emit, env_settings, note, with_settings
 from coa.errors import UsageError
 
 if TYPE_CHECKING:
+    from coa.evaluation.beside import Beside
     from coa.evaluation.run import EvalSettings
 
 
@@ -43,20 +44,54 @@ def evaluate(
 
 
 def compare(
-    runs: Annotated[list[Path], typer.Argument(help="Run directories of `coa eval`.")],
+    runs: Annotated[
+        list[str],
+        typer.Argument(help="Run directories of `coa eval`; first the episodes of a team, if any."),
+    ],
     chains: Annotated[
         int, typer.Option(min=0, help="Show so many wins and losses side by side.")
     ] = 0,
+    env: Annotated[
+        list[str] | None, typer.Option(help="With episodes: the environment of the runs.")
+    ] = None,
+    tasks: Annotated[
+        Path | None, typer.Option(help="With episodes: the task file of the runs, if it moved.")
+    ] = None,
+    reward: Annotated[str, typer.Option(help="With episodes: --reward of the runs.")] = "",
+    judge: Annotated[str, typer.Option(help="With episodes: --judge of the runs.")] = "",
+    prices: Annotated[
+        str, typer.Option(help="With episodes: a price table (.toml), or 1,0.1,5 a million tokens.")
+    ] = "",
+    margin: Annotated[
+        float, typer.Option(help="With episodes: points below the team that are still the same.")
+    ] = 2.0,
     as_json: JsonFlag = False,
 ) -> None:
-    """Compare runs on the same tasks: paired differences with intervals."""
-    from coa.evaluation.compare import compare as compare_runs
+    """Compare runs on the same tasks, or students with their team: paired, with intervals."""
+    from coa.evaluation.team import find_episodes
 
-    if len(runs) < 2:
-        raise UsageError("compare needs at least two run directories.")
+    own, others = env_settings(runs)
+    paths = [Path(each) for each in others]
+    if len(paths) < 2:
+        raise UsageError("compare needs at least two run directories, or episodes and one.")
     if as_json and chains:
         raise UsageError("--chains is for people: with --json use the ids under won and lost.")
-    result = compare_runs(runs)
+    if (episodes := find_episodes(paths[0])) is not None:
+        if chains:
+            raise UsageError("--chains is for runs: coa view EPISODES --html PAGE shows a team.")
+        from coa.evaluation.beside import Beside
+
+        more = env or (), tasks, reward, judge, prices, margin
+        _compare_with_team(Beside(episodes, paths[1:], *more, settings=own), as_json)
+        return
+    if env or tasks or reward or judge or prices or own:
+        raise UsageError(
+            f"{paths[0]}: holds no episodes; --env, --tasks, --reward, --judge and --prices are "
+            "for comparing with a team. A run keeps its own."
+        )
+    from coa.evaluation.compare import compare as compare_runs
+
+    result = compare_runs(paths)
     if as_json:
         emit(result)
         return
@@ -67,7 +102,17 @@ def compare(
     if chains:
         from coa.evaluation.compare import print_sides
 
-        print_sides(out, runs, result, chains)
+        print_sides(out, paths, result, chains)
+
+
+def _compare_with_team(asked: Beside, as_json: bool) -> None:
+    from coa.evaluation.beside import compare_with_team, lines
+
+    found = compare_with_team(asked)
+    if as_json:
+        emit(found)
+    else:
+        print("\n".join(lines(found)))
 
 
 def report(
@@ -92,7 +137,9 @@ def report(
 def bench(
     name: Annotated[
         str,
-        typer.Argument(help="What to measure: ask, parse, rl, rollout, sandbox, search or sft."),
+        typer.Argument(
+            help="What to measure: ask, parse, proxy, rl, rollout, sandbox, search or sft."
+        ),
     ],
     overrides: Annotated[
         list[str] | None, typer.Argument(help="Of ask, rl and sft: name=value ...")

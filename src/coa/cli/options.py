@@ -34,9 +34,41 @@ class Late(TyperCommand):
     the work they are for, so whoever lists commands or calls another one imports none of it."""
 
     def make_context(self, *given: Any, **more: Any) -> Any:
+        return self._whole(self.callback).make_context(*given, **more)
+
+    def _whole(self, function: Any) -> Any:
+        """The command with all its options."""
         whole = typer.Typer(add_completion=False, rich_markup_mode=None)
-        whole.command(self.name)(self.callback.with_options())  # type: ignore[union-attr]
-        return typer.main.get_command(whole).make_context(*given, **more)
+        whole.command(self.name)(function.with_options())
+        return typer.main.get_command(whole)
+
+
+def or_with_words(function: Command, usage: str, *flags: str) -> type[Late]:
+    """A command in two spellings. With two dashes, or with one of the flags, `function` is called
+    instead; what stands behind the dashes is no option of ours, and is the `obj` of its context.
+    `--help` shows both spellings."""
+
+    class Either(Late):
+        def make_context(self, *given: Any, **more: Any) -> Any:
+            name, args = given
+            place = args.index("--") if "--" in args else len(args)
+            own, words = args[:place], args[place + 1 :]
+            if "--help" in own:
+                print("\n\n".join([self._help(name, usage, **more), self._help(name, **more)]))
+                raise typer.Exit
+            if place == len(args) and not any(flag in own for flag in flags):
+                return super().make_context(name, own, **more)
+            context = self._whole(function).make_context(name, own, **more)
+            context.obj = words
+            return context
+
+        def _help(self, name: Any, words: str = "", parent: Any = None, **more: Any) -> str:
+            whole = self._whole(function if words else self.callback)
+            context = whole.context_class(whole, info_name=name, parent=parent)
+            first, rest = str(whole.get_help(context)).split("\n", 1)
+            return f"{first} {words}".rstrip() + f"\n{rest}"
+
+    return Either
 
 
 def with_settings(*left_out: str, **settings: str) -> Callable[[Command], Command]:

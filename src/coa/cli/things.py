@@ -10,7 +10,7 @@ import typer
 from coa.cli.options import JsonFlag, SeedOption, emit, note
 from coa.errors import UsageError
 
-grammar_app = typer.Typer(help="Look at protocols.", no_args_is_help=True)
+grammar_app = typer.Typer(help="Look at protocols, derive one from a team.", no_args_is_help=True)
 model_app = typer.Typer(help="Get, list, export and pack models.", no_args_is_help=True)
 tasks_app = typer.Typer(help="Make task files.", no_args_is_help=True)
 corpus_app = typer.Typer(help="Make a corpus of a folder.", no_args_is_help=True)
@@ -44,9 +44,7 @@ def grammar_show(
         raise UsageError("--prompt, --mermaid and --json print different things: choose one.")
     grammar = load_grammar(name)
     if as_json:
-        import dataclasses
-
-        emit(dataclasses.asdict(grammar) | {"stop_strings": grammar.stop_strings})
+        emit(grammar.record() | {"stop_strings": grammar.stop_strings})
     elif prompt:
         if prompt not in ("full", "compact"):
             raise UsageError(f"--prompt {prompt!r}: expected full or compact.")
@@ -55,6 +53,42 @@ def grammar_show(
         print(grammar.mermaid())
     else:
         print_grammar(console(), grammar)
+
+
+@grammar_app.command("derive")
+def grammar_derive(
+    episodes: Annotated[Path, typer.Argument(help="Episodes of a team, from `coa record`.")],
+    out: Annotated[
+        Path | None, typer.Option(help="The .toml to write, a new one; printed by default.")
+    ] = None,
+    model: Annotated[
+        str, typer.Option(help="A model that names the agents (openai:NAME@URL); rules otherwise.")
+    ] = "",
+    as_json: JsonFlag = False,
+) -> None:
+    """Derive a protocol from a team at work: a block for each agent and each tool."""
+    from coa.distillation.derive import derive_grammar, sound_episodes, words_of_model
+    from coa.io.runs import write_atomic
+
+    if out is not None:
+        if out.suffix != ".toml":
+            raise UsageError(f"--out {out}: expected a name that ends in .toml.")
+        if out.exists():
+            raise UsageError(f"{out}: exists, and may have been edited. Give another name.")
+    words = words_of_model(model, note) if model else None
+    name = out.stem if out is not None else "team"
+    derived = derive_grammar(sound_episodes(episodes, note), name, words)
+    if out is not None:
+        write_atomic(out, derived.toml())
+    if as_json:
+        emit(derived.to_json())
+        return
+    if out is None:
+        print(derived.toml(), end="")
+    for line in derived.lines():
+        note(line)
+    if out is not None:
+        print(out)
 
 
 @model_app.command("pull")

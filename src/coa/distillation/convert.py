@@ -5,20 +5,33 @@ folded into think blocks, plans and critiques become their own blocks where the 
 (and thoughts where it has not), tool calls become tool blocks, and observations are rendered
 exactly as the student's runtime renders them. Blocks in which the teacher erred are marked, so that
 training can weigh them. What cannot be converted is rejected with a reason; nothing is patched.
+
+What a message is, its `part`, is stated by whoever recorded the team, or read from the flow of the
+work (`distillation/flow.py`): where the grammar names agents, as a derived one does, and where no
+message states one. What only repeats what the chain already holds is then left out.
 """
 
 from __future__ import annotations
 
+import json
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from typing import NamedTuple
 
+from coa.distillation.flow import Deed, SoFar, job_of, read_flow
 from coa.errors import CoaError, did_you_mean
 from coa.grammar import Block, Fault, Grammar, GrammarState, system_prompt
-from coa.grammar.grammar import Kind, parse_ratings, parse_score
+from coa.grammar.constrain import Schemas
+from coa.grammar.grammar import BODIES, Body, Kind, parse_ratings, parse_score
 from coa.grammar.prompt import PromptKind
-from coa.recording.episode import SYSTEM, USER, Episode, EpisodeEvent, Message, ToolUse
+from coa.io.runs import Json
+from coa.recording.episode import SYSTEM, USER, Episode, EpisodeEvent, Message, ToolSpec, ToolUse
+from coa.rewards import normalise
+from coa.tools.arguments import in_order, only_text, unwrap
+from coa.tools.recorded import RecordedTool
 from coa.trajectory import Author, Segment, StopReason, Trajectory, Usage
 
 LEAD = " "
@@ -34,7 +47,7 @@ _BLOCKS: Mapping[str, Kind] = {
     "check": "check",
 }
 """What becomes of a message by its part, where the grammar has such a role."""
-_PARTS = (*_BLOCKS, "query", "finding", "verdict", "failure", "malformed")
+_PARTS = (*_BLOCKS, "delegation", "query", "finding", "verdict", "failure", "malformed")
 """Of messages; the last two do not appear in a chain, and neither does one without a part."""
 _RATINGS = ("good", "average", "fair", "poor")
 
@@ -51,6 +64,17 @@ class NotConvertible(CoaError, ValueError):
         self.reason, self.detail = reason, detail
 
 
+class _Given(NamedTuple):
+    """A job that was given out, and what was thought before it."""
+
+    role: str
+    asker: str
+    agent: str
+    event: Message
+    where: str
+    thoughts: tuple[_Piece, ...]
+
+
 class _Piece(NamedTuple):
     """Text for a block, and the event that it is of."""
 
@@ -59,8 +83,14 @@ class _Piece(NamedTuple):
     where: str
 
 
-def convert(episode: Episode, grammar: Grammar, prompt: PromptKind = "compact") -> Trajectory:
-    """One chain for one episode; `grammar` must be bound to the teacher's toolbox."""
+def convert(
+    episode: Episode,
+    grammar: Grammar,
+    prompt: PromptKind = "compact",
+    schemas: Schemas = (),
+) -> Trajectory:
+    """One chain for one episode; `grammar` must be bound to the teacher's toolbox. `schemas` are
+    those of the tools that the student will have, where they are not the record's."""
     check_record(episode)
     trajectory = Trajectory(
         task_id=episode.task_id,
@@ -74,12 +104,16 @@ def convert(episode: Episode, grammar: Grammar, prompt: PromptKind = "compact") 
         seed=episode.seed,
         meta=dict(episode.meta),
     )
-    writer = _Writer(grammar, trajectory)
+    writer = _ChainWriter(grammar, trajectory, episode, schemas)
     ordered = in_one_line(episode.events)
     for at, (number, event) in enumerate(ordered, start=1):
         writer.where = _where(number, event)
+        deed = writer.deeds[number - 1]
+        writer.begin(event)
         if isinstance(event, ToolUse):
             writer.call(event)
+        elif deed is not None and not _part(event):
+            writer.follow(event, deed)
         else:
             later = [event for _, event in ordered[at:]]
             writer.say(event, replans=_replans(later), refused=_refused(later))
@@ -121,6 +155,61 @@ def _part(event: Message) -> str:
     return str(event.facts.get("part", ""))
 
 
+def schema_of(spec: ToolSpec) -> Json:
+    """The schema of a recorded tool; empty where the record has none that can be read."""
+    try:
+        read = json.loads(spec.schema) if spec.schema else {}
+    except ValueError:
+        return {}
+    return read if isinstance(read, dict) and isinstance(read.get("properties"), dict) else {}
+
+
+def as_recorded(spec: ToolSpec) -> RecordedTool:
+    """The tool of a record, with its calls written as a text where that is all that it takes."""
+    schema, body = schema_of(spec), spec.body
+    if schema and body != "code":
+        body = "text" if only_text(schema) else "json"
+    return RecordedTool(spec.name, spec.about, _body(body), spec.schema if schema else "")
+
+
+def team_tools(episodes: Sequence[Episode]) -> list[RecordedTool]:
+    """The tools that a team had over all its episodes, noted or used, as most of them note each.
+
+    One that has the name of an agent and was never used as a tool is how that agent is reached:
+    where it was not called, no recorder can know that.
+    """
+    noted: dict[str, Counter[ToolSpec]] = {}
+    used: dict[str, bool] = {}
+    """Tool -> whether all of its calls are JSON objects."""
+    for episode in episodes:
+        for spec in episode.tools:
+            noted.setdefault(spec.name, Counter())[spec] += 1
+        for event in episode.events:
+            if isinstance(event, ToolUse):
+                written = event.argument.lstrip().startswith("{")
+                used[event.tool] = written and used.get(event.tool, True)
+    agents = {agent.name for episode in episodes for agent in episode.agents}
+    return [
+        _noted_tool(name, noted.get(name, Counter()), json_calls=used.get(name, False))
+        for name in dict.fromkeys([*noted, *used])
+        if name in used or name not in agents
+    ]
+
+
+def _noted_tool(name: str, noted: Counter[ToolSpec], *, json_calls: bool) -> RecordedTool:
+    spec = noted.most_common(1)[0][0] if noted else ToolSpec(name)
+    if len(noted) > 1 and len({each.about for each in noted}) == noted.total():
+        spec = replace(spec, about="")  # it says something else in every task
+    tool = as_recorded(spec)
+    plain = not tool.schema and tool.body == "text"
+    return replace(tool, body="json") if plain and json_calls else tool
+
+
+def _body(stated: str) -> Body:
+    """A body that there is; records of others may state any word."""
+    return next((body for body in BODIES if body == stated), "text")
+
+
 def _where(number: int, event: EpisodeEvent) -> str:
     """An event as a rejection names it; `number` counts from 1, in the order of the record."""
     return f"event {number} ({event.agent})"
@@ -154,11 +243,13 @@ def _words(text: str) -> str:
     return " ".join(re.findall(r"\w+", text.casefold()))
 
 
-class _Writer:
+class _ChainWriter:
     """Builds the trajectory turn by turn, keeping it legal at every block."""
 
-    def __init__(self, grammar: Grammar, trajectory: Trajectory) -> None:
-        self.grammar, self.trajectory = grammar, trajectory
+    def __init__(
+        self, grammar: Grammar, trajectory: Trajectory, episode: Episode, schemas: Schemas
+    ) -> None:
+        self.grammar, self.trajectory, self.answered = grammar, trajectory, episode.answer or ""
         self.state = GrammarState()
         self.where = ""
         """The event that is written, as a rejection names it."""
@@ -174,6 +265,21 @@ class _Writer:
         self.answer = grammar.of_kind("answer")[0]
         called = (grammar.by_name[name] for name in grammar.tool_roles)  # a tool may be named plan
         self.tools = {role.tool or role.name: role.name for role in called}
+        self.specs = {spec.name: schema_of(spec) for spec in episode.tools}
+        self.schemas = {role: json.loads(schema) for role, schema in schemas}
+        self.of_agents = {(r.kind, r.agent): r.name for r in grammar.roles if r.agent}
+        """The blocks of agents, where the grammar names any."""
+        stated = any(isinstance(e, Message) and _part(e) for e in episode.events)
+        follows = bool(self.of_agents) or not stated
+        self.deeds: list[Deed | None]
+        """What messages do that state no part; None each: they are not in the chain."""
+        self.deeds = read_flow(episode) if follows else [None] * len(episode.events)
+        self.heard = SoFar()
+        self.heard.add(episode.question)
+        self.jobs: list[_Given] = []
+        """What was given out and not begun."""
+        self.at_work: set[tuple[str, str]] = set()
+        """Agents, and the branch of each."""
 
     def say(self, event: Message, replans: bool = False, refused: bool = False) -> None:
         """A message: a block of its own where the grammar has one for it, or something to think.
@@ -183,11 +289,15 @@ class _Writer:
         suggestion that it takes back is then thought.
         """
         part = _part(event)
+        if part == "delegation":
+            self._think(event.thought, event.erred)
+            self._give(event, event.agent, event.to)
+            return
         if part == "check" and not self.roles[part]:
             part = "alarm" if _fails(event) else ""
         if part in ("alarm", "approval"):
             self._check_ratings(event)
-        role = self.roles.get(part, "")
+        role = self._own(part, event.agent)
         if part in ("plan", "alarm", "approval") and role and not self._may_come(role):
             role = ""  # a second objection to one call, a new plan where there is only one
         if role and (part != "approval" or self._wants_consent(event)):
@@ -204,8 +314,93 @@ class _Writer:
         elif part in ("query", "verdict"):
             self._think(event.thought)  # only the call is a mistake, not the need for it
 
+    def _own(self, part: str, agent: str) -> str:
+        """The block of a message of this part; that of the agent where it has one of its own."""
+        kind = _BLOCKS.get(part)
+        return self.of_agents.get((kind, agent), self.roles.get(part, "")) if kind else ""
+
+    # -- messages whose part is read from the flow ------------------------------------------
+
+    def follow(self, event: Message, deed: Deed) -> None:
+        """A message that states no part: a job, a plan or a criticism has a block where the grammar
+        names the agent; of everything else what it adds is thought."""
+        told = [piece.text for piece in self.thoughts[-1:]]
+        if event.agent != SYSTEM and told != [" ".join(event.thought.split())]:
+            self._think(event.thought, event.erred)
+        if deed.doing == "acts":
+            return
+        if deed.begins and ("delegation", deed.other) in self.of_agents:
+            text = event.text if deed.doing == "asks" else self.heard.news(event.text)
+            self._give(replace(event, text=text), deed.agent, deed.other)
+            return
+        if deed.doing == "reports":
+            self.at_work.discard((event.agent, event.branch))
+        role = self._role_in_flow(deed)
+        if role and event.text.strip() and not self._is_answer(event) and self._may_come(role):
+            self._block(role, event.text, event.erred)
+        else:
+            known = self.answered if deed.doing == "answers" else ""
+            self._think(self.heard.news(event.text, known), event.erred)
+
+    def _role_in_flow(self, deed: Deed) -> str:
+        """The block of a message that is no job: that of a planner or a critic, in all that it says
+        to others; of an agent that plans its own work, in what it says to nobody."""
+        plans = self.of_agents.get(("plan", deed.agent), "")
+        works = ("delegation", deed.agent) in self.of_agents
+        if plans and (deed.doing == "remarks" or (deed.doing != "answers" and not works)):
+            return plans
+        return self.of_agents.get(("reflection", deed.agent), "")
+
+    def _is_answer(self, event: Message) -> bool:
+        return event.to == USER and normalise(event.text) == normalise(self.answered)
+
+    def _give(self, event: Message, asker: str, agent: str) -> None:
+        """A job: its block is written when the work on it begins, since several may be given out at
+        once, and each agent then works in a branch of its own."""
+        role = self.of_agents.get(("delegation", agent), "")
+        if role:
+            given = _Given(role, asker, agent, event, self.where, tuple(self.thoughts))
+            self.jobs.append(given)
+            self.thoughts.clear()
+        else:
+            self._think(event.text, event.erred)
+
+    def begin(self, event: EpisodeEvent) -> None:
+        """Write the job that an agent now begins with; those that it has given out itself and that
+        nobody began, when it goes on."""
+        here = (event.agent, event.branch)
+        if here not in self.at_work:
+            mine = [job for job in self.jobs if job.agent == event.agent]
+            found = [job for job in mine if job.event.branch == event.branch] or mine
+            if found:
+                self.at_work.add(here)
+                self._write_job(found[0])
+        if isinstance(event, Message) and event.agent != SYSTEM:
+            for job in [job for job in self.jobs if job.asker == event.agent]:
+                self._write_job(job)
+
+    def _write_job(self, job: _Given) -> None:
+        self.jobs.remove(job)
+        where, self.where = self.where, job.where
+        self.thoughts[:0] = job.thoughts
+        self._block(job.role, job_of(job.event.text, job.agent), job.event.erred)
+        self.where = where
+
+    def _argument(self, role: str, event: ToolUse) -> str:
+        """The argument as a block holds it: a text alone where that is all that the tool takes,
+        otherwise JSON in the order of the tool's schema."""
+        recorded, body = self.specs.get(event.tool, {}), self.grammar.by_name[role].body
+        if body == "json":
+            return in_order(event.argument, self.schemas.get(role, recorded)) or "{}"
+        only = only_text(recorded)
+        text = unwrap(event.argument, only) if body == "text" and only else event.argument
+        return text if text.strip() else event.argument
+
+    # -- blocks -----------------------------------------------------------------------------
+
     def _think(self, text: str, erred: bool = False) -> None:
         if text.strip():
+            self.heard.add(text)
             self.thoughts.append(_Piece(" ".join(text.split()), erred, self.where))
 
     def _check_ratings(self, event: Message) -> None:
@@ -281,14 +476,17 @@ class _Writer:
             )
         if event.failure in ("failed", "timeout"):
             raise self._rejection("the environment failed", f"{event.tool} {event.failure}")
-        self._block(role, event.argument, event.erred)
+        self._block(role, self._argument(role, event), event.erred)
         self._end_turn()
         rendered = self.grammar.render_observation(event.result, self.trajectory.segments[-1].text)
         self.trajectory.segments.append(Segment(Author.ENV, rendered))
         self._advance(Block(self.grammar.observation, event.result))
+        self.heard.add(event.result)
         self.usage.tool_calls += 1
 
     def finish(self, answer: str) -> None:
+        for job in list(self.jobs):
+            self._write_job(job)
         self.where = "the answer"
         self._block(self.answer, answer)
         self._end_turn()
@@ -296,8 +494,9 @@ class _Writer:
         self.trajectory.usage = self.usage
 
     def _block(self, role: str, body: str, erred: bool = False) -> None:
-        """Add a block, thinking first where the grammar wants it."""
-        if self.thinker and self.thinker in self.grammar.allowed(self.state):
+        """Add a block, after a thought where there is one or the grammar wants it."""
+        allowed = self.grammar.allowed(self.state)
+        if self.thinker and self.thinker in allowed and (self.thoughts or role not in allowed):
             thoughts, self.thoughts = self.thoughts, []
             self._add(self.thinker, *(thoughts or [_Piece("Next step.", False, self.where)]))
         self._add(role, _Piece(body.strip(), erred, self.where))
@@ -311,6 +510,7 @@ class _Writer:
                 )
         position = len(self.grammar.render(self.blocks)) + bool(self.blocks)
         block = Block(role, LEAD + " ".join(piece.text for piece in pieces))
+        self.heard.add(block.body)
         if all(piece.erred for piece in pieces):
             self.errs.append((position, position + len(self.grammar.render([block]))))
         else:

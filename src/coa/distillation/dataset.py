@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections import Counter
 from collections.abc import (
     AsyncIterator,
@@ -25,7 +26,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 from coa.distillation.card import COPY, PLOT, Making, dataset_card
-from coa.distillation.convert import NotConvertible, convert
+from coa.distillation.convert import NotConvertible, as_recorded, convert, team_tools
 from coa.distillation.filters import Candidate, FilterSettings, apply_filters
 from coa.distillation.funnel import plot, stage_record, table
 from coa.engines.scripted import ScriptedEngine
@@ -35,6 +36,7 @@ from coa.environment import (
     ToolSettings,
     environment_name,
     open_environments,
+    remarks,
     tasks_of,
 )
 from coa.errors import (
@@ -79,13 +81,13 @@ from coa.rollouts import (
     processes_for,
 )
 from coa.tasks import Task, TaskSet
-from coa.tools.base import Tool, Toolbox, clean
+from coa.tools.base import Toolbox, clean
+from coa.tools.recorded import RecordedCall, ToolRecord
 from coa.trajectory import Author, Trajectory, save_trajectories
 
 CONVERTED = "converted.jsonl"
 UNFIT = "its task has no grammar or no tools"
 _GENEROUS = Budget(turns=64, tokens=1 << 20, turn_tokens=1 << 20, context=1 << 22)
-_ANY_LENGTH = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -272,6 +274,8 @@ def _job(asked: Distilling) -> _DistillJob:
         gold = {task.id: task for task in tasks_of(environments, recipe.split, say)}
     for each, task in zip(episodes.values(), found, strict=True):
         each.meta = dict(task.meta)
+    for line in remarks(environments, found, asked.tools):
+        say(line)
     shared: Json = {
         "environments": [env.passed_on() for env in environments],
         "prompt": recipe.prompt,
@@ -445,6 +449,31 @@ async def converter(settings: Json) -> AsyncIterator[Work]:
         yield work
 
 
+async def convert_by_record(
+    episodes: Sequence[Episode],
+    environments: Sequence[Environment],
+    prompt: PromptKind = "compact",
+) -> list[Conversion]:
+    """Convert each episode and replay it against what its record says of its tools: nothing is
+    called, nothing is judged, and nothing is written."""
+    shared: Json = {
+        "environments": [env.passed_on() for env in environments],
+        "prompt": prompt,
+        "reward": to_json(RewardSettings()),
+        "called": False,
+        "offered": _offered(episodes),
+        "tools": asdict(ToolSettings()),
+    }
+    book = GrammarBook([env.value() for env in environments])
+    made = list[Conversion]()
+    async with converter(shared) as work:
+        for key, each in zip(keys_of([e.task_id for e in episodes]), episodes, strict=True):
+            record = json.loads(dumps(each.to_json()))  # as a process gets it, and a file has it
+            done = await work({"key": key, "episode": record, "task": None})
+            made.append(Conversion.from_json(done, book))
+    return made
+
+
 async def convert_one(
     key: str,
     episode: Episode,
@@ -463,6 +492,8 @@ async def convert_one(
     judging = replace(task, question=public.question) if task is not None else public
 
     async def judged(trajectory: Trajectory) -> float | None:
+        if task is None and isinstance(said := episode.meta.get("success"), int | float):
+            return float(said)  # whoever recorded it judged it
         if task is None or (opened.takes_state(public) and trajectory.scored is None):
             return None  # a record has no state that could be judged
         return (await opened.score(task, trajectory)).score
@@ -470,8 +501,9 @@ async def convert_one(
     try:
         with _odd("its tools do not fit into the grammar"):
             bound = await opened.bound(public)
+            schemas = (await opened.toolbox(public)).schemas(bound)
         with _odd("the record cannot be converted"):
-            trajectory = convert(episode, bound, prompt)
+            trajectory = convert(episode, bound, prompt, schemas)
             trajectory.book = opened.grammars
         with _odd("the chain cannot be replayed"):
             again, replay = await _replay(trajectory, judging, opened, task is not None)
@@ -509,8 +541,10 @@ async def _replay(
     turns = [step.model.text for step in trajectory.steps]
     for _ in range(2):
         again = await opened.play(task, ScriptedEngine(turns), judged=judged, budget=_GENEROUS)
-        if again.answer == trajectory.answer and again.text == trajectory.text:
-            return again, ""
+        if again.answer == trajectory.answer:
+            _take_failures(trajectory, again)
+            if again.text == trajectory.text:
+                return again, ""
     pairs = zip(trajectory.segments, again.segments, strict=False)
     seen = ((was, now) for was, now in pairs if was.author is Author.ENV)
     for number, (was, now) in enumerate(seen, start=1):
@@ -518,6 +552,22 @@ async def _replay(
             shown = f"{shortened(was.text)!r}; now {shortened(now.text)!r}"
             return again, f"call {number} is answered in another way: {shown}"
     return again, f"{again.stop}: {again.error}" if again.error else f"it ends as {again.stop}"
+
+
+_FAILED = re.compile(r"Error: \w+ failed: \w+: (?P<reason>.+?)\s*</", re.DOTALL)
+"""What a runtime of ours shows of a function that raised."""
+
+
+def _take_failures(trajectory: Trajectory, again: Trajectory) -> None:
+    """Let a chain show a call that failed as the student's runtime does.
+
+    Every framework puts words of its own around what a tool raised, so a call that fails for the
+    same reason is the same call; only the reason has to be in the record.
+    """
+    for was, now in zip(trajectory.segments, again.segments, strict=False):
+        failed = _FAILED.search(now.text) if was.author is now.author is Author.ENV else None
+        if failed and failed["reason"] in was.text:
+            was.text = now.text
 
 
 # ------------------------------------------------------------------------------------------------
@@ -541,14 +591,10 @@ def _offered(episodes: Iterable[Episode]) -> Json:
     """The tools that the team of each environment had, over all its episodes: those that were
     noted, and those that were used. A prompt that offered only those that its own episode used
     would give it away."""
-    noted: dict[str, dict[str, ToolSpec]] = {}
-    used: dict[str, dict[str, ToolSpec]] = {}
+    teams: dict[str, list[Episode]] = {}
     for episode in episodes:
-        name = environment_name(Task("?", meta=episode.meta))
-        noted.setdefault(name, {}).update({spec.name: spec for spec in episode.tools})
-        calls = (event.tool for event in episode.events if isinstance(event, ToolUse))
-        used.setdefault(name, {}).update({tool: ToolSpec(tool) for tool in calls})
-    return {name: [asdict(s) for s in (used[name] | noted[name]).values()] for name in noted}
+        teams.setdefault(environment_name(Task("?", meta=episode.meta)), []).append(episode)
+    return {name: [asdict(tool) for tool in team_tools(own)] for name, own in teams.items()}
 
 
 def recorded_tools(episode: Episode, grammar: Grammar, offered: Sequence[ToolSpec]) -> Toolbox:
@@ -557,24 +603,22 @@ def recorded_tools(episode: Episode, grammar: Grammar, offered: Sequence[ToolSpe
     `offered` are all tools that the team had. Under `grammar` a tool without a name of its own that
     a block can have gets another one.
     """
-    answers: dict[str, dict[str, str]] = {}
-    for event in episode.events:
-        if isinstance(event, ToolUse):
-            answers.setdefault(event.tool, {}).setdefault(event.argument.strip(), event.result)
+    tools = [as_recorded(spec) for spec in sorted(offered, key=lambda spec: spec.name)]
+    record = ToolRecord(tuple(tools), tuple(calls_of(episode)))
     known = {grammar.by_name[role].tool or role for role in grammar.tool_roles}
     new = sorted({spec.name for spec in offered} - known)
     fit = {name for name in new if is_block_name(name) and name not in grammar.tags}
     blocks = block_names([name for name in new if name not in fit], {*grammar.tags, *fit})
+    return Toolbox(
+        tool.answering(record.answers(tool.name), blocks.get(tool.name, "")) for tool in tools
+    )
 
-    def made(spec: ToolSpec) -> Tool:
-        given, block = answers.get(spec.name, {}), blocks.get(spec.name, "")
 
-        async def answer(argument: str) -> str:
-            return given[argument.strip()]
-
-        return Tool(spec.name, answer, about=spec.about, max_chars=_ANY_LENGTH, block=block)
-
-    return Toolbox(made(spec) for spec in sorted(offered, key=lambda spec: spec.name))
+def calls_of(episode: Episode, task: str = "") -> Iterator[RecordedCall]:
+    """The tool calls of an episode, as a record has them."""
+    for event in episode.events:
+        if isinstance(event, ToolUse):
+            yield RecordedCall(event.tool, event.argument, clean(event.result), task)
 
 
 # ------------------------------------------------------------------------------------------------

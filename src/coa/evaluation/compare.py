@@ -73,6 +73,8 @@ class Measured:
     """Of the tasks with their gold, in order; empty: not known."""
     judged_by: str = ""
     """What the reward depends on beyond its name: a judge, its instructions."""
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    """Fingerprints of what it worked with, as its manifest has them."""
 
     def mean(self, task_id: str) -> float:
         found = self.scores[task_id]
@@ -116,7 +118,35 @@ def load_measured(directory: Path) -> Measured:
         families,
         str((manifest.get("inputs") or {}).get("tasks", "")),
         json.dumps(judged_by, sort_keys=True) if judged_by else "",
+        inputs_of(manifest),
     )
+
+
+_WORKED_WITH = {
+    "binding": "tools",
+    "answers": "corpus",
+    "observations": "observations",
+    "grammar": "grammar",
+    "web": "web",
+    "tools": "recorded answers of tools",
+}
+"""What a manifest says that the rollouts of a run depend on, apart from tasks and model."""
+
+
+def inputs_of(manifest: Json) -> dict[str, str]:
+    """What a run worked with; observations that are real are not in a manifest."""
+    held = manifest.get("inputs") or {}
+    if "binding" not in held:  # of a version that did not keep it
+        return {}
+    named = {name: str(held[name]) for name in _WORKED_WITH if name in held}
+    return {"observations": "real", **named}
+
+
+def other_means(first: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
+    """In what two runs worked differently: a difference between them is not of the models alone."""
+    if not first or not other:
+        return []
+    return [word for name, word in _WORKED_WITH.items() if first.get(name) != other.get(name)]
 
 
 def _finished(directory: Path) -> Json:
@@ -178,6 +208,8 @@ def compare(directories: Sequence[Path]) -> Json:
             spent, solved = sum(run.tokens.values()), sum(run.means)
             row["tokens_per_task"] = round(spent / len(run.tokens), 1)
             row["tokens_per_solved"] = round(spent / solved, 1) if solved else None
+        if means := other_means(first.inputs, run.inputs):
+            row["other"] = means
         rows.append(row | (against(first, run) if run is not first else {}))
     return {"n": len(first.scores), "baseline": first.name, "runs": rows}
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from coa.errors import ConfigError
 from coa.grammar import Block, GrammarState
+from coa.io.machine import in_words
 from coa.io.runs import TIMINGS, Json, read_jsonl, read_object
 from coa.io.settings import find_recipe, load_recipe
 from coa.loop import read_turn
@@ -105,6 +106,7 @@ def latency(directory: Path, solved: float, concurrency: int) -> Json:
     return {
         "n": len(totals),
         "concurrency": concurrency,
+        "machine": in_words(),
         "mean": mean("total"),
         "p50": _percentile(totals, 0.5),
         "p95": _percentile(totals, 0.95),

@@ -164,7 +164,6 @@ def _text_terminals(limits: TextLimits) -> list[str]:
     """What blocks are made of. END: the last token may hold its tag and a line break."""
     return [
         r'END: "\n"',
-        r"BREAK: /[ \n]{1,2}/",
         r"GAP: /[ \n]{0,2}/",
         f"TEXT: GAP /{_WORD}({_PLAIN}){{0,{limits.text - 1}}}/",
         f"CALL: GAP /{_WORD}({_PLAIN}){{0,{limits.call - 1}}}/",
@@ -209,9 +208,12 @@ def _forms(grammar: Grammar, role: Role, limits: TextLimits, schema: str) -> Ite
     elif role.body == "code":
         yield _Form(symbol, block(_fenced(grammar, limits)), "```py\n1\n```")
     elif role.body == "json" and schema:  # a rule, in small letters: schemas are no terminals
-        opening, closing = f'"<{role.name}>"', f'"</{role.name}>"'
-        guarded = json.dumps(_guarded(json.loads(schema)))
-        yield _Form(symbol.lower(), f"BREAK? {opening} %json {guarded} {closing}", "{}")
+        # Its tags are whole terminals, as other blocks are: one that began with a line break of its
+        # own would be lost where another block may stand after the same line break.
+        opens, closes = f"OPEN_{role.name.upper()}", f"CLOSE_{role.name.upper()}"
+        tags = [f'{opens}: GAP "<{role.name}>" GAP', f'{closes}: GAP "</{role.name}>"']
+        rule = f"{opens} %json {json.dumps(_guarded(json.loads(schema)))} {closes}"
+        yield _Form(symbol.lower(), "\n".join([rule, *tags]), "{}")
     elif role.body == "json":
         yield _Form(symbol, block("GAP J_OBJECT GAP"), "{}")
     else:

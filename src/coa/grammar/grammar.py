@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from coa.errors import GrammarError, did_you_mean
 
@@ -111,12 +111,17 @@ def parse_ratings(text: str, criteria: Sequence[str]) -> dict[str, str] | None:
     return ratings
 
 
-Kind = Literal["think", "plan", "tool", "reflection", "suggestion", "check", "answer"]
+Kind = Literal["think", "plan", "tool", "delegation", "reflection", "suggestion", "check", "answer"]
 Body = Literal["text", "code", "json"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 BODIES: tuple[Body, ...] = get_args(Body)
+_NEVER_EMPTY: tuple[Kind, ...] = ("delegation", "tool", "suggestion", "answer")
 ANY_TOOL = "tool"
 """In a successor list: every tool role, also one that is added at run time."""
+
+_ADDED = {"agent": "", "sparing": False}
+"""Fields that older grammars lack. Where they say nothing no record has them, so that a grammar has
+the fingerprint that it always had."""
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*\Z")
 
@@ -173,6 +178,9 @@ class Role:
     """Criteria that a reflection rates good, average or poor; any poor forces a new plan."""
     pass_score: int = 0
     """For a check: this score (of 4) or more releases the answer, less forces a new plan."""
+    agent: str = ""
+    """Of a recorded team: the agent that plans or criticises in this block, or, in a delegation,
+    the one whose work it begins. The converter finds the block of a message by it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +211,8 @@ class Grammar:
     observation: str = "observation"
     preamble: str = ""
     brief: str = ""
+    sparing: bool = False
+    """The interleaved role may be left out where there is nothing to say."""
     origin: str = field(default="", compare=False, repr=False)
     """Fingerprint of the grammar that this one binds to tools; empty: it is not bound."""
 
@@ -258,9 +268,18 @@ class Grammar:
             flat.update(dict.fromkeys(self.tool_roles if name == ANY_TOOL else (name,)))
         return tuple(flat)
 
+    def record(self) -> dict[str, Any]:
+        """The value as a table of plain values, for files and fingerprints."""
+        value = asdict(self)
+        for table in (value, *value["roles"]):
+            for name, usual in _ADDED.items():
+                if table.get(name) == usual:
+                    del table[name]
+        return value
+
     def fingerprint(self) -> str:
         """A hash of the value, for manifests: a name does not say what a file of one's own held."""
-        value = asdict(self)
+        value = self.record()
         del value["origin"]
         return hashlib.sha256(repr(value).encode()).hexdigest()[:16]
 
@@ -294,7 +313,11 @@ class Grammar:
         if state.awaiting:
             return (self.observation,)
         if self.interleave and not state.thought:
-            return (self.interleave,)
+            return (self.interleave, *(self._due(state) if self.sparing else ()))
+        return self._due(state)
+
+    def _due(self, state: GrammarState) -> tuple[str, ...]:
+        """Roles that may come next, an interleaved thought aside."""
         if state.forced:
             return state.forced
         return self.expand(self.start if state.last is None else self.by_name[state.last].next)
@@ -328,7 +351,7 @@ class Grammar:
             problem = f"<{block.role}> may not come here; write {want}."
             problem = problem if options else "Nothing may follow the answer."
             return Fault(FaultKind.ILLEGAL, block.start, problem)
-        if role.kind in ("tool", "answer", "suggestion") and not block.body.strip():
+        if role.kind in _NEVER_EMPTY and not block.body.strip():
             return Fault(FaultKind.EMPTY, block.start, f"<{block.role}> is empty.")
         return None
 
@@ -350,7 +373,8 @@ class Grammar:
     # -- variants ---------------------------------------------------------------------------
 
     def with_tools(self, tools: Sequence[Role]) -> Grammar:
-        """The same grammar with exactly these tool roles, also ones never seen in training.
+        """The same grammar with exactly these tool roles, also ones never seen in training, which
+        may come wherever a tool may.
 
         Blocks that only a missing tool leads to (a reflection without any tool) go with it.
         """
@@ -363,10 +387,13 @@ class Grammar:
         together = [*self.roles[:first], *bound, *after]
         self._refuse(_name_problems([role.name for role in together], self.observation))
         gone = known.keys() - {role.name for role in bound}
+        new = tuple(role.name for role in bound if role.name not in known)
 
         def left(names: tuple[str, ...]) -> tuple[str, ...]:
             """Successors in which any tool stands for those that are gone; an answer where there
             is no tool at all."""
+            if ANY_TOOL not in names and known.keys() & {*names}:
+                names = (*names, *new)
             told = tuple(dict.fromkeys(ANY_TOOL if name in gone else name for name in names))
             told = told if bound else tuple(name for name in told if name != ANY_TOOL)
             lost = gone & {*names} or (ANY_TOOL in names and not bound)
@@ -391,7 +418,8 @@ class Grammar:
             if role.kind == "answer":
                 lines.append(f"    {role.name} --> [*]")
         if self.interleave:
-            lines.append(f"    note right of {self.roles[-1].name}: {self.interleave} before each")
+            when = "may come before each" if self.sparing else "before each"
+            lines.append(f"    note right of {self.roles[-1].name}: {self.interleave} {when}")
         return "\n".join(lines)
 
     def _edge_label(self, role: Role, target: str) -> str:

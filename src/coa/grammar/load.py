@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from dataclasses import asdict, fields
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -21,6 +21,11 @@ _TOP = {each.name for each in fields(Grammar)} - {"origin"}
 _ROLE = {each.name for each in fields(Role)} - {"name"}
 
 
+_PLAIN_ROLE = Role("", "answer")
+_EMPTY = Grammar("", (replace(_PLAIN_ROLE, name="answer"),), ("answer",))
+"""What a file need not say."""
+
+
 def _is_names(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
@@ -31,6 +36,7 @@ _WANTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "next": _NAMES,
     "ratings": _NAMES,
     "pass_score": ("a score from 1 to 4", lambda value: value in (1, 2, 3, 4)),
+    "sparing": ("true or false", lambda value: isinstance(value, bool)),
 }
 """Settings that are not a string: what is expected, and whether a value is that."""
 
@@ -94,6 +100,38 @@ def _grammar(table: dict[str, Any]) -> Grammar:
     return Grammar(**frozen(table) | {"roles": roles})
 
 
+def grammar_to_toml(grammar: Grammar, comments: Mapping[str, Sequence[str]] | None = None) -> str:
+    """The grammar as a file that `grammar_from_toml` reads. `comments` are lines by what they are
+    about: '' is the head; those of `roles.NAME` stand before it, those of a value behind it."""
+    said = comments or {}
+    table = grammar.record()
+    lines = [f"# {line}" for line in said.get("", ())]
+    for key, value in table.items():
+        said_anyway = key not in ("name", "start") and value == getattr(_EMPTY, key)
+        if key not in ("roles", "origin") and not said_anyway:
+            lines.append(_line(key, value, said.get(key, ())))
+    for role in table["roles"]:
+        where = f"roles.{role['name']}"
+        lines += ["", *(f"# {line}" for line in said.get(where, ())), f"[{where}]"]
+        for key, value in role.items():
+            if key != "name" and (key == "kind" or value != getattr(_PLAIN_ROLE, key)):
+                lines.append(_line(key, value, said.get(f"{where}.{key}", ())))
+    return "\n".join([*lines, ""])
+
+
+def _line(key: str, value: Any, behind: Sequence[str]) -> str:
+    shown = _in_toml(value)
+    return f"{key} = {shown}" + "".join(f"  # {line}" for line in behind)
+
+
+def _in_toml(value: Any) -> str:
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(map(_in_toml, value))}]"
+    if isinstance(value, str):  # JSON escapes as TOML does, but for one character
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return json.dumps(value)
+
+
 def _check_settings(where: str, prefix: str, table: dict[str, Any], known: set[str]) -> None:
     for key, value in table.items():
         if key not in known:
@@ -116,7 +154,9 @@ def bound_to(grammar: Grammar, tools: Sequence[str]) -> Grammar:
     return grammar.with_tools([Role(name, "tool") for name in tools]) if tools else grammar
 
 
-def block_names(names: Iterable[str], taken: Container[str]) -> dict[str, str]:
+def block_names(
+    names: Iterable[str], taken: Container[str], prefix: str = "call"
+) -> dict[str, str]:
     """The block of each tool whose own name cannot be one: `Math.Hypot` becomes `math_hypot`.
 
     No two are the same, and none is taken.
@@ -125,7 +165,7 @@ def block_names(names: Iterable[str], taken: Container[str]) -> dict[str, str]:
     for name in names:
         block = re.sub(r"[^a-z0-9_]+", "_", name.lower()).strip("_")
         if not is_block_name(block) or block in taken:
-            block = f"call_{block}"
+            block = f"{prefix}_{block}"
         while block in found.values() or block in taken:
             block += "_2"
         found[name] = block
@@ -169,7 +209,7 @@ class GrammarBook:
 
     def to_json(self) -> Json:
         """The grammars by fingerprint, as JSON has them: lists, no tuples."""
-        known = {name: asdict(grammar) for name, grammar in sorted(self._known.items())}
+        known = {name: grammar.record() for name, grammar in sorted(self._known.items())}
         plain: Json = json.loads(json.dumps(known))
         return plain
 

@@ -51,6 +51,8 @@ def _describe(grammar: Grammar, role: Role) -> str:
             f"; rate each of {', '.join(role.ratings)} as good, average or poor; "
             f"if any is poor, the next block is {plan}"
         )
+    if role.kind == "delegation":
+        text += "; the content is the job, and you go on as the one who does it"
     if role.pass_score:
         text += (
             "; score the suggestion from 1 (wrong) to 4 (right); "
@@ -62,7 +64,8 @@ def _describe(grammar: Grammar, role: Role) -> str:
 def _order(grammar: Grammar) -> list[str]:
     lines = [f"begin with {_either(grammar.expand(grammar.start))}"]
     if grammar.interleave:
-        lines.insert(0, f"<{grammar.interleave}> comes before every other block")
+        when = "may come" if grammar.sparing else "comes"
+        lines.insert(0, f"<{grammar.interleave}> {when} before every other block")
     for role in grammar.roles:
         if role.next:
             lines.append(f"after <{role.name}>: {_either(grammar.expand(role.next))}")

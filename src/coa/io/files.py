@@ -26,13 +26,14 @@ PART = ".coa-part"
 
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[IO[bytes]]:
+def whole_file(path: Path, *, private: bool = False) -> Iterator[IO[bytes]]:
     """A file to write beside `path`, which takes its place at the end, or never when that fails.
 
-    Who may read it: those who could read the file it replaces, or whoever may read a new file.
+    Who may read it: those who could read the file it replaces, or whoever may read a new file; its
+    owner alone when it is `private`.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    mode = _permissions(path) if path.is_file() else None
+    mode = 0o600 if private else _permissions(path) if path.is_file() else None
     beside, descriptor = _new_beside(path, 0o666 if mode is None else mode)
     try:
         with naming(path), os.fdopen(descriptor, "wb") as file:
@@ -252,6 +253,13 @@ def refuse_to_overwrite(target: Path, replaces: bool = False) -> None:
         raise UsageError(f"{target}: is a file, expected a new folder.")
     if not replaces and target.is_dir() and any(target.iterdir()):
         raise UsageError(f"{target}: exists and is not empty. Give a new folder with --out.")
+
+
+def new_folder(folder: Path) -> None:
+    """Make a folder, or take an empty one."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"{folder}: is not empty. Name a folder that is new or empty.")
+    folder.mkdir(parents=True, exist_ok=True)
 
 
 def sync_folder(folder: Path) -> None:

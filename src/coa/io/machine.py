@@ -57,6 +57,12 @@ def memory_gb() -> float | None:
         return None
 
 
+def in_words() -> str:
+    """Cores and memory, for whoever compares times: no name of the machine."""
+    has = memory_gb()
+    return f"{cores()} cores" + (f", {has:g} GB" if has else "")
+
+
 def keep_freed_memory() -> None:
     """Have malloc keep what is freed, up to a gigabyte (glibc; elsewhere nothing happens).
 

@@ -75,10 +75,11 @@ def read_jsonl(path: Path, growing: bool = False) -> Iterator[tuple[int, Json]]:
 
 
 def json_lines(
-    path: Path, lines: Iterable[str], growing: bool = False
+    path: Path, lines: Iterable[str], growing: bool = False, start: int = 1
 ) -> Iterator[tuple[int, Json]]:
-    """The same from lines that were read already; `path` is for messages."""
-    for number, line in enumerate(lines, start=1):
+    """The same from lines that were read already; `path` and the number of the first are for
+    messages."""
+    for number, line in enumerate(lines, start=start):
         if not line.strip():
             continue
         try:

@@ -28,7 +28,7 @@ from coa.io.machine import cores
 from coa.io.runs import Json
 from coa.sandbox import PACKAGES, Sandbox
 
-BENCHES = ("ask", "busy", "parse", "rl", "rollout", "sandbox", "search", "sft")
+BENCHES = ("ask", "busy", "parse", "proxy", "rl", "rollout", "sandbox", "search", "sft")
 Note = Callable[[str], None]
 T = TypeVar("T")
 Reader = Callable[[Grammar, str], object]
@@ -40,6 +40,7 @@ _PASSAGE = (
 _BODIES = {
     "think": "The last result names the capital, so the next look-up is its river. " * 2,
     "plan": "1. Find the capital of the country.\n2. Find the river that flows through it.\n",
+    "delegation": "Find the river that flows through the capital, and how long it is.",
     "tool": "river that flows through the capital",
     "reflection": "Information Conflict: good. Tool Effectiveness: good. "
     "Trajectory Monitoring: average. The passage answers the present step.",
@@ -145,7 +146,14 @@ def run_bench(
         raise UsageError(f"{name!r} is not a measurement.{did_you_mean(name, BENCHES)}")
     if overrides and name not in ("ask", "sft", "rl"):
         raise UsageError(f"bench {name} has no settings, found {overrides[0]!r}.")
-    from coa.lab import bench_ask, bench_busy, bench_rollout, bench_search, bench_train
+    from coa.lab import (
+        bench_ask,
+        bench_busy,
+        bench_proxy,
+        bench_rollout,
+        bench_search,
+        bench_train,
+    )
 
     shown: Callable[[Json], Iterator[str]]
     if name == "ask":
@@ -154,6 +162,8 @@ def run_bench(
         result, shown = bench_parse(), _parse_lines
     elif name == "busy":
         result, shown = bench_busy.bench_busy(note), bench_busy.busy_lines
+    elif name == "proxy":
+        result, shown = bench_proxy.bench_proxy(), bench_proxy.proxy_lines
     elif name == "sandbox":
         result, shown = bench_sandbox(note=note), sandbox_lines
     elif name == "search":

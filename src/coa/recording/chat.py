@@ -106,7 +106,8 @@ class Paid:
     @property
     def amount(self) -> Amount:
         """What it cost."""
-        return Amount(self.call.prompt_tokens + self.call.sampled_tokens, self.call.cost or 0.0)
+        tokens = (self.call.prompt_tokens or 0) + (self.call.sampled_tokens or 0)
+        return Amount(tokens, self.call.cost or 0.0)
 
 
 def count_tokens(text: str) -> int:

@@ -23,16 +23,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 from coa.errors import RecordError, did_you_mean
 from coa.io.runs import Json, read_jsonl, read_records
 from coa.tools.base import Failure
 
-SCHEMA = 3
-READABLE = (1, 2, 3)
+SCHEMA = 4
+READABLE = (1, 2, 3, 4)
 """Schema 1 had neither branches nor model calls, schema 2 did not say which tools there were; all
-of these have defaults, so old files read as they are."""
+of these have defaults, so old files read as they are. Up to schema 3 a number of tokens that is not
+stated is 0, from schema 4 it is unknown."""
 _PLAIN = ("task_id", "question", "teacher", "seed", "answer", "error", "meta")
 _FIELDS = (*_PLAIN, "agents", "events")
 """Of an episode on disk: each must be there, though it may be null where it has a default."""
@@ -76,13 +77,17 @@ class ModelCall:
     model: str
     text: str
     """As it was sampled, before anybody read a message in it."""
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    sampled_tokens: int = 0
+    prompt_tokens: int | None = None
+    """As the server counted them, like the next two; None: it did not say."""
+    cached_tokens: int | None = None
+    sampled_tokens: int | None = None
     cost: float | None = None
     """In the currency of the price table; None: no price is known."""
     given: list[ChatMessage] | None = None
     """The messages it was given, where they do not follow from the events before it."""
+    kept: int = 0
+    """So many messages of the agent's call before this one, its reply among them, stand before
+    those of `given`: a conversation that grows is written once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +125,7 @@ class ToolUse:
     branch: str = ""
 
 
+Number = TypeVar("Number", int, float)
 EpisodeEvent = Message | ToolUse
 _KINDS: Mapping[Any, type[Any]] = {"say": Message, "use": ToolUse}
 """By what an event's `kind` says in a file."""
@@ -140,6 +146,15 @@ class Tokens(NamedTuple):
     def total_cached(self) -> int:
         """With a perfect prompt cache."""
         return self.prompt - self.cached + self.sampled
+
+
+class EpisodeUsage(NamedTuple):
+    """What servers counted for all model calls of an episode; None: one of them did not say."""
+
+    prompt: int | None
+    cached: int | None
+    sampled: int | None
+    cost: float | None
 
 
 @dataclass(slots=True)
@@ -175,17 +190,37 @@ class Episode:
     @property
     def cost(self) -> float | None:
         """Money of all model calls; None when the price of one is not known."""
-        spent = [said.call.cost if said.call else None for _, said in self.model_calls()]
-        known = [cost for cost in spent if cost is not None]
-        return sum(known) if known and len(known) == len(spent) else None
+        return self.usage.cost
+
+    @property
+    def usage(self) -> EpisodeUsage:
+        """What servers counted; unlike `count_tokens` it counts nothing itself."""
+        calls = [said.call or ModelCall("", "") for _, said in self.model_calls()]
+        return EpisodeUsage(
+            total([call.prompt_tokens for call in calls]),
+            total([call.cached_tokens for call in calls]),
+            total([call.sampled_tokens for call in calls]),
+            total([call.cost for call in calls]),
+        )
 
     def messages_of(self, place: int) -> list[ChatMessage]:
         """What the model call at `place` was given, its system prompt first."""
-        said = self.events[place]
-        assert isinstance(said, Message), said
-        if said.call and said.call.given is not None:
-            return said.call.given
-        return self.context_of(said.agent, said.branch, self.events[:place])
+        agent = self.events[place].agent
+        own = [
+            (at, said, said.call or ModelCall("", ""))
+            for at, said in enumerate(self.events[: place + 1])
+            if isinstance(said, Message) and said.agent == agent
+        ]
+        assert own and own[-1][0] == place, self.events[place]
+        since = max((at for at, (_, _, call) in enumerate(own) if not call.kept), default=0)
+        messages: list[ChatMessage] = []
+        for at, said, call in own[since:]:
+            if call.given is None:
+                given = self.context_of(agent, said.branch, self.events[:at])
+            else:
+                given = [*messages[: call.kept], *call.given]
+            messages = [*given, *_seen_by(agent, said)]
+        return given
 
     def context_of(
         self, agent: str, branch: str, events: Sequence[EpisodeEvent]
@@ -207,18 +242,19 @@ class Episode:
         """Cost of every model call, counted with `count`, or as its server counted it.
 
         With a cache an agent pays again only for what it was not given, and did not write, before.
+        A server that does not say what was in its cache is taken to have none.
         """
         prompt = cached = sampled = 0
         sent: dict[str, list[list[ChatMessage]]] = {}
         for place, said in self.model_calls():
-            if said.call and said.call.sampled_tokens:
+            if said.call and said.call.sampled_tokens and said.call.prompt_tokens is not None:
                 prompt += said.call.prompt_tokens
-                cached += said.call.cached_tokens
+                cached += said.call.cached_tokens or 0
                 sampled += said.call.sampled_tokens
                 continue
             given = self.messages_of(place)
             earlier = sent.setdefault(said.agent, [])
-            shared = max((_common(given, before) for before in earlier), default=0)
+            shared = max((common(given, before) for before in earlier), default=0)
             lengths = [count(message.text) for message in given]
             prompt += sum(lengths)
             cached += sum(lengths[:shared])
@@ -262,7 +298,8 @@ class Episode:
             if names.count(name) > 1:
                 raise RecordError(f"agents: found {name!r} twice, expected each agent once.")
         events = enumerate(given.get("events", []), 1)
-        given["events"] = [_event(f"event {at}", each, names) for at, each in events]
+        uncounted = 0 if record["schema"] < 4 else None
+        given["events"] = [_event(f"event {at}", each, names, uncounted) for at, each in events]
         return cls(**given)
 
 
@@ -274,7 +311,13 @@ def _seen_by(agent: str, event: EpisodeEvent) -> list[ChatMessage]:
     return [ChatMessage("user", event.text)] if event.to == agent and event.text else []
 
 
-def _common(one: Sequence[ChatMessage], other: Sequence[ChatMessage]) -> int:
+def total(counted: Sequence[Number | None]) -> Number | None:
+    """The sum where all are known, and there are any."""
+    known = [each for each in counted if each is not None]
+    return sum(known[1:], known[0]) if known and len(known) == len(counted) else None
+
+
+def common(one: Sequence[ChatMessage], other: Sequence[ChatMessage]) -> int:
     """How many messages both begin with."""
     pairs = zip(one, other, strict=False)
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
@@ -322,8 +365,10 @@ def _checked(kind: type[Any], record: Any, where: str) -> Json:
     return given
 
 
-def _event(where: str, record: Any, names: Sequence[str]) -> EpisodeEvent:
-    """One event of a team with these names."""
+def _event(
+    where: str, record: Any, names: Sequence[str], uncounted: int | None = None
+) -> EpisodeEvent:
+    """One event of a team with these names; `uncounted`: tokens that a call does not state."""
     kind = record.get("kind") if isinstance(record, dict) else None
     if kind not in list(_KINDS):  # a list, since what stands there may not be hashable
         raise RecordError(f"{where} has the kind {kind!r}, expected say or use.")
@@ -342,13 +387,16 @@ def _event(where: str, record: Any, names: Sequence[str]) -> EpisodeEvent:
             f"{where}: failure: found {failure!r}, expected null or one of {expected}."
         )
     if "call" in given:
-        given["call"] = _model_call(given["call"], f"{where}: call")
+        given["call"] = _model_call(given["call"], f"{where}: call", uncounted)
     event: EpisodeEvent = _KINDS[kind](**given)
     return event
 
 
-def _model_call(record: Json, where: str) -> ModelCall:
-    given = _checked(ModelCall, record, where)
+_COUNTED = ("prompt_tokens", "cached_tokens", "sampled_tokens")
+
+
+def _model_call(record: Json, where: str, uncounted: int | None) -> ModelCall:
+    given = {**dict.fromkeys(_COUNTED, uncounted), **_checked(ModelCall, record, where)}
     for message in given.get("given", []):
         if not isinstance(message, list) or list(map(type, message)) != [str, str]:
             found = str(message)[:60]

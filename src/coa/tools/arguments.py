@@ -71,6 +71,42 @@ def unwrap(text: str, parameter: str) -> str:
     return only if isinstance(only, str) else text
 
 
+def only_text(schema: Mapping[str, Any]) -> str:
+    """The name of the only argument, where that is a text that must be given and may be any; empty:
+    the arguments are others. Such a call is written as the text alone."""
+    properties = schema.get("properties")
+    if not isinstance(properties, dict) or len(properties) != 1:
+        return ""
+    name, part = next(iter(properties.items()))
+    plain = isinstance(part, dict) and part.get("type") == "string"
+    free = plain and not {"enum", "const"} & part.keys()
+    return name if free and name in schema.get("required", ()) else ""
+
+
+def canonical(argument: str, only: str = "") -> str:
+    """The same text for all ways to write the same arguments: JSON with its keys in order, where a
+    bare text is that of the `only` argument."""
+    bare = argument.strip()
+    value = _parsed(bare, json.loads)
+    if not isinstance(value, dict):
+        if not only:
+            return bare
+        value = {only: bare}
+    elif only and isinstance(text := value.get(only), str):
+        value = {**value, only: text.strip()}  # a block cannot keep what stands around it
+    return json.dumps(value, ensure_ascii=False, sort_keys=True)
+
+
+def in_order(argument: str, schema: Mapping[str, Any]) -> str:
+    """JSON arguments in the order of their schema, which is that of constrained decoding."""
+    value = _parsed(argument, json.loads)
+    if not isinstance(value, dict) or not schema.get("properties"):
+        return argument
+    first = [name for name in schema.get("properties", {}) if name in value]
+    names = [*first, *sorted(value.keys() - {*first})]
+    return json.dumps({name: value[name] for name in names}, ensure_ascii=False)
+
+
 def _unwrapped(value: dict[str, Value], schema: Mapping[str, Any]) -> dict[str, Value]:
     """Arguments that fit once their quotes are taken off: "3" where a number is expected."""
     fitting = dict(value)

@@ -107,6 +107,8 @@ class Tool:
     """Name of the only argument of a text tool: `{"name": "text"}` then reaches it as the text."""
     with_state: Callable[[Any], RunTool] | None = None
     """For a tool that works on the state of its rollout: gives the function to call, given it."""
+    checked: bool = True
+    """Whether arguments in JSON are repaired and checked before the tool sees them."""
 
     def __post_init__(self) -> None:
         if self.timeout_s <= 0 or self.max_chars < 1 or self.concurrency < 0:
@@ -129,7 +131,7 @@ class Tool:
         """The argument as the tool gets it: JSON repaired and checked, other text as it is."""
         if self.body == "text" and self.parameter:
             return unwrap(text, self.parameter)
-        if self.body != "json" or not self.schema:
+        if self.body != "json" or not self.schema or not self.checked:
             return text
         return json.dumps(read_arguments(text, json.loads(self.schema)), ensure_ascii=False)
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from coa.distillation.funnel import Funnel, read_funnel
 from coa.errors import CoaError, RecordError, UsageError
-from coa.evaluation.compare import CHAINS, SCORES, SUMMARY
+from coa.evaluation.compare import CHAINS, SCORES, SUMMARY, inputs_of
 from coa.evaluation.spending import LATENCY
 from coa.grammar.load import GrammarBook
 from coa.io.runs import MANIFEST, METRICS, TIMINGS, Json, read_jsonl, read_records
@@ -67,6 +67,8 @@ class EvaluationRun:
     team: bool = False
     on: str = ""
     """What its tasks are called: runs with the same name have the same tasks."""
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    """Fingerprints of what it worked with."""
 
     @property
     def is_control(self) -> bool:
@@ -346,6 +348,7 @@ def _evaluation(run: Path, top: Path, name: str, manifest: Json, parts: Parts) -
     fingerprint = str(_mapping(manifest.get("inputs")).get("tasks", ""))
     named = Path(str(summary.get("tasks", "")))
     found.on = parts.name_tasks(fingerprint, named.stem)
+    found.inputs = inputs_of(manifest)
     seconds = object_of(run / LATENCY)
     with suppress(KeyError, ValueError):  # of a run whose timings were lost
         found.figures |= {key: finite(seconds[key]) for key in ("p50", "p95")}

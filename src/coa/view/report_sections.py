@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from functools import partial
 from itertools import takewhile
 from typing import Any
 
 from coa.distillation.funnel import Funnel, FunnelStage
+from coa.evaluation.compare import other_means
 from coa.statistics import Estimate, Paired, bootstrap, paired
 from coa.trajectory import StopReason
 from coa.view.plots import (
@@ -216,7 +217,17 @@ def differences(parts: Parts) -> Child:
         ".",
     ]
     left = el("p", listed, class_="note") if apart else None
-    return [table(found, columns, class_="runs"), left]
+    return [table(found, columns, class_="runs"), *_other_means(found), left]
+
+
+def _other_means(found: Sequence[Difference]) -> Iterator[Markup]:
+    """Say where two runs differ in more than the model; of controls everybody knows."""
+    for first, run, _ in found:
+        means = other_means(first.inputs, run.inputs)
+        if means and not run.is_control:
+            said = [strange(run.name), " against ", strange(first.name)]
+            others = f": not of the models alone, since these are others, too: {', '.join(means)}."
+            yield el("p", *said, others, class_="note")
 
 
 # -- breakdowns -----------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from coa.recording.episode import (
     ModelCall,
     ToolUse,
     read_episodes,
+    total,
 )
 from coa.view.browse import Dropped, View, bars, each_of, facts_of, histogram, shown
 from coa.view.terminal import colour_of
@@ -121,8 +122,9 @@ def _add(view: View, episode: Episode) -> None:
         "length": sum(len(event.written) for event in said if event.agent not in (USER, SYSTEM)),
         "mistakes": sum(event.erred for event in said),
     }
-    if made:
-        numbers["tokens"] = sum(call.prompt_tokens + call.sampled_tokens for call in made)
+    used = episode.usage
+    if made and used.prompt is not None and used.sampled is not None:
+        numbers["tokens"] = used.prompt + used.sampled
     facts = [("task", episode.task_id), ("teacher", episode.teacher)]
     if episode.error:
         facts.append(("error", episode.error))
@@ -147,7 +149,7 @@ def _spent(agents: list[AgentSpec], said: list[Message]) -> list[tuple[str, ...]
             continue
         known = [call.cost for call in calls if call.cost is not None]
         totals = (
-            sum(getattr(call, name) for call in calls)
+            total([getattr(call, name) for call in calls])
             for name in ("prompt_tokens", "cached_tokens", "sampled_tokens")
         )
         rows.append(
@@ -155,7 +157,7 @@ def _spent(agents: list[AgentSpec], said: list[Message]) -> list[tuple[str, ...]
                 agent.name,
                 ", ".join(sorted({call.model for call in calls})),
                 f"{len(calls):,}",
-                *(f"{total:,}" for total in totals),
+                *map(_count, totals),
                 _money(sum(known)) if len(known) == len(calls) else "not known",
             )
         )
@@ -187,10 +189,14 @@ def _money(amount: float) -> str:
     return f"{Decimal(f'{amount:.6g}'):,f}"
 
 
+def _count(tokens: int | None) -> str:
+    return "not known" if tokens is None else f"{tokens:,}"
+
+
 def _call(call: ModelCall) -> Json:
     cached = f" ({call.cached_tokens:,} cached)" if call.cached_tokens else ""
     cost = "" if call.cost is None else f", cost {_money(call.cost)}"
-    used = f"{call.prompt_tokens:,} tokens in{cached}, {call.sampled_tokens:,} out"
+    used = f"{_count(call.prompt_tokens)} tokens in{cached}, {_count(call.sampled_tokens)} out"
     return {
         "line": f"{call.model}: {used}{cost}",
         "text": call.text,

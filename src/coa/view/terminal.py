@@ -207,7 +207,8 @@ def print_grammar(out: Console, grammar: Grammar) -> None:
     """Blocks of a protocol with their successors."""
     out.print(f"{grammar.name}: begins with {', '.join(grammar.expand(grammar.start))}")
     if grammar.interleave:
-        out.print(f"{grammar.interleave} comes before every other block", style="dim")
+        when = "may come" if grammar.sparing else "comes"
+        out.print(f"{grammar.interleave} {when} before every other block", style="dim")
     for role in grammar.roles:
         out.print(f"{role.name:>18}  ", style=colour_of(role.name), end="")
         followers = ", ".join(grammar.expand(role.next)) or (
@@ -287,6 +288,8 @@ def print_comparison(out: Console, result: Json) -> None:
 
 
 def _against_lines(row: Json) -> Iterator[str]:
+    if "other" in row:
+        yield f"not of the models alone, since these are others, too: {', '.join(row['other'])}"
     low, high = row["difference_ci95"]
     yield (
         f"{100 * row['difference']:+.1f} points [{100 * low:+.1f}, {100 * high:+.1f}]  "

@@ -27,12 +27,16 @@ from coa.grammar.prompt import PromptKind
 from coa.io.files import check_replaceable
 from coa.io.runs import Json, dumps, write_jsonl
 from coa.io.tables import keep_source, read_columns
+from coa.recording.importers import HEAD
+from coa.recording.importers.reading import head_of, opening
 from coa.tasks import Task, TaskSet
 from coa.trajectory import Author, Segment, StopReason, Trajectory, Usage, save_trajectories
 
 Note = Callable[[str], None]
 T = TypeVar("T")
 
+KINDS = ("afm-sft", "afm-rl")
+"""What was published: chains to imitate, and tasks with gold."""
 RARE = 0.02
 """A tag in fewer of a file's rows than this does not decide about its grammar."""
 _OBSERVATION = re.compile(r"<(observation|information)>.*?</\1>", re.S)
@@ -88,6 +92,21 @@ class Imported(Generic[T]):
 def read_rows(path: Path) -> list[Json]:
     """All rows of a file, in any format that such files are published in."""
     return [columns for _, columns in read_columns(path)]
+
+
+def kind_of(path: Path) -> str:
+    """Which of `KINDS` a file is, by the columns of its first row; empty: it is none."""
+    head = head_of(path, HEAD)
+    first = next(iter(read_columns(path)), (0, {}))[1] if head[:4] == b"PAR1" else opening(head)
+    if isinstance(first, list):
+        first = first[0] if first else None
+    if not isinstance(first, dict):
+        return ""
+    if isinstance(first.get("instruction"), str) and isinstance(first.get("output"), str):
+        return "afm-sft"
+    if first.keys() & {"reward_model", "extra_info"} and first.keys() & {"prompt", "extra_info"}:
+        return "afm-rl"
+    return ""
 
 
 # -- fine-tuning -----------------------------------------------------------------------------

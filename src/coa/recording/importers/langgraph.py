@@ -1,0 +1,439 @@
+"""Message lists of LangChain and LangGraph, states that hold one, and runs that LangSmith exported.
+
+A message is read in whichever of four forms it was dumped: `messages_to_dict`, `dumpd`, as a plain
+object (`model_dump`, states of the LangGraph server), or as OpenAI's API has it. Each message of a
+model is a model call. A list does not say what a call was given: that is taken to be all that
+stands before it, as it is where agents share a state, and a note says so. Runs of LangSmith do say
+it; each trace is one session, however its runs are mixed with others.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from coa.io.runs import Json
+from coa.recording.calls import LoggedCall, LoggedSession
+from coa.recording.episode import ToolSpec
+from coa.recording.importers.reading import Fields, Notes, documents_of, opening
+from coa.recording.importers.team import declared_tool, text_of
+from coa.recording.wire import FunctionCall, WireExchange, WireMessage, WireRole, WireUsage
+
+_ROLES: dict[str, WireRole] = {
+    **{"system": "system", "developer": "system", "SystemMessage": "system"},
+    **{"human": "user", "user": "user", "HumanMessage": "user", "chat": "user"},
+    **{"ai": "assistant", "assistant": "assistant", "AIMessage": "assistant"},
+    **{"AIMessageChunk": "assistant", "HumanMessageChunk": "user"},
+    **{"tool": "tool", "function": "tool", "ToolMessage": "tool", "FunctionMessage": "tool"},
+    **{"ChatMessage": "user", "SystemMessageChunk": "system", "ToolMessageChunk": "tool"},
+}
+_REMOVES = ("remove", "RemoveMessage")
+_THOUGHTS = ("reasoning", "thinking", "reasoning_content")
+_CALLS = ("tool_use", "tool_call", "function_call", "server_tool_call")
+"""Parts of a content that repeat what `tool_calls` says."""
+_HOLDERS = ("values", "state", "output", "outputs", "result", "data")
+"""Where a state or a list stands inside what programs write around it."""
+_IDS = ("task_id", "thread_id", "run_id", "id", "checkpoint_id", "conversation_id")
+
+
+def detect(head: bytes, path: Path) -> bool:
+    return _holds(opening(head))
+
+
+def _holds(value: Any, depth: int = 0) -> bool:
+    if depth > 4:
+        return False
+    if isinstance(value, list):
+        return bool(value) and (_is_message(value[0]) or _holds(value[0], depth + 1))
+    if not isinstance(value, dict) or "steps" in value:
+        return False
+    if _is_run(value):
+        return True
+    if isinstance(value.get("messages"), list):
+        return _holds(value["messages"], depth + 1)
+    held = [value.get("inputs"), *(value.get(name) for name in _HOLDERS)]
+    return any(_holds(each, depth + 1) for each in held if isinstance(each, dict))
+
+
+def _is_run(value: Json) -> bool:
+    return isinstance(value.get("run_type"), str) and "inputs" in value
+
+
+def _is_message(value: Any) -> bool:
+    if not isinstance(value, dict):
+        return False
+    role, held = _unpacked(value)
+    return role in _ROLES and bool(held.keys() & {"content", "tool_calls"})
+
+
+def _unpacked(value: Json) -> tuple[str, Json]:
+    """What kind of message an object is, and the object that has its fields."""
+    if value.get("lc") is not None and isinstance(value.get("kwargs"), dict):
+        path = value.get("id")
+        return str(path[-1]) if isinstance(path, list) and path else "", value["kwargs"]
+    if isinstance(value.get("data"), dict) and isinstance(value.get("type"), str):
+        return value["type"], value["data"]
+    role = value.get("role")
+    if isinstance(role, str):
+        return role, value
+    return str(value.get("type") or ""), value
+
+
+# -- reading ---------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Conversation:
+    name: str
+    question: str
+    messages: list[Fields]
+
+
+def read(files: Sequence[Path], notes: Notes) -> Iterator[LoggedSession]:
+    runs: dict[str, list[Fields]] = {}
+    for _path, where, value in documents_of(files, notes):
+        found = list(_conversations(value, where, notes, runs))
+        if not isinstance(value, dict | list):
+            notes.add("values without a message left out", where)
+        for number, each in enumerate(_longest(found, notes)):
+            yield _session(each, f"{where}#{number + 1}" if number else where, notes)
+    for name, held in runs.items():
+        session = _trace(name, held, notes)
+        if session is not None:
+            yield session
+
+
+def _conversations(
+    value: Any, where: str, notes: Notes, runs: dict[str, list[Fields]], depth: int = 0
+) -> Iterator[_Conversation]:
+    """The lists of messages in a value; runs of LangSmith are put to those of their trace."""
+    if depth > 6:
+        notes.add("values that are nested too deeply left out", where)
+        return
+    if isinstance(value, list):
+        if any(map(_is_message, value)):
+            yield _conversation(Fields({"messages": value}, where, notes))
+            return
+        for number, each in enumerate(value, start=1):
+            if isinstance(each, dict | list):
+                yield from _conversations(each, f"{where}: {number}", notes, runs, depth + 1)
+            else:
+                notes.add("values without a message left out", f"{where}: {number}")
+        return
+    if not isinstance(value, dict):
+        return
+    held = Fields(value, where, notes)
+    if _is_run(value):
+        trace = held.text("trace_id") or held.text("session_id") or where
+        runs.setdefault(trace, []).append(held)
+    elif isinstance(value.get("messages"), list):
+        yield _conversation(held)
+    elif isinstance(value.get("inputs"), dict) or isinstance(value.get("input"), dict):
+        yield from _row(held)
+    else:
+        inner = next((n for n in _HOLDERS if isinstance(value.get(n), dict | list)), "")
+        if inner:
+            yield from _conversations(value[inner], held.at(inner), notes, runs, depth + 1)
+        else:
+            notes.add("values without a message left out", where)
+
+
+def _conversation(held: Fields) -> _Conversation:
+    name = next((text_of(held.held[n]) for n in _IDS if held.held.get(n)), "")
+    question = held.held.get("question")
+    return _Conversation(
+        name, question if isinstance(question, str) else "", held.objects("messages")
+    )
+
+
+def _row(held: Fields) -> Iterator[_Conversation]:
+    """A row with what went in and what came out: of a dataset, or of a run without its type."""
+    given = held.object("inputs" if "inputs" in held else "input")
+    made = held.object("outputs" if "outputs" in held else "output")
+    before = given.objects("messages") if "messages" in given else []
+    after = made.objects("messages") if "messages" in made else []
+    if "message" in made:
+        after = [*after, made.object("message")]
+    if "output" in made and _is_message(made.value("output")):
+        after = [*after, made.object("output")]
+    if before and [m.held for m in after[: len(before)]] == [m.held for m in before]:
+        before = []
+    name = next((text_of(held.held[n]) for n in _IDS if held.held.get(n)), "")
+    if before or after:
+        yield _Conversation(name, "", [*before, *after])
+    else:
+        held.notes.add("values without a message left out", held.where)
+
+
+def _longest(found: list[_Conversation], notes: Notes) -> Iterator[_Conversation]:
+    """Without those states that another one of the same file goes on from (a state's history)."""
+    made = [[str(message.held) for message in each.messages] for each in found]
+    for at, each in enumerate(found):
+        mine = made[at]
+        goes_on = (
+            (len(other) > len(mine) or place < at) and other[: len(mine)] == mine
+            for place, other in enumerate(made)
+            if place != at
+        )
+        if any(goes_on):
+            notes.add("states that another one goes on from left out")
+        else:
+            yield each
+
+
+# -- a list of messages --------------------------------------------------------------------------
+
+
+def _session(each: _Conversation, where: str, notes: Notes) -> LoggedSession:
+    messages = list(_messages(each.messages, notes))
+    asked = next((m.text for m, _ in messages if m.role == "user" and m.text.strip()), "")
+    name = each.name or where
+    about = {"task_id": name, "question": each.question or asked.strip(), "source": "langgraph"}
+    session = LoggedSession(name, about, end={})
+    led = 0
+    while led < len(messages) and messages[led][0].role == "system":
+        led += 1
+    system = "\n\n".join(message.text for message, _ in messages[:led])
+    plain = [message for message, _ in messages]
+    for at, (message, held) in enumerate(messages):
+        if message.role != "assistant":
+            continue
+        exchange = _exchange(held, message, system, plain[led:at])
+        session.calls.append(
+            LoggedCall(name, "langchain", exchange, float(at), at + 0.5, agent=message.name)
+        )
+    if session.calls:
+        notes.add("conversations whose calls are taken to have seen all messages before", where)
+    else:
+        notes.add("conversations without a message of a model", where)
+    made = {call.id for message in plain for call in message.calls}
+    for message, held in messages:
+        if message.role == "tool" and message.answers not in made:
+            notes.add("results of no call that is there", held.where)
+        elif message.role == "tool":
+            session.results.setdefault(message.answers, message)
+    return session
+
+
+def _exchange(
+    held: Fields, reply: WireMessage, system: str, before: Sequence[WireMessage]
+) -> WireExchange:
+    about = held.object("response_metadata")
+    model = about.text("model_name", "model", "model_id")
+    stop = about.text("finish_reason", "stop_reason")
+    return WireExchange(model, system, (), tuple(before), reply, _usage(held, about), stop)
+
+
+def _usage(held: Fields, about: Fields) -> WireUsage:
+    counted = held.object("usage_metadata")
+    if counted.held:
+        cached = counted.object("input_token_details").count("cache_read")
+        return WireUsage(counted.count("input_tokens"), cached, counted.count("output_tokens"))
+    older = about.object("token_usage") if "token_usage" in about else about.object("usage")
+    return WireUsage(
+        older.count("prompt_tokens", "input_tokens"),
+        older.object("prompt_tokens_details").count("cached_tokens"),
+        older.count("completion_tokens", "output_tokens"),
+    )
+
+
+def _messages(given: Sequence[Fields], notes: Notes) -> Iterator[tuple[WireMessage, Fields]]:
+    """(message, the object that has its fields) of each, once."""
+    seen: dict[str, Json] = {}
+    for each in given:
+        role, held = _unpacked(each.held)
+        fields = Fields(held, each.where, notes)
+        if role in _REMOVES:
+            notes.add("messages that only remove others left out", each.where)
+            continue
+        if role not in _ROLES:
+            notes.add("messages of an unknown role left out", each.where)
+            continue
+        name = held.get("id")
+        if isinstance(name, str) and name and seen.setdefault(name, held) is not held:
+            if seen[name] == held:
+                notes.add("messages that stand there twice left out", each.where)
+                continue
+            notes.add("messages that share their id", each.where)
+        yield _message(_ROLES[role], fields), fields
+
+
+def _message(role: WireRole, held: Fields) -> WireMessage:
+    text, thought, other = _content(held)
+    extra = held.object("additional_kwargs")
+    own = [held.value("reasoning_content"), extra.value("reasoning_content")]
+    thought = next((each for each in own if isinstance(each, str) and each), thought)
+    name = held.text("name")
+    if role == "tool":
+        failed = held.value("status") == "error"
+        answers = held.text("tool_call_id")
+        return WireMessage("tool", text, answers=answers, failed=failed, name=name, other=other)
+    calls: list[FunctionCall] = []
+    if role == "assistant":
+        made = held.objects("tool_calls") or extra.objects("tool_calls")
+        calls = [_call(each) for each in (*made, *held.objects("invalid_tool_calls"))]
+        if not calls and "function_call" in extra:
+            calls = [_call(extra.object("function_call"))]
+    return WireMessage(role, text, thought, tuple(calls), name=name, other=other)
+
+
+def _call(held: Fields) -> FunctionCall:
+    """A call as LangChain has it (name, args, id), or as OpenAI's API does."""
+    inner = held.object("function") if "function" in held else held
+    given = inner.value("args") if "args" in inner else inner.value("arguments")
+    name = inner.text("name")
+    if not name:
+        held.notes.add("calls of a tool without a name", held.where)
+    return FunctionCall(held.text("id"), name, arguments_of(given))
+
+
+def arguments_of(given: Any) -> Json | str:
+    """The arguments of a call, which are an object or its JSON text."""
+    if isinstance(given, dict):
+        return given
+    if not isinstance(given, str):
+        return text_of(given) or {}
+    try:
+        read = json.loads(given) if given.strip() else {}
+    except (ValueError, RecursionError):
+        return given
+    return read if isinstance(read, dict) else given
+
+
+def _content(held: Fields) -> tuple[str, str, tuple[str, ...]]:
+    """(text, reasoning, kinds of the parts that are neither) of a message."""
+    value = held.value("content")
+    if value is None or isinstance(value, str):
+        return value or "", "", ()
+    if not isinstance(value, list):
+        held.wrong("content", "a text or a list of parts")
+        return text_of(value), "", ()
+    said: list[str] = []
+    thought: list[str] = []
+    other: list[str] = []
+    for part in value:
+        if isinstance(part, str):
+            said.append(part)
+            continue
+        if not isinstance(part, dict):
+            held.notes.add("parts of a content that are none", held.where)
+            continue
+        kind = part.get("type") if isinstance(part.get("type"), str) else "text"
+        text = part.get("text", part.get(kind))
+        if kind in ("text", "output_text", "input_text", "refusal") and isinstance(text, str):
+            said.append(text)
+        elif kind in _THOUGHTS:
+            thought += [each for each in (part.get(n) for n in _THOUGHTS) if isinstance(each, str)]
+        elif kind not in _CALLS:
+            other.append(str(kind))
+            held.notes.add("parts that are no text left out", held.where)
+    return "\n".join(said), "\n".join(thought), tuple(other)
+
+
+# -- runs of LangSmith ---------------------------------------------------------------------------
+
+
+def _trace(name: str, runs: list[Fields], notes: Notes) -> LoggedSession | None:
+    """The session of a trace: the model calls among its runs, in the order of their end."""
+    known: dict[str, Fields] = {}
+    for run in runs:
+        own = run.text("id")
+        if own and known.setdefault(own, run) is not run:
+            notes.add("runs that share their id, the first taken", run.where)
+    runs = [run for run in runs if known.get(run.text("id"), run) is run]
+    for run in runs:
+        parent = run.text("parent_run_id")
+        if parent and parent not in known:
+            notes.add("runs whose parent is not there", run.where)
+    root = next((run for run in runs if not run.text("parent_run_id")), None)
+    session = LoggedSession(name, {"task_id": name, "source": "langgraph"})
+    for number, run in enumerate(runs):
+        kind = run.text("run_type")
+        if kind == "llm":
+            session.calls.append(_llm_run(run, name, number))
+        elif kind == "tool":
+            result = _found_message(run.object("outputs").held)
+            if result is not None:
+                message = _message("tool", Fields(result[1], run.where, notes))
+                session.results.setdefault(message.answers, message)
+    if not session.calls:
+        notes.add("traces without a model call left out", runs[0].where)
+        return None
+    session.calls.sort(key=lambda call: call.ended)
+    if root is None:
+        notes.add("traces whose root is not there", runs[0].where)
+    elif root.text("end_time") or "outputs" in root:
+        session.end = {}
+        if error := root.value("error"):
+            session.end = {"error": "the run ended with an error"} if error else {}
+    return session
+
+
+def _llm_run(run: Fields, session: str, number: int) -> LoggedCall:
+    given = run.object("inputs").value("messages")
+    if isinstance(given, list) and given and isinstance(given[0], list):
+        if len(given) > 1:
+            run.notes.add("runs with several prompts, the first taken", run.where)
+        given = given[0]
+    asked = Fields({"messages": given if isinstance(given, list) else []}, run.where, run.notes)
+    messages = [message for message, _ in _messages(asked.objects("messages"), run.notes)]
+    led = 0
+    while led < len(messages) and messages[led].role == "system":
+        led += 1
+    system = "\n\n".join(message.text for message in messages[:led])
+    found = _found_message(run.object("outputs").held)
+    extra = run.object("extra")
+    about, params = extra.object("metadata"), extra.object("invocation_params")
+    tools = tuple(_tools(params))
+    begun, ended = _seconds(run.text("start_time"), number), _seconds(run.text("end_time"), number)
+    if found is None:
+        exchange = WireExchange("", system, tools, tuple(messages[led:]))
+        run.notes.add("runs of a model without a reply", run.where)
+    else:
+        held = Fields(found[1], run.where, run.notes)
+        reply = _message("assistant", held)
+        exchange = _exchange(held, reply, system, messages[led:])
+        model = exchange.model or about.text("ls_model_name") or params.text("model", "model_name")
+        exchange = WireExchange(
+            model, system, tools, exchange.messages, reply, exchange.usage, exchange.stop
+        )
+    agent = about.text("lc_agent_name") or _node(about.text("langgraph_checkpoint_ns"))
+    status = 200 if found else 0
+    return LoggedCall(session, "langchain", exchange, begun, max(begun, ended), status, agent=agent)
+
+
+def _tools(params: Fields) -> Iterator[ToolSpec]:
+    for each in params.objects("tools"):
+        yield declared_tool(each)
+
+
+def _node(namespace: str) -> str:
+    """The agent of a namespace such as researcher:UUID|agent:UUID."""
+    nodes = [part.partition(":")[0] for part in namespace.split("|") if part]
+    return nodes[-2] if len(nodes) > 1 else ""
+
+
+def _seconds(text: str, number: int) -> float:
+    """A moment; where it is not stated, the place among the runs."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return float(number)
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
+def _found_message(value: Any, depth: int = 0) -> tuple[str, Json] | None:
+    """The first message inside the outputs of a run."""
+    if depth > 8:
+        return None
+    if isinstance(value, dict):
+        if _is_message(value):
+            return _unpacked(value)
+        inner: Sequence[Any] = list(value.values())
+    else:
+        inner = value if isinstance(value, list) else ()
+    return next((found for each in inner if (found := _found_message(each, depth + 1))), None)

@@ -1,0 +1,447 @@
+"""How importers read JSON of strangers: tolerant, streaming where the file allows it, and counting.
+
+`documents` yields the values of a file, `opening` the first one of a file of which only the head is
+at hand, `Fields` reads the fields of an object as what they should be. What is something else is
+counted in `Notes` and is as if it were not there.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import re
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from coa.errors import RecordError, UsageError
+from coa.io.runs import Json
+
+
+class Notes:
+    """Counts what a reader could not take or had to guess at, with the first place of each kind.
+
+    A kind is the text of a line, "copied steps left out"; neither it nor the place holds a word of
+    what was recorded.
+    """
+
+    def __init__(self) -> None:
+        self.counts: dict[str, int] = {}
+        self.first: dict[str, str] = {}
+
+    def add(self, kind: str, where: str = "", times: int = 1) -> None:
+        if times:
+            self.counts[kind] = self.counts.get(kind, 0) + times
+            self.first.setdefault(kind, where)
+
+    def lines(self) -> list[str]:
+        """One line for each kind, the most frequent first."""
+        told = sorted(self.counts, key=lambda kind: -self.counts[kind])
+        return [
+            f"{kind}: {self.counts[kind]}"
+            + (f" (first: {self.first[kind]})" if self.first[kind] else "")
+            for kind in told
+        ]
+
+
+class Fields:
+    """An object of a stranger's file: each field as what it should be, or as if it were missing."""
+
+    __slots__ = ("held", "notes", "where")
+
+    def __init__(self, held: Json, where: str, notes: Notes) -> None:
+        self.held, self.where, self.notes = held, where, notes
+
+    def __contains__(self, name: str) -> bool:
+        return self.held.get(name) is not None
+
+    def at(self, name: str) -> str:
+        """The place of a field, for a note."""
+        return f"{self.where}: {name}"
+
+    def wrong(self, name: str, expected: str) -> None:
+        """Count a field that is something else than it should be."""
+        found = kind_of(self.held.get(name))
+        self.notes.add(f"{name} is {found}, expected {expected}", self.where)
+
+    def value(self, name: str) -> Any:
+        return self.held.get(name)
+
+    def text(self, *names: str) -> str:
+        """The first of these fields that there is."""
+        for name in names:
+            value = self.held.get(name)
+            if isinstance(value, str):
+                return value
+            if value is not None:
+                self.wrong(name, "a text")
+        return ""
+
+    def count(self, *names: str) -> int | None:
+        """A whole number of 0 or more; None: not said."""
+        for name in names:
+            value = self.held.get(name)
+            if isinstance(value, float) and value.is_integer():
+                value = int(value)
+            if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+                return value
+            if value is not None:
+                self.wrong(name, "a count")
+        return None
+
+    def number(self, *names: str) -> float | None:
+        for name in names:
+            value = self.held.get(name)
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                if math.isfinite(value):
+                    return float(value)
+            elif value is not None:
+                self.wrong(name, "a number")
+        return None
+
+    def flag(self, name: str) -> bool:
+        value = self.held.get(name)
+        if value is not None and not isinstance(value, bool):
+            self.wrong(name, "true or false")
+        return value is True
+
+    def object(self, name: str) -> Fields:
+        """An object inside this one; an empty one where there is none."""
+        value = self.held.get(name)
+        if value is not None and not isinstance(value, dict):
+            self.wrong(name, "an object")
+        return Fields(value if isinstance(value, dict) else {}, self.at(name), self.notes)
+
+    def items(self, name: str) -> list[Any]:
+        value = self.held.get(name)
+        if value is not None and not isinstance(value, list):
+            self.wrong(name, "a list")
+        return value if isinstance(value, list) else []
+
+    def objects(self, name: str) -> list[Fields]:
+        """The objects of a list; what is none there is counted."""
+        found = []
+        for number, each in enumerate(self.items(name), start=1):
+            where = f"{self.where}: {name} {number}"
+            if isinstance(each, dict):
+                found.append(Fields(each, where, self.notes))
+            else:
+                self.notes.add(f"{name} holds {kind_of(each)}, expected an object", where)
+        return found
+
+
+_KINDS = {dict: "an object", list: "a list", str: "a text", bool: "true or false"}
+
+
+def kind_of(value: Any) -> str:
+    """What a value is; what it says is the user's and in no message."""
+    if value is None:
+        return "nothing"
+    return _KINDS.get(type(value), "a number")
+
+
+# -- whole files -------------------------------------------------------------------------------
+
+
+def documents_of(
+    files: Sequence[Path], notes: Notes, *, spread: bool = False
+) -> Iterator[tuple[Path, str, Any]]:
+    """(file, place, value) of the values of all files. One of several that cannot be read is
+    counted; where it is the only one, that is an error."""
+    for path in files:
+        try:
+            for where, value in documents(path, notes, spread=spread):
+                yield path, where, value
+        except RecordError as error:
+            if len(files) == 1:
+                raise
+            reason = str(error).removeprefix(f"{path}: ").partition(" (")[0].rstrip(".")
+            notes.add(f"files that cannot be read ({reason})", path.name)
+
+
+def documents(path: Path, notes: Notes, *, spread: bool = False) -> Iterator[tuple[str, Any]]:
+    """(place, value) of each JSON value of a file: one, or one a line.
+
+    `spread`: the elements of a list that is a whole file are values of their own, and are read one
+    by one, however large it is. A line that is no JSON is counted and passed over.
+    """
+    lined = _is_lined(path)
+    if lined:
+        yield from _lines(path, notes)
+    elif spread and _begins(path) == b"[":
+        yield from _elements(path, notes)
+    else:
+        with open_bytes(path) as file:
+            text = _decoded(path, _read(path, file))
+        try:
+            yield path.name, json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise _no_json(path, error) from None
+
+
+def head_of(path: Path, size: int) -> bytes:
+    """The first bytes of a file, unpacked where it is packed."""
+    with open_bytes(path) as file:
+        return _read(path, file, size)
+
+
+def open_bytes(path: Path) -> IO[bytes]:
+    if not path.is_file():
+        raise UsageError(f"{path}: no such file.")
+    with path.open("rb") as file:
+        packed = file.read(2) == b"\x1f\x8b"
+    return gzip.open(path) if packed else path.open("rb")  # type: ignore[return-value]
+
+
+def _read(path: Path, file: IO[bytes], size: int = -1) -> bytes:
+    try:
+        return file.read(size)
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise RecordError(f"{path}: not a whole gzip file ({error}).") from None
+
+
+def _decoded(path: Path, content: bytes) -> str:
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise RecordError(f"{path}: not UTF-8. Save the file as UTF-8.") from None
+
+
+def _no_json(path: Path, error: Exception) -> RecordError:
+    said = getattr(error, "msg", type(error).__name__)
+    place = f" at line {error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
+    return RecordError(f"{path}: not JSON ({said}{place}); it is cut or not a file of JSON.")
+
+
+def _begins(path: Path) -> bytes:
+    return head_of(path, 4096).removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
+
+
+def _is_lined(path: Path) -> bool:
+    """Whether a file has one JSON value on each line, and more than one line.
+
+    Of the first lines one may be damaged; a list or an object that is spread over lines has none
+    that is a whole value and begins at the margin.
+    """
+    with open_bytes(path) as file:
+        whole = 0
+        for number in range(1, 5):
+            line = _read_line(path, file)
+            if not line:
+                break
+            whole += line[:1] in b"{[" and _is_json(line)
+            if whole and number > 1:
+                return True
+    return False
+
+
+def _read_line(path: Path, file: IO[bytes]) -> bytes:
+    try:
+        return file.readline()
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise RecordError(f"{path}: not a whole gzip file ({error}).") from None
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        return isinstance(json.loads(line), dict | list)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _lines(path: Path, notes: Notes) -> Iterator[tuple[str, Any]]:
+    number = 0
+    with open_bytes(path) as file:
+        while line := _read_line(path, file):
+            number += 1
+            if not line.strip():
+                continue
+            where = f"{path.name}: line {number}"
+            try:
+                value = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+            except UnicodeDecodeError:
+                notes.add("lines that are not UTF-8 left out", where)
+            except (ValueError, RecursionError):
+                cut = not line.endswith(b"\n")
+                what = "a last line that is cut" if cut else "lines that are no JSON"
+                notes.add(f"{what} left out", where)
+            else:
+                yield where, value
+
+
+_CHUNK = 1 << 20
+
+
+def _elements(path: Path, notes: Notes) -> Iterator[tuple[str, Any]]:
+    """The elements of a list that is a whole file, as far as the file goes."""
+    decoder = json.JSONDecoder()
+    number, ended = 0, False
+    with open_bytes(path) as file:
+        text = _Text(path, file)
+        text.skip("[")
+        while True:
+            text.skip(",")
+            if text.peek() in ("]", ""):
+                ended = text.peek() == "]"
+                break
+            value = text.value(decoder)
+            if value is _CUT:
+                break
+            number += 1
+            yield f"{path.name}: element {number}", value
+    if not ended:
+        notes.add("a list that is cut, its last element left out", f"{path.name}: {number + 1}")
+
+
+_CUT = object()
+
+
+class _Text:
+    """The text of a file of which no more is held than one value needs."""
+
+    def __init__(self, path: Path, file: IO[bytes]) -> None:
+        import codecs
+
+        self.path, self.file = path, file
+        self.decode = codecs.getincrementaldecoder("utf-8-sig")().decode
+        self.held, self.whole = "", False
+
+    def more(self, size: int = _CHUNK) -> bool:
+        if self.whole:
+            return False
+        content = _read(self.path, self.file, size)
+        self.whole = len(content) < size
+        try:
+            self.held += self.decode(content, self.whole)
+        except UnicodeDecodeError:
+            raise RecordError(f"{self.path}: not UTF-8. Save the file as UTF-8.") from None
+        return True
+
+    def peek(self) -> str:
+        """The next character that is no blank; empty at the end."""
+        while True:
+            self.held = self.held.lstrip()
+            if self.held or not self.more():
+                return self.held[:1]
+
+    def skip(self, character: str) -> None:
+        if self.peek() == character:
+            self.held = self.held[1:]
+
+    def value(self, decoder: json.JSONDecoder) -> Any:
+        """The next value; what is read at once doubles until it holds one."""
+        size = _CHUNK
+        while True:
+            try:
+                value, end = decoder.raw_decode(self.held)
+            except (ValueError, RecursionError) as error:
+                if isinstance(error, RecursionError) or (self.whole and not _is_cut(error)):
+                    raise _no_json(self.path, error) from None
+                if not self.more(size):
+                    return _CUT
+                size *= 2
+                continue
+            if end == len(self.held) and self.more(size):  # a number may go on
+                size *= 2
+                continue
+            self.held = self.held[end:]
+            return value
+
+
+def _is_cut(error: Exception) -> bool:
+    """Whether the text ended where a value had not."""
+    if not isinstance(error, json.JSONDecodeError):
+        return False
+    return error.pos >= len(error.doc.rstrip()) or "Unterminated" in error.msg
+
+
+# -- what a file begins with -------------------------------------------------------------------
+
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_SCALAR = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?|true|false|null|NaN|-?Infinity")
+
+
+def opening(head: bytes) -> Any:
+    """The JSON value that a file begins with; what the head cuts off is left out of it.
+
+    None where it begins with something else.
+    """
+    text = head.decode("utf-8-sig", "ignore").lstrip()
+    if text[:1] not in ("{", "["):
+        return None
+    return _Opening(text).value()
+
+
+class _Ended(Exception):
+    """Not an error: the head is read."""
+
+
+class _Opening:
+    """Reads one JSON value of a text that may be cut anywhere."""
+
+    def __init__(self, text: str) -> None:
+        self.text, self.place = text, 0
+
+    def value(self) -> Any:
+        """Containers are kept from their first character on, so that what is cut is in place."""
+        root: list[Any] = []
+        open_ones: list[tuple[Any, str]] = [(root, "")]
+        name = ""
+        while not (root and len(open_ones) == 1):
+            try:
+                held, _ = open_ones[-1]
+                mark = self._peek()
+                if mark in "}]":
+                    self.place += 1
+                    open_ones.pop()
+                    continue
+                if mark == ",":
+                    self.place += 1
+                    continue
+                if isinstance(held, dict):
+                    name = self._string()
+                    if self._peek() != ":":
+                        break
+                    self.place += 1
+                    mark = self._peek()
+                made = self._start(mark)
+            except _Ended:
+                break
+            if isinstance(held, dict):
+                held[name] = made
+            else:
+                held.append(made)
+            if isinstance(made, dict | list):
+                open_ones.append((made, name))
+        return root[0] if root else None
+
+    def _peek(self) -> str:
+        while self.place < len(self.text) and self.text[self.place] in " \t\r\n":
+            self.place += 1
+        if self.place >= len(self.text):
+            raise _Ended
+        return self.text[self.place]
+
+    def _start(self, mark: str) -> Any:
+        if mark in "{[":
+            self.place += 1
+            return {} if mark == "{" else []
+        if mark == '"':
+            return self._string()
+        found = _SCALAR.match(self.text, self.place)
+        if not found:
+            raise _Ended
+        self.place = found.end()
+        return json.loads(found[0])
+
+    def _string(self) -> str:
+        found = _STRING.match(self.text, self.place)
+        if not found:
+            raise _Ended
+        self.place = found.end()
+        try:
+            return str(json.loads(found[0], strict=False))
+        except ValueError:
+            raise _Ended from None

@@ -1,0 +1,399 @@
+"""The receiver of `coa record --otel`: programs send their spans here, as to any collector.
+
+It listens on loopback, takes OTLP over HTTP (protobuf or JSON, packed or not), and appends each
+request as one line of OTLP JSON to a file, which is what the collector's file exporter writes and
+what `coa import` reads. A request is answered when its line is written, so what an exporter was
+told to have arrived is on the disk. Metrics are accepted and forgotten.
+
+Which session a span belongs to stands in the address that its program was given,
+`/session/NAME/v1/traces`, and is noted as the resource's `coa.session`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, ClassVar, Self
+from urllib.parse import quote, unquote
+
+from coa.errors import CoaError, RecordError, UsageError
+from coa.io.runs import Appender, Json
+from coa.recording.calls import CallLog, LoggedSession, Redact, cleaned, make_private
+from coa.recording.importers.otlp import Telemetry, from_protobuf
+from coa.recording.importers.reading import Notes
+from coa.recording.importers.spans import CAPTURE_ADVICE, SESSION, assembled
+from coa.recording.importers.work import NOT_CAPTURED
+
+LARGEST = 1 << 28
+"""Bytes of a request, unpacked; exporters send batches of a few megabytes."""
+
+CONTENT = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
+"""Its values changed with 1.37 of the conventions: before, `true`; now, where the content is to be.
+Neither version takes the other's, so what a user has set stays as it is."""
+CAPTURE = {
+    "OTEL_SDK_DISABLED": "false",
+    "OTEL_TRACES_EXPORTER": "otlp",
+    "OTEL_LOGS_EXPORTER": "otlp",
+    "OTEL_METRICS_EXPORTER": "none",
+    "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
+    "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf",
+    "OTEL_EXPORTER_OTLP_LOGS_PROTOCOL": "http/protobuf",
+    "OTEL_EXPORTER_OTLP_HEADERS": "",
+    "OTEL_TRACES_SAMPLER": "always_on",
+    "OTEL_BSP_SCHEDULE_DELAY": "500",
+    "OTEL_BLRP_SCHEDULE_DELAY": "500",
+    "OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT": "",
+    "OTEL_SPAN_ATTRIBUTE_VALUE_LENGTH_LIMIT": "",
+    "OTEL_ATTRIBUTE_COUNT_LIMIT": "1000000",
+    "OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT": "1000000",
+    "OTEL_EVENT_ATTRIBUTE_COUNT_LIMIT": "1000000",
+    "OTEL_SPAN_EVENT_COUNT_LIMIT": "1000000",
+    "OTEL_SEMCONV_STABILITY_OPT_IN": "gen_ai_latest_experimental",
+    CONTENT: "SPAN_ONLY",
+    "TRACELOOP_TRACE_CONTENT": "true",
+    "OPENINFERENCE_HIDE_INPUTS": "false",
+    "OPENINFERENCE_HIDE_OUTPUTS": "false",
+    "OPENINFERENCE_HIDE_INPUT_MESSAGES": "false",
+    "OPENINFERENCE_HIDE_OUTPUT_MESSAGES": "false",
+    "OPENINFERENCE_HIDE_INPUT_TEXT": "false",
+    "OPENINFERENCE_HIDE_OUTPUT_TEXT": "false",
+    "OPENINFERENCE_HIDE_LLM_INVOCATION_PARAMETERS": "false",
+    "OPENINFERENCE_HIDE_LLM_TOOLS": "false",
+}
+"""What a command runs with so that its spans hold what was said, and all of it: OpenTelemetry keeps
+128 attributes of a span, which a flattened conversation of 40 messages exceeds, and most
+instrumentations leave texts out unless they are told otherwise."""
+
+
+class Receiver:
+    """Listens on 127.0.0.1 until its block ends.
+
+    A session that begins with a task has an address of its own; without one, each trace (or
+    conversation) that comes is a session, and `named` are their names.
+    """
+
+    def __init__(
+        self,
+        spans: Path,
+        log: CallLog,
+        redact: Redact | None = None,
+        taken: Iterable[str] = (),
+        port: int = 0,
+    ) -> None:
+        self.counts: Counter[str] = Counter()
+        """Requests by what became of them: traces, logs, metrics, refused, grpc."""
+        self.notes = Notes()
+        self.failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+        """Done when nothing more can be recorded, with the reason."""
+        self.log, self._redact, self._port = log, redact, port
+        make_private(spans)
+        self._file = Appender(spans)
+        self._lock = threading.Lock()
+        self._loop = asyncio.get_running_loop()
+        self._taken = set(taken)
+        self._held: dict[str, tuple[LoggedSession, Telemetry]] = {}
+        """By the name that its program was told: what is known of a session and what came."""
+        self._others = Telemetry(notes=self.notes)
+        """What came for no session."""
+        self._traces: dict[str, LoggedSession] = {}
+        self._calls = self._silent = 0
+
+    async def __aenter__(self) -> Self:
+        answers = type("Answers", (_Answers,), {"receiver": self})
+        try:
+            self._server = _Listening(("127.0.0.1", self._port), answers)
+        except OSError as wrong:
+            self._file.close()
+            raise UsageError(f"port {self._port}: {wrong.strerror}. Choose another.") from None
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
+        self._thread.start()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await asyncio.to_thread(self._server.shutdown)
+        self._server.server_close()
+        self._thread.join()
+        with self._lock:
+            self._file.close()
+
+    # -- sessions ------------------------------------------------------------------------------
+
+    async def begin(self, name: str, **about: Any) -> LoggedSession:
+        """Spans for a session may come."""
+        session = self._open(name)
+        session.about = self.log.begin(session.name, **{**about, "source": "otel"})
+        with self._lock:
+            self._held[name] = session, Telemetry(notes=self.notes)
+        return session
+
+    def _open(self, name: str) -> LoggedSession:
+        """In the log a name that was used before has a number."""
+        unique, number = name, 1
+        while unique in self._taken:
+            number += 1
+            unique = f"{name}~{number}"
+        self._taken.add(unique)
+        return LoggedSession(unique)
+
+    @property
+    def named(self) -> list[str]:
+        """Traces and conversations that belong to no session that was begun."""
+        with self._lock:
+            told, self._others = self._others, Telemetry(notes=self.notes)
+        for found in assembled(told):
+            session = self._open(found.name)
+            session.about = self.log.begin(session.name, **found.about, named=found.name)
+            self._kept(session, found)
+            self._traces[found.name] = session
+        return list(self._traces)
+
+    async def end(self, name: str, **end: Any) -> LoggedSession:
+        """A program ended, and all that it sent has come; its calls are in the log."""
+        if name in self._traces:
+            session = self._traces.pop(name)
+            if session.end is None:  # a span around it never ended
+                end.setdefault("cut", "a span around its work never ended")
+            stated = session.end or {}
+        else:
+            with self._lock:
+                session, told = self._held.pop(name)
+            stated = {}
+            for found in assembled(told):
+                self._kept(session, found)
+                stated = {**found.about, **(found.end or {})}
+        stated = {each: stated[each] for each in ("answer", "gaps", "team") if each in stated}
+        told_tools = [asdict(tool) for tool in session.tools]
+        end = {**stated, **{each: value for each, value in end.items() if value is not None}}
+        session.end = self.log.end(
+            session.name, **end, **({"tools": told_tools} if told_tools else {})
+        )
+        session.end.pop("tools", None)
+        return session
+
+    def _kept(self, session: LoggedSession, found: LoggedSession) -> None:
+        """Write down what was found of a session, as the log keeps it."""
+        for call in found.calls:
+            session.calls.append(self.log.write(replace(call, session=session.name)))
+            self._calls += 1
+            self._silent += call.unread == NOT_CAPTURED
+        for key, result in found.results.items():
+            session.results[key] = self.log.result(session.name, result)
+        session.tools, session.end = found.tools, found.end
+
+    def variables(self, environ: Mapping[str, str], name: str) -> dict[str, str]:
+        """What the program of a session runs with, beside `environ`, so that its spans come here
+        and hold what was said."""
+        session, _ = self._held[name]
+        address, named = self.url, ""
+        if "task_id" in session.about:
+            address = f"{self.url}/session/{quote(name, safe='')}"
+            named = f"{SESSION}={quote(name, safe='')}"
+        before = environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
+        wanted = environ.get(CONTENT, "")
+        own = {CONTENT: wanted} if wanted.lower() not in ("", "false", "no_content") else {}
+        return {
+            **CAPTURE,
+            **own,
+            "OTEL_EXPORTER_OTLP_ENDPOINT": address,
+            "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": f"{address}/v1/traces",
+            "OTEL_EXPORTER_OTLP_LOGS_ENDPOINT": f"{address}/v1/logs",
+            "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": f"{address}/v1/metrics",
+            "TRACELOOP_BASE_URL": address,
+            "PHOENIX_COLLECTOR_ENDPOINT": f"{address}/v1/traces",
+            "OTEL_RESOURCE_ATTRIBUTES": ",".join(each for each in (before, named) if each),
+        }
+
+    def lines(self) -> list[str]:
+        """What a person should know besides the counts."""
+        lines = self.notes.lines()
+        if self._silent:
+            of = f"{self._silent} of {self._calls} model calls hold no text."
+            lines.append(f"{of} {CAPTURE_ADVICE}")
+        if self.counts["grpc"]:
+            lines.append(
+                "an exporter spoke gRPC, which is not taken. Use the one for OTLP over HTTP, as in "
+                "opentelemetry.exporter.otlp.proto.http."
+            )
+        if self.counts["refused"]:
+            lines.append(f"{self.counts['refused']} requests were no OTLP and were refused")
+        return lines
+
+    def why_silent(self) -> str:
+        """Why no model call was seen, as far as one can tell here."""
+        if not self.counts["traces"]:
+            return (
+                "no span arrived. The program has to export spans by OTLP over HTTP to "
+                "OTEL_EXPORTER_OTLP_ENDPOINT, and to end by itself, so that the last are sent; an "
+                "address or another exporter that is set in its code goes before the variable."
+            )
+        return (
+            "spans arrived and no model call among them. Instrument what calls the model "
+            "(openinference-instrumentation-*, opentelemetry-instrumentation-*)."
+        )
+
+    # -- requests, in threads of the server ------------------------------------------------------
+
+    def take(self, path: str, body: bytes, kind: str) -> int:
+        """Take one request; the HTTP status that answers it."""
+        parts = [part for part in path.partition("?")[0].split("/") if part]
+        signal = parts[-1] if len(parts) > 1 and parts[-2] == "v1" else ""
+        if signal not in ("traces", "logs", "metrics"):
+            return 404
+        self.counts[signal] += 1
+        if signal == "metrics":
+            return 200
+        if kind == "application/json":
+            request = json.loads(body)
+        elif kind == "application/x-protobuf":
+            request = from_protobuf(body, signal)
+        else:
+            return 415
+        groups = request.get(_GROUPS[signal]) if isinstance(request, dict) else None
+        if not isinstance(groups, list):
+            return 200 if request == {} else 400  # an empty export is one
+        name = unquote(parts[1]) if parts[0] == "session" and len(parts) == 4 else ""
+        told = [_told(group, name) for group in groups if isinstance(group, dict)]
+        if self._redact:
+            told = _redacted(told, self._redact)
+        with self._lock:
+            self._write({_GROUPS[signal]: told})
+            held = self._held.get(name)
+            into = held[1] if held else self._others
+            into.add({_GROUPS[signal]: told})
+        return 200
+
+    def _write(self, record: Json) -> None:
+        try:
+            self._file.write(record)
+        except BaseException as error:
+            self._loop.call_soon_threadsafe(self._fail, error)
+            raise
+
+    def _fail(self, error: BaseException) -> None:
+        if not self.failed.done():
+            self.failed.set_result(error)
+
+
+_GROUPS = {"traces": "resourceSpans", "logs": "resourceLogs"}
+
+
+def _told(group: Json, name: str) -> Json:
+    """A group of spans, with the session that its address names."""
+    resource = group.get("resource")
+    resource = resource if isinstance(resource, dict) else {}
+    held = resource.get("attributes")
+    held = [each for each in held if isinstance(each, dict)] if isinstance(held, list) else []
+    if name:
+        held = [each for each in held if each.get("key") != SESSION]
+        held.append({"key": SESSION, "value": {"stringValue": name}})
+    return {**group, "resource": {**resource, "attributes": held}}
+
+
+def _redacted(value: Any, redact: Redact) -> Any:
+    """A request with each text in it as `redact` returns it, also those inside JSON in a text."""
+    if isinstance(value, list):
+        return [_redacted(each, redact) for each in value]
+    if not isinstance(value, dict):
+        return value
+    if value.get("key") == SESSION:
+        return value
+    made: Json = {}
+    for name, each in value.items():
+        texts = name in ("stringValue", "message") and isinstance(each, str)
+        made[name] = _redacted_text(each, redact) if texts else _redacted(each, redact)
+    return made
+
+
+def _redacted_text(text: str, redact: Redact) -> str:
+    if text[:1] in ("{", "["):
+        try:
+            return json.dumps(cleaned(json.loads(text), redact), ensure_ascii=False)
+        except (ValueError, RecursionError):
+            pass
+    return redact(text)
+
+
+class _Listening(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 1024
+    """Programs that run at once may all send at once; a refused connection is a span lost."""
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A program that was ended in the middle of a request is no error of ours."""
+
+
+class _Answers(BaseHTTPRequestHandler):
+    """HTTP, as much of it as exporters speak."""
+
+    protocol_version = "HTTP/1.1"
+    receiver: ClassVar[Receiver]
+
+    def do_POST(self) -> None:
+        kind = self.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+        try:
+            body = _unpacked(self._body(), self.headers.get("Content-Encoding", ""))
+            status = self.receiver.take(self.path, body, kind)
+        except (CoaError, ValueError, EOFError, OSError, zlib.error, RecursionError):
+            status = 400  # exporters do not send what was refused so a second time
+        self.receiver.counts["refused"] += status != 200
+        # An empty message says that everything was taken, and in JSON that is an empty object.
+        said = b"{}" if kind == "application/json" else b""
+        self.send_response(status)
+        self.send_header("Content-Type", kind or "application/x-protobuf")
+        self.send_header("Content-Length", str(len(said)))
+        self.end_headers()
+        self.wfile.write(said)
+
+    def _body(self) -> bytes:
+        if self.headers.get("Transfer-Encoding", "").lower() != "chunked":
+            length = int(self.headers.get("Content-Length") or 0)
+            if not 0 <= length <= LARGEST:
+                self.close_connection = True
+                raise RecordError("a request is too large.")
+            body = self.rfile.read(length)
+            if len(body) < length:
+                raise RecordError("a request is cut.")
+            return body
+        body = b""
+        while size := int(self.rfile.readline().partition(b";")[0], 16):
+            if len(body) + size > LARGEST:
+                self.close_connection = True
+                raise RecordError("a request is too large.")
+            body += self.rfile.read(size)
+            self.rfile.readline()
+        while self.rfile.readline().strip():  # trailers
+            pass
+        return body
+
+    raw_requestline: bytes
+
+    def parse_request(self) -> bool:
+        if self.raw_requestline.startswith(b"PRI "):  # how HTTP/2 begins
+            self.receiver.counts["grpc"] += 1
+            self.close_connection = True
+            return False
+        return super().parse_request()
+
+    def log_message(self, *_: object) -> None:
+        return
+
+
+def _unpacked(body: bytes, encoding: str) -> bytes:
+    encoding = encoding.strip().lower()
+    if encoding in ("", "identity"):
+        return body
+    if encoding not in ("gzip", "deflate"):
+        raise RecordError(f"the encoding {encoding!r} is not known.")
+    reader = zlib.decompressobj(zlib.MAX_WBITS | (16 if encoding == "gzip" else 0))
+    unpacked = reader.decompress(body, LARGEST)
+    if not reader.eof:
+        raise RecordError("a packed request is cut or too large.")
+    return unpacked

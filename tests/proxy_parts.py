@@ -1,0 +1,117 @@
+"""What tests of the recording proxy share: programs to record, a plain reading of their sessions.
+
+Run as a program, `python proxy_parts.py OUT [--tasks FILE ...] -- COMMAND` records as `coa record`
+does, with the plain reading of teams: for tests that kill the recorder.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from coa.io.runs import Json
+from coa.recording.calls import CallLog, LoggedSession, read_sessions
+from coa.recording.episode import AgentSpec, Episode, Message
+from coa.recording.program import ProgramRecording, RecordedProgram, record_program
+from coa.recording.proxy import Providers, RecordingProxy, Secrets
+from coa.tasks import Task
+from scripted_provider import PATHS, ScriptedProvider
+
+HERE = Path(__file__).resolve().parent
+
+PROGRAM = """
+import json, os, sys, urllib.request
+
+def ask(text, stream=False, **more):
+    body = {"model": "m", "stream": stream, "messages": [{"role": "user", "content": text}], **more}
+    request = urllib.request.Request(
+        os.environ["OPENAI_BASE_URL"] + "/chat/completions",
+        json.dumps(body).encode(),
+        {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]},
+    )
+    with urllib.request.urlopen(request) as answer:
+        return answer.read().decode()
+
+def said(text, **more):
+    return json.loads(ask(text, **more))["choices"][0]["message"]["content"]
+"""
+"""What a program of a test begins with: a client of its own, so that it starts fast."""
+
+
+def plain_episode(session: LoggedSession, task: Task | None = None) -> Episode:
+    """A stand-in for the graph: one agent says every reply; the last one is the answer."""
+    said = [call.exchange.reply.text for call in session.calls if call.answered]  # type: ignore[union-attr]
+    first = session.calls[0].exchange.messages
+    question = str(session.about.get("question") or (first[-1].text if first else "") or "?")
+    events: list[Any] = [Message("agent", "user", text) for text in said]
+    made = Episode(session.name, question, "recorded", [AgentSpec("agent", "", "")], events)
+    made.answer = said[-1] if said else None
+    return made
+
+
+def program(folder: Path, text: str, name: str = "team.py") -> list[str]:
+    """The command of a program of a test."""
+    path = folder / name
+    path.write_text(PROGRAM + text, encoding="utf-8")
+    return [sys.executable, "-S", str(path)]
+
+
+def recorded(out: Path, command: Sequence[str], **asked: Any) -> RecordedProgram:
+    recording = ProgramRecording(command=tuple(command), **asked)
+    return record_program(recording, out, episode_of=plain_episode)
+
+
+@asynccontextmanager
+async def proxying(
+    provider: ScriptedProvider, log: Path, **more: Any
+) -> AsyncIterator[tuple[RecordingProxy, httpx.AsyncClient]]:
+    """A proxy in front of a provider, and a client of its session `run`."""
+    providers = Providers(f"{provider.url}/v1", provider.url)
+    secrets = more.pop("secrets", None) or Secrets({})
+    with CallLog(log, secrets) as written:
+        async with RecordingProxy(providers, written, secrets, **more) as proxy:
+            await proxy.begin("run")
+            async with httpx.AsyncClient(base_url=proxy.address("run"), timeout=30) as client:
+                yield proxy, client
+            if "run" in proxy._held:
+                await proxy.end("run")
+            assert not proxy.failed.done(), proxy.failed.result()
+
+
+def only(log: Path, name: str = "run") -> LoggedSession:
+    """A session of a log, by its name."""
+    return next(each for each in read_sessions(log) if each.name == name)
+
+
+def body_for(dialect: str, text: str, **more: Any) -> Json:
+    """A request in a dialect."""
+    if dialect == "responses":
+        return {"model": "m", "input": text, **more}
+    made = {"model": "m", "messages": [{"role": "user", "content": text}], **more}
+    return made | ({"max_tokens": 64} if dialect == "anthropic" else {})
+
+
+def path_of(dialect: Any) -> str:
+    return PATHS[dialect]
+
+
+def main() -> None:
+    """Record as `coa record` does; options are the fields of `ProgramRecording`."""
+    place = sys.argv.index("--")
+    own, command = sys.argv[1:place], sys.argv[place + 1 :]
+    asked = ProgramRecording(command=tuple(command))
+    for name, value in zip(own[1::2], own[2::2], strict=True):
+        kind = type(getattr(asked, name.lstrip("-")))
+        asked = replace(asked, **{name.lstrip("-"): kind(value)})
+    done = record_program(asked, Path(own[0]), episode_of=plain_episode)
+    raise SystemExit(done.code)
+
+
+if __name__ == "__main__":
+    main()

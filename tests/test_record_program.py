@@ -1,0 +1,379 @@
+"""`coa record -- COMMAND`: one program, many tasks, what is kept when something is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from coa.errors import ConfigError, UsageError
+from coa.recording.calls import read_sessions
+from coa.recording.episode import load_episodes
+from coa.recording.program import ProgramRecording, record_program, sessions_beside
+from coa.tasks import Task, TaskSet
+from proxy_parts import HERE, plain_episode, program, recorded
+from scripted_provider import Asked, Reply, ScriptedProvider
+
+KEY = "sk-planted-9f3b27"
+SECRET = "the vault code is 4711"
+
+
+@pytest.fixture
+def provider(monkeypatch: pytest.MonkeyPatch) -> object:
+    """A provider that says the last word of what it was asked; the environment points to it."""
+
+    def script(asked: Asked) -> Reply:
+        return Reply(asked.last.split()[-1].strip("?"))
+
+    for name in ("OPENAI_API_BASE", "ANTHROPIC_BASE_URL", "OPENAI_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    with ScriptedProvider(script) as made:
+        monkeypatch.setenv("OPENAI_BASE_URL", f"{made.url}/v1")
+        yield made
+
+
+def tasks_file(folder: Path, count: int) -> Path:
+    path = folder / "tasks.jsonl"
+    tasks = TaskSet(tuple(Task(f"say w{n}", (f"w{n}",), f"t{n}") for n in range(count)))
+    tasks.save(path)
+    return path
+
+
+def test_a_program_is_recorded_unchanged_and_its_run_is_one_episode(
+    tmp_path: Path, provider: ScriptedProvider, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    out = tmp_path / "e.jsonl"
+    command = program(tmp_path, "print(said('say Lima')); ask('again Quito', stream=True)")
+    result = recorded(out, command)
+    assert (result.episodes, result.calls, result.code) == (1, 2, 0)
+    assert capfdbinary.readouterr().out == b"Lima\n"
+    (episode,) = load_episodes(out)
+    assert episode.answer == "Quito" and episode.error is None
+    assert episode.meta["source"] == "proxy" and "success" not in episode.meta
+    (session,) = read_sessions(sessions_beside(out))
+    assert session.end is not None
+    assert session.end["exit_code"] == 0 and session.end["stdout"] == "Lima\n"
+    for path in tmp_path.glob("e.jsonl*"):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
+    assert recorded(out, command).episodes == 2  # a run more, another episode
+
+
+def test_a_program_gets_a_dummy_key_only_for_a_server_of_this_machine(
+    tmp_path: Path, provider: ScriptedProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = program(tmp_path, "ask('x'); print(os.environ['OPENAI_API_KEY'])")
+    recorded(tmp_path / "a.jsonl", command)
+    assert provider.seen[-1][2]["authorization"] == "Bearer none-needed"
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    recorded(tmp_path / "b.jsonl", command)
+    assert provider.seen[-1][2]["authorization"] == f"Bearer {KEY}"
+
+
+@pytest.mark.parametrize(
+    ("rule", "answer"), [("stdout", "I say\nLima"), (r"^(L\w+)$", "Lima"), ("no such", None)]
+)
+def test_the_answer_is_what_the_user_says_it_is(
+    tmp_path: Path, provider: ScriptedProvider, rule: str, answer: str | None
+) -> None:
+    out = tmp_path / "e.jsonl"
+    recorded(
+        out, program(tmp_path, "print('I say'); print(said('say Lima')); ask('x Z')"), answer=rule
+    )
+    (episode,) = load_episodes(out)
+    assert episode.answer == answer
+    assert ("gaps" in episode.meta) == (answer is None)
+
+
+def test_a_program_works_on_every_task_and_goes_on_where_it_was(
+    tmp_path: Path, provider: ScriptedProvider
+) -> None:
+    out, tasks = tmp_path / "e.jsonl", tasks_file(tmp_path, 6)
+    text = "if 'w4' in sys.argv[1] and not os.path.exists('ok'): sys.exit(3)\nask(sys.argv[1])"
+    command = [*program(tmp_path, text), "{question}"]
+    cwd = Path.cwd()
+    os.chdir(tmp_path)
+    try:
+        first = recorded(out, command, tasks=tasks, workers=3)
+        assert (first.episodes, first.silent, first.right) == (5, 1, 1.0)
+        asked = len(provider.asked)
+        (tmp_path / "ok").touch()
+        second = recorded(out, command, tasks=tasks, workers=3)
+    finally:
+        os.chdir(cwd)
+    assert (second.episodes, second.new, second.code) == (6, 1, 0)
+    assert len(provider.asked) == asked + 1
+    episodes = load_episodes(out)
+    assert [episode.task_id for episode in episodes] == [f"t{n}" for n in range(6)]
+    assert all(episode.meta["success"] == 1.0 for episode in episodes)
+    assert [episode.question for episode in episodes][2] == "say w2"
+
+
+def test_without_a_placeholder_the_question_is_on_stdin_and_in_the_environment(
+    tmp_path: Path, provider: ScriptedProvider
+) -> None:
+    text = "ask(' '.join([os.environ['COA_TASK_ID'], os.environ['COA_TASK'], sys.stdin.read()]))"
+    result = recorded(tmp_path / "e.jsonl", program(tmp_path, text), tasks=tasks_file(tmp_path, 1))
+    assert result.episodes == 1 and provider.asked[0].last == "t0 say w0 say w0"
+
+
+def test_a_program_may_work_on_all_tasks_itself(tmp_path: Path, provider: ScriptedProvider) -> None:
+    text = (
+        "base = os.environ['OPENAI_BASE_URL'].partition('/s/')[0]\n"
+        "for n in range(3):\n"
+        "    os.environ['OPENAI_BASE_URL'] = f'{base}/s/t{n}/v1'\n"
+        "    ask(f'say w{n}')\n"
+        "os.environ['OPENAI_BASE_URL'] = f'{base}/v1'\n"
+        "os.environ['OPENAI_API_KEY'] = 'k#t3'\n"
+        "ask('say nothing')\n"
+    )
+    out, tasks = tmp_path / "e.jsonl", tasks_file(tmp_path, 5)
+    result = recorded(out, program(tmp_path, text), tasks=tasks, one_process=True)
+    assert result.episodes == 4 and result.right == 0.75
+    assert provider.seen[-1][2]["authorization"] == "Bearer k"
+    again = recorded(out, program(tmp_path, text), tasks=tasks, one_process=True)
+    assert (again.episodes, again.new) == (4, 0)
+
+
+def test_episodes_can_be_made_again_from_the_log(
+    tmp_path: Path, provider: ScriptedProvider
+) -> None:
+    out, tasks = tmp_path / "e.jsonl", tasks_file(tmp_path, 3)
+    command = [*program(tmp_path, "ask(sys.argv[1])"), "{question}"]
+    recorded(out, command, tasks=tasks)
+    before, asked = out.read_bytes(), len(provider.asked)
+    out.write_bytes(b"")
+    assert recorded(out, (), tasks=tasks, again=True).episodes == 3
+    assert out.read_bytes() == before and len(provider.asked) == asked
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("pass", "has its provider's address in its code"),
+        ("raise SystemExit('no such module')", "ended with exit code 1: no such module"),
+        (
+            "urllib.request.urlopen(os.environ['OPENAI_BASE_URL'] + '/models')",
+            "'GET /v1/models'",
+        ),
+    ],
+)
+def test_a_program_without_a_call_is_told_the_likely_reason(
+    tmp_path: Path,
+    provider: ScriptedProvider,
+    capsys: pytest.CaptureFixture[str],
+    text: str,
+    said: str,
+) -> None:
+    tasks = tasks_file(tmp_path, 9)
+    result = recorded(tmp_path / "e.jsonl", program(tmp_path, text), tasks=tasks)
+    lines = [line for line in capsys.readouterr().err.splitlines() if "no model call" in line]
+    assert len(lines) == 1 and said in lines[0]
+    assert (result.episodes, result.silent, result.code) == (0, 3, 1)  # not all nine
+
+
+def test_a_program_that_takes_too_long_is_ended_and_done(
+    tmp_path: Path, provider: ScriptedProvider
+) -> None:
+    out = tmp_path / "e.jsonl"
+    command = program(tmp_path, "import time; ask('say x'); time.sleep(60)")
+    assert recorded(out, command, tasks=tasks_file(tmp_path, 1), timeout=4.0).episodes == 1
+    (episode,) = load_episodes(out)
+    assert episode.error == "the program took longer than it may (--timeout)"
+
+
+def test_a_program_that_was_killed_is_marked(tmp_path: Path, provider: ScriptedProvider) -> None:
+    out = tmp_path / "e.jsonl"
+    result = recorded(out, program(tmp_path, "ask('say x'); os.kill(os.getpid(), 9)"))
+    (episode,) = load_episodes(out)
+    assert episode.meta["cut"] == episode.error == "the program was killed by SIGKILL"
+    assert result.code == 137
+
+
+# -- the recorder itself is killed ----------------------------------------------------------------
+
+
+def start(out: Path, command: list[str], *options: str) -> subprocess.Popen[bytes]:
+    line = [sys.executable, str(HERE / "proxy_parts.py"), str(out), *options, "--", *command]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    return subprocess.Popen(line, env=environment, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE)
+
+
+def wait_for(found: Callable[[], bool], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not found():
+        assert time.monotonic() < end, "it took too long"
+        time.sleep(0.05)
+
+
+def wait_for_calls(out: Path, count: int) -> None:
+    """A call is in the log a moment after its program has the answer."""
+    wait_for(lambda: sessions_beside(out).read_bytes().count(b'{"event":"call"') == count)
+
+
+WAIT = (
+    "import time\n"
+    "parent = os.getppid()\n"
+    "while not os.path.exists('go') and os.getppid() == parent: time.sleep(0.05)\n"
+)
+"""It waits, but not longer than there is somebody who waits for it."""
+THIRD_WAITS = "ask(sys.argv[1])\nif sys.argv[1] == 'say w2': open('waits', 'w').close()\n"
+THIRD_WAITS += f"else: sys.exit()\n{WAIT}"
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_recorder_that_is_killed_loses_nothing_that_was_finished(
+    tmp_path: Path,
+    provider: ScriptedProvider,
+    number: signal.Signals,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    out, tasks = tmp_path / "e.jsonl", tasks_file(tmp_path, 4)
+    command = [*program(tmp_path, THIRD_WAITS), "{question}"]
+    running = start(out, command, "--tasks", str(tasks))
+    wait_for((tmp_path / "waits").exists)
+    wait_for_calls(out, 3)
+    running.send_signal(number)
+    _, errors = running.communicate(timeout=60)
+    if number != signal.SIGKILL:
+        assert running.returncode == 128 + number
+        assert b"give the same command again to go on" in errors
+    assert [episode.task_id for episode in load_episodes(out)] == ["t0", "t1"]
+    asked = len(provider.asked)
+    (tmp_path / "go").touch()
+    result = recorded(out, command, tasks=str(tasks))
+    assert result.episodes == 4 and len(provider.asked) == asked + 2
+    assert [episode.task_id for episode in load_episodes(out)] == ["t0", "t1", "t2", "t3"]
+    sessions = {session.name: session for session in read_sessions(sessions_beside(out))}
+    assert sessions["t2"].cut and not sessions["t2~2"].cut
+    why = {signal.SIGKILL: "the recording was killed", signal.SIGTERM: "SIGTERM"}
+    assert why.get(number, "Ctrl-C") in sessions["t2"].cut
+    assert len(sessions["t2"].calls) == 1  # what was seen before is there, too
+
+
+def test_a_single_run_that_was_cut_is_an_episode_that_says_so(
+    tmp_path: Path, provider: ScriptedProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    out = tmp_path / "e.jsonl"
+    text = f"ask('say x'); open('waits', 'w').close()\n{WAIT}"
+    running = start(out, program(tmp_path, text))
+    wait_for((tmp_path / "waits").exists)
+    wait_for_calls(out, 1)
+    running.kill()
+    running.communicate(timeout=60)
+    assert recorded(out, program(tmp_path, "ask('say y')", "other.py")).episodes == 2
+    first, second = load_episodes(out)
+    assert first.meta["cut"] == first.error == "the recording was killed"
+    assert "cut" not in second.meta and second.answer == "y"
+
+
+# -- secrets --------------------------------------------------------------------------------------
+
+
+def test_no_key_and_no_redacted_text_is_in_any_file_or_line(
+    tmp_path: Path,
+    provider: ScriptedProvider,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    Path("cleaning.py").write_text("def clean(text):\n    return text.replace('4711', '#')\n")
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    tasks = TaskSet((Task(f"{SECRET} say yes", ("yes",), "t0"), Task(f"{KEY} no", ("x",), "t1")))
+    text = (
+        "question = sys.stdin.read()\n"
+        "tool = {'type': 'function', 'function': {'name': 'f', 'description': question,\n"
+        "        'parameters': {'type': 'object', 'description': question}}}\n"
+        "ask(f'my environment: {os.environ}' + question, tools=[tool])\n"
+        "ask(question, messages=[{'role': 'system', 'content': question},\n"
+        "    {'role': 'assistant', 'tool_calls': [{'id': 'c', 'type': 'function', 'function':\n"
+        "     {'name': 'f', 'arguments': json.dumps({'q': question})}}]},\n"
+        "    {'role': 'tool', 'tool_call_id': 'c', 'content': question}], stream=True)\n"
+        "print(question)\n"
+        "sys.exit('it failed with ' + os.environ['OPENAI_API_KEY'])\n"
+    )
+    out = tmp_path / "out" / "e.jsonl"
+    result = recorded(
+        out, program(tmp_path, text), tasks=tasks, redact="cleaning:clean", answer="stdout"
+    )
+    assert result.episodes == 2
+    said = capfd.readouterr()
+    written = {path.name: path.read_text() for path in out.parent.iterdir()}
+    assert len(written) == 5  # episodes, log, manifest, timings, lock
+    for where, content in {**written, "stdout": said.out, "stderr": said.err}.items():
+        assert KEY not in content and "4711" not in content, where
+    assert "it failed with [key]" in said.err  # what is taken out is seen to be
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (
+            "def clean(text):\n    raise ValueError(text)\n",
+            r"the function failed \(ValueError in line 2",
+        ),
+        ("def clean(text):\n    return None\n", "returned a NoneType, expected a text"),
+    ],
+)
+def test_a_redaction_that_fails_ends_the_recording_and_quotes_nothing(
+    tmp_path: Path,
+    provider: ScriptedProvider,
+    monkeypatch: pytest.MonkeyPatch,
+    code: str,
+    said: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = f"cleaning_{abs(hash(code))}"
+    monkeypatch.syspath_prepend(str(tmp_path))
+    Path(f"{name}.py").write_text(code)
+    with pytest.raises(UsageError, match=said) as wrong:
+        recorded(
+            tmp_path / "e.jsonl", program(tmp_path, f"ask('{SECRET}')"), redact=f"{name}:clean"
+        )
+    assert "4711" not in str(wrong.value)
+    assert "4711" not in sessions_beside(tmp_path / "e.jsonl").read_text()
+
+
+# -- what cannot be -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({}, "no command"),
+        ({"command": ("no-such-program-here",)}, "'no-such-program-here': no such command"),
+        ({"command": ("true",), "answer": "(("}, "--answer: expected last, stdout or a regular"),
+        ({"command": ("true",), "one_process": True}, "--one-process: give the tasks"),
+        ({"command": ("true",), "upstream": "localhost"}, "--upstream: found no address"),
+        ({"again": True}, "there is no log to read again"),
+        ({"command": ("true",), "redact": "json:nothing_such"}, "json has no 'nothing_such'"),
+    ],
+)
+def test_what_cannot_be_recorded_is_said_in_one_line(
+    tmp_path: Path, asked: dict[str, object], said: str
+) -> None:
+    with pytest.raises((UsageError, ConfigError)) as wrong:
+        record_program(
+            ProgramRecording(**asked),  # type: ignore[arg-type]
+            tmp_path / "e.jsonl",
+            episode_of=plain_episode,
+        )
+    assert said in str(wrong.value) and "\n" not in str(wrong.value)
+
+
+def test_another_program_does_not_go_on_with_these_tasks(
+    tmp_path: Path, provider: ScriptedProvider
+) -> None:
+    out, tasks = tmp_path / "e.jsonl", tasks_file(tmp_path, 1)
+    recorded(out, program(tmp_path, "ask('x')"), tasks=tasks)
+    with pytest.raises(ConfigError, match="started with program"):
+        recorded(out, program(tmp_path, "ask('x')", "other.py"), tasks=tasks)
