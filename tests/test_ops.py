@@ -5,14 +5,19 @@ from __future__ import annotations
 import ctypes
 import functools
 import random
+import subprocess
+import sys
+import threading
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from coa.engines import kernels  # noqa: E402
+from coa.engines import kernels, threads  # noqa: E402
 from coa.engines.base import Sampling  # noqa: E402
 from coa.engines.kernels import LANES, CompiledOps, KernelRun, TorchOps  # noqa: E402
 from coa.engines.sampling import draw  # noqa: E402
@@ -198,36 +203,81 @@ def test_what_the_fast_path_cannot_run_is_named(
     assert unsupported(config | changed) == reason
 
 
-class Switch:
-    """Stands for the library: what it was told."""
-
-    def __init__(self) -> None:
-        self.told = list[int]()
-
-    def coa_wait_asleep(self, asleep: int) -> None:
-        self.told.append(asleep)
-
-
-def test_threads_wait_asleep_while_others_want_the_cores() -> None:
-    switch = Switch()
-    watch = kernels.LoadWatch(switch)  # type: ignore[arg-type]
-    for share in (0.05, 0.29, 0.65, 0.7, 0.2, 0.16):
-        watch.judge(share)
-    assert switch.told == [1] and watch.asleep
-    for share in (0.1, 0.2, 0.25):  # between the two bounds nothing changes, either way
-        watch.judge(share)
-    assert switch.told == [1, 0] and not watch.asleep
+def test_threads_leave_to_others_the_cores_that_they_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "cores", lambda: 8)
+    ours = threads.Threads(8)
+    found = []
+    for others in (0.1, 0.39, 0.5, 0.3, 0.2, 3.1, 3.5, 3.7, 8.0, 0.0):
+        ours.judge(others)
+        found.append(ours.now)
+    # Between the two bounds nothing changes, either way; half of them are always ours.
+    assert found == [8, 8, 7, 7, 8, 5, 4, 4, 4, 8]
 
 
-def test_the_way_of_waiting_changes_no_number() -> None:
-    found = library()
-    x, weight = torch.randn(64, 512), torch.randn(2048, 512)
-    before = x @ weight.T
-    for asleep in (1, 1, 0, 0, 1, 0):
-        found.coa_wait_asleep(asleep)
-        assert torch.equal(x @ weight.T, before)
+def test_a_job_of_two_threads_beside_a_busy_process_has_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(threads, "cores", lambda: 2)
+    ours = threads.Threads(2)
+    for others, expected in ((0.66, 1), (1.0, 1), (1.9, 1), (0.1, 2)):
+        ours.judge(others)
+        assert ours.now == expected
 
 
-def test_time_spent_waiting_for_a_core_is_counted() -> None:
-    first = kernels._seconds_waited()
-    assert 0 <= first <= kernels._seconds_waited()
+def test_only_others_at_normal_priority_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stat = tmp_path / "stat"
+    # user, nice, system, idle, waiting, interrupts of two kinds, stolen: hundredths of a second
+    stat.write_text(
+        "cpu  900 0 0 0 0 0 0 0 0 0\ncpu0 200 5000 30 9 9 4 6 9 0 0\n"
+        "cpu1 100 0 10 9 9 0 0 9 0 0\ncpu2 700 0 0 0 0 0 0 0 0 0\nintr 5\n"
+    )
+    monkeypatch.setattr(threads, "_STAT", stat)
+    monkeypatch.setattr(threads.os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr(threads.os, "sysconf", lambda _: 100)
+    monkeypatch.setattr(threads.os, "times", lambda: SimpleNamespace(user=1.5, system=0.25))
+    monkeypatch.setattr(threads.os, "nice", lambda _: 0)
+    assert threads.used_by_others() == pytest.approx(3.5 - 1.75)
+    monkeypatch.setattr(threads.os, "nice", lambda _: 5)  # then all are of one kind
+    assert threads.used_by_others() == pytest.approx(53.5 - 1.75)
+
+
+def test_the_work_of_another_process_is_seen() -> None:
+    before = threads.used_by_others()
+    work = "import time\nwhile time.process_time() < 0.6: pass"
+    subprocess.run([sys.executable, "-c", work], check=True)
+    assert threads.used_by_others() - before > 0.4
+
+
+def test_the_number_holds_in_the_thread_that_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[int] = []
+
+    def compute() -> None:
+        for busy in (0.0, 1.0, 0.0):
+            monkeypatch.setattr(threads, "used_by_others", lambda busy=busy: busy)
+            for each in (ours, fixed):
+                each._since, each._used = time.monotonic() - 1, 0.0
+                each.adapt()
+                found.append(torch.get_num_threads())
+
+    monkeypatch.setattr(threads, "cores", lambda: 2)
+    ours, fixed = threads.Threads(2), threads.Threads(2, fixed=True)
+    worker = threading.Thread(target=compute)  # OpenMP's number is of each thread
+    worker.start()
+    worker.join()
+    assert found == [2, 2, 1, 2, 2, 2]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_number_of_threads_changes_no_product(dtype: torch.dtype) -> None:
+    x, weight, before = torch.randn(64, 512).to(dtype), torch.randn(2048, 512).to(dtype), None
+    usual = torch.get_num_threads()
+    try:
+        for count in (2, 1):
+            torch.set_num_threads(count)
+            product = x @ weight.T
+            before = product if before is None else before
+            assert torch.equal(product, before)
+    finally:
+        torch.set_num_threads(usual)

@@ -45,7 +45,9 @@ TEMPERATURE = Option("Of sampling; 0 takes the likeliest token.")
 CONSTRAIN = Option("Sample only what the grammar allows.")
 WEIGHTS = Option("Of few rollouts at once: full or int8; auto: int8 where it can be.")
 SEED = Option("Seed of every random choice.")
-THREADS = Option("Threads of a model in this process; its share of the cores by default.", least=1)
+THREADS = Option(
+    "Most threads of a model in this process; its share of the cores by default.", least=1
+)
 WORKERS = Option("Processes; as many as there are cores by default.", least=1)
 
 

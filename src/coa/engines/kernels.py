@@ -10,7 +10,6 @@ processor and a home directory may be shared by several machines.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
 import hashlib
@@ -19,8 +18,6 @@ import platform
 import shutil
 import subprocess
 import tempfile
-import threading
-import time
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -31,11 +28,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from coa.io.machine import cpu_features, fair_cores
+from coa.io.machine import cpu_features
 from coa.models.references import cache_dir
 from coa.models.weights import Shape, rotary, rotate
 
-SOURCES = ("vectors.c", "attention.c", "rows.c", "int8.c", "threads.c")
+SOURCES = ("vectors.c", "attention.c", "rows.c", "int8.c")
 LANES = 16 if "avx512f" in cpu_features().split() else 8
 """Numbers of a vector; see vectors.c."""
 PAGE, PADDING = 256, 64
@@ -56,7 +53,6 @@ _ARGUMENTS: dict[str, list[Any]] = {
     "coa_pack_int8": [_POINTER, _INT, _INT, _POINTER, _INT],
     "coa_multiply_int8": [_POINTER, _INT, _INT, _POINTER, _INT, _POINTER, _POINTER, _INT],
     "coa_release_threads": [],
-    "coa_wait_asleep": [_INT],
 }
 
 
@@ -89,62 +85,6 @@ def release_threads() -> None:
     """Let go of this thread's helpers, before another thread computes (see rows.c)."""
     if not isinstance(library := load_kernels(), str):
         library.coa_release_threads()
-
-
-class LoadWatch(threading.Thread):
-    """Has OpenMP's threads wait asleep while others want the cores (see threads.c).
-
-    The system counts how long each thread of this process was ready to run and did not. Alone two
-    threads wait 0.03 to 0.11 seconds in a second together, beside one busy process 0.65 and more.
-    """
-
-    PERIOD, BUSY, QUIET = 0.25, 0.3, 0.15
-
-    def __init__(self, library: ctypes.CDLL) -> None:
-        super().__init__(name="coa-load-watch", daemon=True)
-        self._library, self.asleep = library, False
-
-    def run(self) -> None:
-        before, waited = time.monotonic(), _seconds_waited()
-        while True:
-            time.sleep(self.PERIOD)
-            now, total = time.monotonic(), _seconds_waited()
-            self.judge((total - waited) / (now - before))
-            before, waited = now, total
-
-    def judge(self, share: float) -> None:
-        """Change how threads wait when the share of a second that they could not run says so."""
-        asleep = share > (self.QUIET if self.asleep else self.BUSY)
-        if asleep is not self.asleep:
-            self._library.coa_wait_asleep(int(asleep))
-            self.asleep = asleep
-
-
-def _seconds_waited() -> float:
-    """How long the threads of this process were ready to run while others ran, in all."""
-    waited = 0
-    for task in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(OSError):  # it has ended
-            waited += int((task / "schedstat").read_text().split()[1])
-    return waited / 1e9
-
-
-@functools.cache
-def _watch_load() -> LoadWatch | None:
-    """One for the process; None where the system counts nothing, or without kernels."""
-    library = load_kernels()
-    if isinstance(library, str) or not Path("/proc/self/schedstat").exists():
-        return None
-    watch = LoadWatch(library)
-    watch.start()
-    return watch
-
-
-def use_threads(threads: int | None) -> None:
-    """Compute with so many threads (None: a fair share of the cores) that make way for others."""
-    torch.set_num_threads(threads or fair_cores())
-    if torch.get_num_threads() > 1:
-        _watch_load()
 
 
 def _compile(compiler: str, source: str, path: Path) -> None:

@@ -28,7 +28,8 @@ from torch import Tensor
 
 from coa.engines.base import CodecEngine, Completion, OnText, Sampling, TextCodec, most_tokens
 from coa.engines.batch import Batch, BatchRequest, Guesses
-from coa.engines.kernels import release_threads, slot_bytes, use_threads
+from coa.engines.kernels import release_threads, slot_bytes
+from coa.engines.threads import adapt_threads, use_threads
 from coa.engines.llama import EXACT_ROWS, Chunk, LlamaForward
 from coa.engines.sampling import Matchers
 from coa.errors import CoaError, ConfigError, EngineError, MissingExtra, ModelError
@@ -190,7 +191,7 @@ class LocalEngine(CodecEngine):
         self.codec = Codec.from_folder(self._folder)
         longest = positions_of(config) or DEFAULT_CONTEXT
         self.context = min(context or DEFAULT_CONTEXT, longest)
-        use_threads(threads)
+        use_threads(threads, fixed=deterministic)
         keep_freed_memory()
         slots = min(slots, EXACT_ROWS) if deterministic else slots  # more requests wait their turn
         base = base_hash(self._folder)
@@ -294,6 +295,7 @@ class LocalEngine(CodecEngine):
                 try:
                     for job in joined:
                         self._start(job)
+                    adapt_threads()
                     done = self._batch.step()
                     _show_text(self.codec, [*self._batch.running, *done])
                     for request in done:

@@ -1,6 +1,6 @@
 /* Vectors of LANES floats, in the extensions of GCC and Clang: 16 where the processor has AVX512, as
  * many as AVX2 holds elsewhere. What is wider than a register goes through memory, which took attention
- * 2.6 times as long. kernels.py compiles this file, attention.c, rows.c, int8.c and threads.c as one, at
+ * 2.6 times as long. kernels.py compiles this file, attention.c, rows.c and int8.c as one, at
  * first use, and gives LANES, PAGE, PADDING, TILE and GROUP.
  *
  * Arithmetic is float32, and sums of products of bfloat16 are float32.

@@ -165,8 +165,10 @@ def _sample(orders: Orders, streams: int, model: str) -> None:
     from coa.engines.local import LocalEngine
     from coa.lab.bench_rollout import Lengths, Texts
 
-    # Without guesses: how many come true differs between windows.
-    engine = LocalEngine(model, slots=streams, context=256 + _TOKENS, guess=False)
+    # Without guesses: how many come true differs between windows. One stream has the weights that
+    # `coa ask` takes.
+    weights = "auto" if streams == 1 else "full"
+    engine = LocalEngine(model, slots=streams, context=256 + _TOKENS, guess=False, weights=weights)
     engine._batch._eos = frozenset()
     prompts = Texts(engine.codec).work(streams, Lengths()).prompts
 

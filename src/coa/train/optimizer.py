@@ -17,6 +17,7 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from coa.engines.threads import adapt_threads
 from coa.errors import TrainingError
 from coa.train.policy import Policy
 from coa.train.prefixes import alphabetical, common
@@ -124,6 +125,7 @@ class PolicyOptimizer:
             parts = [*own, *[self._policy.idle] * (most - len(own))]
         loss = torch.zeros((), device=self._policy.device)
         for part in parts:
+            adapt_threads()
             found = part()
             # FSDP takes the mean over processes; the losses are parts of a sum.
             (found if sharded is None else found * processes.count).backward()

@@ -29,7 +29,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from coa.engines.kernels import use_threads
+from coa.engines.threads import use_threads
 from coa.errors import (
     ConfigError,
     GrammarError,
@@ -454,7 +454,7 @@ def _open_run(settings: SftSettings, rows: Sequence[Row], directory: Path, base:
 
 def set_up_torch(settings: TrainingSettings) -> None:
     """Threads, randomness and determinism; the processes of one machine share its cores."""
-    use_threads(settings.threads)
+    use_threads(settings.threads, fixed=settings.deterministic)
     keep_freed_memory()
     torch.manual_seed(settings.seed)  # nothing draws from it, but checkpoints hold its state
     torch.use_deterministic_algorithms(settings.deterministic)
