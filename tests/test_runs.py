@@ -403,6 +403,20 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     yield clock
 
 
+def test_the_first_of_many_says_nothing_of_the_end(clock: SimpleNamespace) -> None:
+    progress = Progress("evaluate", total=200, mode="silent")
+    clock.now += 9  # all 64 that run at once have taken as long
+    progress.advance()
+    assert progress.line() == "evaluate 1/200 0%  0.111/s  9s so far"
+    clock.now += 1
+    progress.advance(9)
+    assert progress.line() == "evaluate 10/200 5%  1/s  3m10s left"
+    slow = Progress("sft", total=200, mode="silent")
+    clock.now += 31  # slow work says something after half a minute
+    slow.advance()
+    assert slow.line() == "sft 1/200 0%  0.0323/s  1h42m left"
+
+
 def test_progress_in_a_pipe_is_a_line_now_and_then(
     capsys: pytest.CaptureFixture[str], clock: SimpleNamespace
 ) -> None:

@@ -29,9 +29,9 @@ from torch import Tensor
 from coa.engines.base import CodecEngine, Completion, OnText, Sampling, TextCodec, most_tokens
 from coa.engines.batch import Batch, BatchRequest, Guesses
 from coa.engines.kernels import release_threads, slot_bytes
-from coa.engines.threads import adapt_threads, use_threads
 from coa.engines.llama import EXACT_ROWS, Chunk, LlamaForward
 from coa.engines.sampling import Matchers
+from coa.engines.threads import adapt_threads, use_threads
 from coa.errors import CoaError, ConfigError, EngineError, MissingExtra, ModelError
 from coa.io.machine import keep_freed_memory, native_bfloat16, processes_here
 from coa.io.machine import memory_gb as memory_gb_of_machine

@@ -2,7 +2,7 @@
 
 The threads of a product wait for one another. When one of them shares its core with another
 process, all go at its pace, and who waits awake takes time from who works: two threads beside one
-busy process were slower than one thread that has a core to itself. So a job of ours leaves to others
+busy process were slower than one thread that has a core to itself. So a job of ours leaves others
 the cores that they use, down to half of its own, and takes them back when they are free.
 """
 
@@ -29,9 +29,12 @@ class Threads:
     """Seconds over which the use of the cores is measured."""
     TAKEN, FREE = 0.4, 0.25
     """Shares of a core: others that use more get it, and it is free again below the other."""
+    PATIENCE = 20
+    """Measurements until all threads are tried again: what runs at low priority fills a core that
+    was left to somebody else, and would give it back."""
 
     def __init__(self, most: int, fixed: bool = False) -> None:
-        self.most, self.now = most, most
+        self.most, self.now, self._judged = most, most, 0
         self._watched = most > 1 and not fixed and _STAT.exists()
         self._since, self._used = time.monotonic(), used_by_others() if self._watched else 0.0
 
@@ -45,24 +48,23 @@ class Threads:
 
     def judge(self, others: float) -> None:
         """Choose a number when others use so many cores."""
-        free = cores() - others
+        free, self._judged = cores() - others, self._judged + 1
         fewest, most = int(free + self.FREE), int(free + self.TAKEN)
         wanted = min(max(self.now, fewest), most)
+        if self._judged % self.PATIENCE == 0:
+            wanted = self.most
         self.now = min(max(wanted, (self.most + 1) // 2), self.most)
 
 
 def used_by_others() -> float:
-    """Seconds of this process's cores that other processes have used since the machine started.
-
-    What runs at low priority is left out: it gives way by itself.
-    """
+    """Seconds of this process's cores that other processes have used since the machine started."""
     own, mine = os.times(), os.sched_getaffinity(0)
     ticks = 0
     for line in _STAT.read_text(encoding="ascii").splitlines():
         name, _, rest = line.partition(" ")
         if name[3:].isdigit() and name.startswith("cpu") and int(name[3:]) in mine:
             user, nice, system, _, _, irq, softirq, *_ = map(int, rest.split())
-            ticks += user + system + irq + softirq + (nice if os.nice(0) > 0 else 0)
+            ticks += user + nice + system + irq + softirq
     return ticks / os.sysconf("SC_CLK_TCK") - own.user - own.system
 
 
@@ -78,6 +80,6 @@ def use_threads(threads: int | None, fixed: bool = False) -> None:
 
 
 def adapt_threads() -> None:
-    """Leave cores to others, or take them back; called between steps by the thread that computes."""
+    """Leave cores to others, or take them back; for the thread that computes, between steps."""
     if _threads is not None:
         _threads.adapt()

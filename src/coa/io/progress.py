@@ -19,6 +19,9 @@ _FIRST_S, _EVERY_S = 5.0, 30.0
 """Seconds until the first plain line, and between those that follow."""
 _RECENT_S, _RECENT_STEPS = 30.0, 4
 """The rate is that of the last seconds, and of no fewer steps than these."""
+_SHOWS = 0.05
+"""Before this share of the work, or those seconds, nothing is said of when it ends: the first of
+many rollouts that run at once says nothing of those that follow."""
 
 
 def say(line: str) -> None:
@@ -92,8 +95,10 @@ class Progress:
         count, rate = f"{self.what} {self.done}", self.rate()
         if self.total:
             count += f"/{self.total} {100 * self.done // self.total}%"
-        left = f"{duration(time.monotonic() - self._start)} so far"
-        if self.total and rate and self.done < self.total:
+        spent, new = time.monotonic() - self._start, self.done - self._first
+        left = f"{duration(spent)} so far"
+        told = self.total and (new >= _SHOWS * (self.total - self._first) or spent >= _RECENT_S)
+        if self.total and told and rate and self.done < self.total:
             left = f"{duration((self.total - self.done) / rate)} left"
         return "  ".join([count, f"{rate:.3g}/s", left, self._figures]).rstrip()
 
