@@ -63,6 +63,9 @@ class Setup:
             at_least(name, getattr(self, name), 1)
         if self.dtype not in ("auto", "bfloat16", "float32"):
             raise ConfigError(f"dtype: found {self.dtype!r}, expected auto, bfloat16 or float32.")
+        for name in self.peers:
+            if name not in PEERS:
+                raise ConfigError(f"peers: {name!r} is none.{did_you_mean(name, PEERS)}")
 
     def to_json(self) -> Json:
         native = "bfloat16" if native_bfloat16() else "float32"
@@ -224,14 +227,6 @@ PEERS: Mapping[str, Trainer] = {
 """TRL, and other ways to run it, to see that the first is the fastest."""
 
 
-def trainers_named(peers: Sequence[str]) -> dict[str, Trainer]:
-    """Ours and these peers."""
-    for name in peers:
-        if name not in PEERS:
-            raise ConfigError(f"peers: {name!r} is none.{did_you_mean(name, PEERS)}")
-    return {"ours": train_ours, **{name: PEERS[name] for name in peers}}
-
-
 def _train(command: Sequence[str], asked: Json) -> TrainedBench:
     done, memory_gb = run_script(command, asked, {"OMP_NUM_THREADS": str(asked["threads"])})
     return TrainedBench(**done, memory_gb=memory_gb)
@@ -304,7 +299,7 @@ class _TrainMeasured(Peers):
         machine."""
         if find_spec("torch") is None:
             raise MissingExtra("Measuring training", "train")
-        trainers = trainers_named(setup.peers) if trainers is None else trainers
+        trainers = trainers or {"ours": train_ours, **{name: PEERS[name] for name in setup.peers}}
         for run in range(1, setup.runs + 1):
             for name, trainer in trainers.items():
                 if done := self.attempt(name, partial(self._run, name, trainer)):
