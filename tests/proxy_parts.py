@@ -1,7 +1,7 @@
-"""What tests of the recording proxy share: programs to record, a plain reading of their sessions.
+"""What tests of the recording proxy share: programs to record, and a proxy in front of a provider.
 
 Run as a program, `python proxy_parts.py OUT [--tasks FILE ...] -- COMMAND` records as `coa record`
-does, with the plain reading of teams: for tests that kill the recorder.
+does: for tests that kill the recorder.
 """
 
 from __future__ import annotations
@@ -17,10 +17,8 @@ import httpx
 
 from coa.io.runs import Json
 from coa.recording.calls import CallLog, LoggedSession, read_sessions
-from coa.recording.episode import AgentSpec, Episode, Message
 from coa.recording.program import ProgramRecording, RecordedProgram, record_program
 from coa.recording.proxy import Providers, RecordingProxy, Secrets
-from coa.tasks import Task
 from scripted_provider import PATHS, ScriptedProvider
 
 HERE = Path(__file__).resolve().parent
@@ -44,17 +42,6 @@ def said(text, **more):
 """What a program of a test begins with: a client of its own, so that it starts fast."""
 
 
-def plain_episode(session: LoggedSession, task: Task | None = None) -> Episode:
-    """A stand-in for the graph: one agent says every reply; the last one is the answer."""
-    said = [call.exchange.reply.text for call in session.calls if call.answered]  # type: ignore[union-attr]
-    first = session.calls[0].exchange.messages
-    question = str(session.about.get("question") or (first[-1].text if first else "") or "?")
-    events: list[Any] = [Message("agent", "user", text) for text in said]
-    made = Episode(session.name, question, "recorded", [AgentSpec("agent", "", "")], events)
-    made.answer = said[-1] if said else None
-    return made
-
-
 def program(folder: Path, text: str, name: str = "team.py") -> list[str]:
     """The command of a program of a test."""
     path = folder / name
@@ -64,7 +51,7 @@ def program(folder: Path, text: str, name: str = "team.py") -> list[str]:
 
 def recorded(out: Path, command: Sequence[str], **asked: Any) -> RecordedProgram:
     recording = ProgramRecording(command=tuple(command), **asked)
-    return record_program(recording, out, episode_of=plain_episode)
+    return record_program(recording, out)
 
 
 @asynccontextmanager
@@ -77,7 +64,7 @@ async def proxying(
     with CallLog(log, secrets) as written:
         async with RecordingProxy(providers, written, secrets, **more) as proxy:
             await proxy.begin("run")
-            async with httpx.AsyncClient(base_url=proxy.address("run"), timeout=30) as client:
+            async with httpx.AsyncClient(base_url=proxy.address("run"), timeout=None) as client:
                 yield proxy, client
             if "run" in proxy._held:
                 await proxy.end("run")
@@ -109,7 +96,7 @@ def main() -> None:
     for name, value in zip(own[1::2], own[2::2], strict=True):
         kind = type(getattr(asked, name.lstrip("-")))
         asked = replace(asked, **{name.lstrip("-"): kind(value)})
-    done = record_program(asked, Path(own[0]), episode_of=plain_episode)
+    done = record_program(asked, Path(own[0]))
     raise SystemExit(done.code)
 
 

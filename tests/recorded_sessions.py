@@ -65,6 +65,7 @@ class Team:
         stop: str = "stop",
         id: str = "",
         follows: str = "",
+        kept: str = "",
         **of_call: Any,
     ) -> None:
         begun = self.clock + 1 if begun is None else begun
@@ -72,7 +73,16 @@ class Team:
         self.clock = max(self.clock, ended)
         counted = usage or WireUsage(100, 0, 10, 0.001)
         exchange = WireExchange(
-            "model-1", system, tuple(tools), tuple(messages), reply, counted, stop, id, follows
+            "model-1",
+            system,
+            tuple(tools),
+            tuple(messages),
+            reply,
+            counted,
+            stop,
+            id,
+            follows,
+            kept=kept,
         )
         self.calls.append(LoggedCall(self.name, "chat", exchange, begun, ended, **of_call))
 

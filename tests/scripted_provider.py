@@ -57,10 +57,19 @@ class Reply:
     chat stream has them only where the request asks for them, as everywhere."""
     fault: str = ""
     stall_s: float = 0.3
+    until: threading.Event | None = None
+    """What a stall waits for instead."""
     delay_s: float = 0.0
     gzipped: bool = False
     headers: tuple[tuple[str, str], ...] = ()
     id: str = ""
+    status: int = 200
+    kind: str = ""
+    """Its content type, where that is not what it should be."""
+
+    def stall(self) -> None:
+        if self.fault == "stall":
+            time.sleep(self.stall_s) if self.until is None else self.until.wait()
 
     def numbered(self) -> Reply:
         """The same with every id that it lacks."""
@@ -492,12 +501,12 @@ class ScriptedProvider:
             self._stream(request, asked, reply, packed)
             return
         content = json.dumps(whole(asked.dialect, reply, asked.body)).encode()
-        headers = (("Content-Type", "application/json"),)
+        headers = (("Content-Type", reply.kind or "application/json"),)
         self.sent.append(content)
         headers += (("Content-Encoding", "gzip"),) if packed else ()
         content = gzip.compress(content) if packed else content
         pieces = [content[: len(content) // 2], content[len(content) // 2 :]]
-        self._write(request, 200, pieces, headers + reply.headers, reply)
+        self._write(request, reply.status, pieces, headers + reply.headers, reply)
 
     def _write(
         self,
@@ -514,8 +523,8 @@ class ScriptedProvider:
         request.send_header("Content-Length", str(sum(map(len, pieces))))
         request.end_headers()
         for at, piece in enumerate(pieces):
-            if at and reply and reply.fault == "stall":
-                time.sleep(reply.stall_s)
+            if at and reply:
+                reply.stall()
             if at and reply and reply.fault == "cut":
                 request.close_connection = True
                 return
@@ -524,8 +533,8 @@ class ScriptedProvider:
     def _stream(
         self, request: BaseHTTPRequestHandler, asked: Asked, reply: Reply, packed: bool
     ) -> None:
-        request.send_response(200)
-        request.send_header("Content-Type", "text/event-stream; charset=utf-8")
+        request.send_response(reply.status)
+        request.send_header("Content-Type", reply.kind or "text/event-stream; charset=utf-8")
         request.send_header("Transfer-Encoding", "chunked")
         for name, value in reply.headers:
             request.send_header(name, value)
@@ -540,9 +549,8 @@ class ScriptedProvider:
             pieces = [pieces[0][:half], pieces[0][half:]]
         for at, piece in enumerate(pieces):
             if at == len(pieces) // 2:
-                if reply.fault == "stall":
-                    time.sleep(reply.stall_s)
-                elif reply.fault == "cut":
+                reply.stall()
+                if reply.fault == "cut":
                     request.close_connection = True
                     return
             request.wfile.write(f"{len(piece):x}\r\n".encode() + piece + b"\r\n")

@@ -162,6 +162,19 @@ def test_answers_that_nobody_verified_are_said(tmp_path: Path) -> None:
     assert said(some, "labels")[0].startswith("!! 1 answer that nobody verified -> add their tasks")
 
 
+def test_an_episode_without_an_answer_counts_where_its_task_is_judged(tmp_path: Path) -> None:
+    made = [episode(1), episode(2), episode(3, None), *(episode(n, None) for n in (11, 12, 13))]
+    found = look(tmp_path, made, tasks=tasks(tmp_path, 1, 2, 3))
+    assert said(found, "success") == ["ok 66.7% [20.8, 93.9] of 3 tasks; 3 by the reward"]
+    assert found.to_json()["success"]["unanswered"] == 3
+
+
+def test_a_solved_task_costs_what_the_unsolved_ones_took(tmp_path: Path) -> None:
+    made = [episode(1, success=1), episode(2, None), episode(3)]  # the last one nobody judged
+    cost = look(tmp_path, made).to_json()["cost"]
+    assert cost["per_task"]["tokens"] == 280.0 and cost["per_solved"]["tokens"] == 560.0
+
+
 def test_the_reward_decides_where_there_is_gold(tmp_path: Path) -> None:
     given = tasks(tmp_path, 1, 2, 3)
     made = [episode(1, success=0), episode(2, "11"), episode(3, success="yes"), episode(4)]
@@ -201,7 +214,9 @@ def test_an_environment_judges_by_its_own_reward(tmp_path: Path) -> None:
     found = look(tmp_path, made, env=(str(folder),))
     assert found.to_json()["success"]["accuracy"] == 0.75
     assert found.to_json()["success"]["verified_by"] == {"reward": 4}
-    assert found.to_json()["dataset"]["rejected"] == {"wrong answer": 1}
+    dataset = found.to_json()["dataset"]
+    assert (dataset["converted"], dataset["kept"]) == (4, 1)
+    assert dataset["rejected"] == {"its task is not in the task file": 2, "wrong answer": 1}
 
 
 def test_cost_is_what_servers_counted(tmp_path: Path) -> None:
@@ -234,6 +249,11 @@ def test_what_no_server_counted_is_not_made_up(tmp_path: Path) -> None:
     assert 0 < cost["by_text"]["tokens"] < cost["by_text"]["tokens_uncached"]
     assert "by an estimate, 4 bytes a token: smollm2-135m is not here" in said(none, "cost")[1]
     assert said(none, "cost")[2].startswith("-- money is not known")
+    assert said(some, "cost")[2] == (
+        "-- means over fewer than 2 episodes: tokens with a cache over 1, money over 1"
+    )
+    with_cut = look(tmp_path, [episode(1, counted={}), episode(2, counted={}), cut(3)])
+    assert with_cut.to_json()["cost"]["by_text"] == cost["by_text"]
 
 
 # -- gaps, drift, duplicates -----------------------------------------------------------------

@@ -16,7 +16,7 @@ from coa.evaluation.beside import Beside, claim, compare_with_team, lines
 from coa.evaluation.compare import compare
 from coa.evaluation.team import counted_by, with_cache
 from coa.io.runs import Json
-from coa.recording.episode import Tokens
+from coa.recording.episode import Message, Tokens
 from coa.statistics import few_differ
 from coa.tasks import Task, TaskSet
 from coa.view.terminal import print_comparison
@@ -114,6 +114,32 @@ def test_the_table_says_what_is_known(both: tuple[Path, Path]) -> None:
     assert "a cache is a perfect one of the task on both sides" in text
 
 
+def test_what_a_few_tasks_took_has_no_bounds(both: tuple[Path, Path]) -> None:
+    path, run = both
+    episodes(path, [episode(n) for n in range(5)])
+    row = row_of(path, run)
+    tokens = row["measures"]["tokens_uncached"]
+    assert tokens["difference"] == {"value": -290.0, "ci95": [None, None]}
+    assert tokens["reduction"]["ci95"] == tokens["per_solved"]["reduction"]["ci95"] == [None, None]
+    assert row["claim"]["sentence"].startswith("not clearly fewer tokens, ")
+    text = "\n".join(lines(compare_with_team(Beside(path, [run]))))
+    assert "65.9% fewer [no bound, no bound]" in text
+    episodes(path, [episode(n) for n in range(6)])
+    assert row_of(path, run)["claim"]["fewer_tokens"]
+
+
+def test_what_is_equal_on_average_has_an_interval(both: tuple[Path, Path]) -> None:
+    path, run = both
+    timings(path, {f"t{n}": 1.0 + n % 2 for n in range(8)})
+    (run / "timings.jsonl").write_text(
+        "".join(f'{{"task_id": "t{n}", "sample": 0, "total": {2 - n % 2}}}\n' for n in range(9))
+    )
+    text = "\n".join(lines(compare_with_team(Beside(path, [run]))))
+    seconds = next(line for line in text.splitlines() if line.startswith("  seconds"))
+    assert "0.0% less [-" in seconds and "the same" not in seconds
+    assert "0.0% fewer [0.0, 0.0]" in text  # tool calls: one on either side in every task
+
+
 def test_several_runs_stand_beside_the_team(both: tuple[Path, Path], tmp_path: Path) -> None:
     path, run = both
     (tmp_path / "more").mkdir()
@@ -126,8 +152,13 @@ def test_several_runs_stand_beside_the_team(both: tuple[Path, Path], tmp_path: P
 def test_several_attempts_at_a_task_are_one_pair(both: tuple[Path, Path]) -> None:
     path, run = both
     episodes(path, [episode(1), episode(1, "11"), episode(2)])
+    timed = [("t1", 3.0), ("t1", 5.0), ("t2", 1.0)]
+    path.with_name(f"{path.name}.timings.jsonl").write_text(
+        "".join(f'{{"task_id": "{name}", "total": {total}}}\n' for name, total in timed)
+    )
     row = row_of(path, run)
     assert (row["n"], row["success"]["team"]["accuracy"]) == (2, 0.75)
+    assert row["measures"]["seconds"]["team"] == 2.5
 
 
 def test_an_episode_without_an_answer_counts_and_a_cut_one_does_not(
@@ -151,6 +182,61 @@ def test_a_task_with_another_question_is_left_out_and_shown(both: tuple[Path, Pa
     assert row["first_left_out"][why] == ("The first: 'Who is it?', 'What does customer 2 owe?'")
     episodes(path, [other])
     assert "have no task in common: 1 episodes whose question is not" in refused(path, run)
+
+
+# -- money -----------------------------------------------------------------------------------
+
+
+def test_a_team_whose_cache_nobody_knows_pays_for_none_and_it_is_said(
+    both: tuple[Path, Path],
+) -> None:
+    path, run = both
+    told = "money: of the team with only what its servers say they had in a cache, of the student "
+    told += "with a perfect one"
+    known = told.replace("only what its servers say they had", "what its servers had")
+    assert known in row_of(path, run, prices="10,1,100")["notes"]
+    silent = {"prompt_tokens": 100, "sampled_tokens": 10}
+    episodes(path, [episode(n, counted=silent) for n in range(8)])
+    row = row_of(path, run, prices="10,1,100")
+    assert row["measures"]["money"]["team"] == 4 * (100 * 10 + 10 * 100) / 1e6
+    assert told in row["notes"] and known not in row["notes"]
+    assert not any(note.startswith("money: of") for note in row_of(path, run)["notes"])
+
+
+def test_a_table_has_the_price_of_the_student_without_its_adapter(
+    both: tuple[Path, Path], tmp_path: Path
+) -> None:
+    path, run = both
+    summary = json.loads((run / "summary.json").read_text())
+    summary["model"] = "smollm2-135m+runs/rl/adapter"
+    (run / "summary.json").write_text(json.dumps(summary))
+    prices = tmp_path / "prices.toml"
+    rows = ("big-model", 10, 1, 100), ("smollm2-135m", 1, 0, 2)
+    prices.write_text(
+        "".join(
+            f'[models."{name}"]\ninput = {read}\ncached = {held}\noutput = {written}\n'
+            for name, read, held, written in rows
+        )
+    )
+    money = row_of(path, run, prices=str(prices))["measures"]["money"]
+    assert money["student"] == (100 * 1 + 50 * 2) / 1e6
+
+
+def test_a_model_that_the_record_does_not_name_has_no_known_price(
+    both: tuple[Path, Path], tmp_path: Path
+) -> None:
+    path, run = both
+    prices = tmp_path / "prices.toml"
+    prices.write_text('[models."smollm2-135m"]\ninput = 1\noutput = 2\n')
+    nameless = [episode(n) for n in range(8)]
+    for each in nameless:
+        each.events = [
+            replace(e, call=replace(e.call, model="")) if isinstance(e, Message) and e.call else e
+            for e in each.events
+        ]
+    episodes(path, nameless)
+    money = row_of(path, run, prices=str(prices))["measures"]["money"]
+    assert money["team"] is None and money["student"] == (100 * 1 + 50 * 2) / 1e6
 
 
 # -- tokens that a server did not count ------------------------------------------------------
@@ -215,8 +301,12 @@ def test_fewer_tokens_at_the_same_success_is_said_only_where_it_is_sure() -> Non
     assert made == ["fewer tokens at the same success", "fewer tokens at higher success"]
     assert claimed(-4.0, 1.0, fewer, margin=5)["fewer_tokens_at_the_same_success"]
     assert claimed(-1.9, 1.0, fewer)["sentence"].endswith(
-        "between -1.9 and +1.0 points of success at 95%; the same would be above -2.0"
+        "between -1.90 and +1.00 points of success at 95%; the same would be above -2"
     )
+    assert claimed(-1.96, 1.0, fewer)["sentence"].endswith(
+        "between -1.96 and +1.00 points of success at 95%; the same would be above -2"
+    )  # -2.0 is not above -2.0
+    assert claimed(-1.2, 1.0, fewer, margin=1.25)["sentence"].endswith("above -1.25")
 
 
 def test_tokens_are_fewer_only_where_every_count_says_so() -> None:
@@ -240,7 +330,7 @@ def test_few_tasks_show_nothing_though_no_task_differs(tmp_path: Path) -> None:
     many = episodes(tmp_path / "many.jsonl", [episode(n) for n in range(200)])
     row = row_of(many, run_of(tmp_path / "many" / "run", 200))
     assert row["claim"]["fewer_tokens_at_the_same_success"]
-    assert row["claim"]["sentence"].startswith("fewer tokens at the same success: between -1.9 and")
+    assert row["claim"]["sentence"].startswith("fewer tokens at the same success: between -1.88 ")
 
 
 # -- the same gold and the same reward for both ------------------------------------------------
@@ -252,6 +342,8 @@ def test_other_gold_is_refused(both: tuple[Path, Path], tmp_path: Path) -> None:
     other.save(tmp_path / "other.jsonl")
     said = refused(path, run, tasks=tmp_path / "other.jsonl")
     assert "holds other tasks, or other gold, than" in said
+    said = refused(path, run, tasks=tmp_path / "nowhere.jsonl")
+    assert "nowhere.jsonl: " in said and "Name the file with --tasks" not in said
     other.save(run.parent / "tasks.jsonl")
     assert "are not there or have changed. Name the file with --tasks." in refused(path, run)
 

@@ -16,7 +16,7 @@ from chat_server import ChatServer
 from coa.distillation.convert import NotConvertible, convert
 from coa.distillation.dataset import DistillSettings, recorded_tools
 from coa.distillation.derive import derive_grammar, sound_episodes, words_of_model
-from coa.distillation.flow import HANDED_OVER, SoFar, job_of, read_flow
+from coa.distillation.flow import HANDED_OVER, SoFar, job_of, read_flow, words_of
 from coa.engines.scripted import ScriptedEngine
 from coa.environment import load_environment
 from coa.environments import make_tasks
@@ -295,6 +295,39 @@ def test_the_file_says_on_what_evidence_and_in_whose_words() -> None:
     assert 'about = "Search the company\'s documents; the content is the query"' in lines
 
 
+def test_names_of_several_lines_do_not_break_the_file() -> None:
+    episodes = team("smolagents")
+    for episode in episodes:
+        episode.teacher = "my\nteam\x00"
+        episode.agents = [replace(a, name=a.name.replace("man", "man\n")) for a in episode.agents]
+        episode.events = [
+            replace(e, **{k: getattr(e, k).replace("man", "man\n") for k in ("agent", "to")})
+            if isinstance(e, Message)
+            else e
+            for e in episode.events
+        ]
+    derived = derive_grammar(episodes)
+    assert grammar_from_toml(derived.toml()) == derived.grammar
+    assert derived.toml().startswith("# Derived from 12 episodes of my team .\n")
+
+
+def test_the_words_of_a_long_episode_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = list[str]()
+
+    def reads(text: str) -> set[str]:
+        read.append(text)
+        return words_of(text)
+
+    monkeypatch.setattr("coa.distillation.evidence.words_of", reads)
+    script = Script("t", "Who?", "long", {"lead": "", "clerk": ""}, LOOKUP)
+    for number in range(50):
+        script.say("lead", "clerk", f"Find bill {number}.")
+        script.call("clerk", LOOKUP.name, f"Bill {number}", customer="Acme", year=number)
+        script.say("clerk", "lead", f"It is {number}.")
+    derive_grammar([script.answer("lead", "Ada", "Ada")])
+    assert read.count("Bill 0") == 1
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_no_question_and_no_answer_is_in_it(shape: str) -> None:
     episodes = team(shape, 6)
@@ -381,6 +414,41 @@ def test_a_model_may_name_agents_and_nothing_else() -> None:
     assert "researcher who finds invoices" in told
     assert not any(e.question in told or f'"{e.answer}"' in told for e in episodes)
     assert chain_of(episodes[0], grammar).text.startswith("<clerk> Find what Acme")
+
+
+def test_of_a_model_only_texts_are_taken_over() -> None:
+    plain = derive_grammar(team("smolagents")).grammar
+    odd = [
+        {"agent": "researcher", "was": "researcher", "block": None, "kind": None, "about": None},
+        {"agent": "accountant", "was": ["accountant"], "about": "Converts."},
+        {"agent": "accountant", "was": "accountant", "about": {"text": "Converts."}},
+    ]
+    assert derive_grammar(team("smolagents"), words=lambda known: {"agents": odd}).grammar == plain
+
+
+def test_an_agent_of_another_kind_is_described_as_one() -> None:
+    def words(known: Any) -> Any:
+        return {"agents": [{"agent": "reader", "was": "reader", "kind": "delegation"}]}
+
+    reader = derive_grammar(team("autogen"), words=words).grammar.by_name["reader"]
+    assert (reader.kind, reader.hint) == ("delegation", "job")
+    assert reader.about.startswith("Hand the work to reader")
+
+
+def test_a_model_may_take_the_only_plan_from_a_team_that_checks_by_score() -> None:
+    def words(known: Any) -> Any:
+        return {"agents": [{"agent": "strategist", "was": "strategist", "kind": "delegation"}]}
+
+    episodes = team("planned")
+    for each in episodes:
+        stated = {"suggestion": {}, "check": {"score": 4}}.items()
+        each.events[-1:-1] = [
+            Message("inspector", SYSTEM, f"{each.answer} Score: 4", facts={"part": part, **more})
+            for part, more in stated
+        ]
+    assert derive_grammar(episodes).grammar.by_name["double_check"].pass_score == 3
+    grammar = derive_grammar(episodes, words=words).grammar
+    assert not grammar.of_kind("plan") and grammar.by_name["double_check"].pass_score == 0
 
 
 def test_a_model_on_a_server_is_asked_once_and_left_out_where_it_cannot_be_read() -> None:

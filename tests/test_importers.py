@@ -329,6 +329,46 @@ def test_lines_that_are_cut_or_no_json_or_not_utf8_cost_themselves(
     assert "a last line that is cut left out: 1 (first: runs.jsonl: line 5)" in told
 
 
+@pytest.mark.parametrize("name", made.ALL)
+def test_a_gzip_file_that_is_cut_is_as_the_text_that_is_in_it(name: str, tmp_path: Path) -> None:
+    whole = json.dumps(made.ALL[name]())
+    padded = [f'{{"pad": "{number}", {whole[1:]}' for number in range(40)]
+    path = tmp_path / "runs.jsonl.gz"
+    packed = gzip.compress("\n".join(padded).encode(), mtime=0)
+    path.write_bytes(packed[:-120])
+    found, lines = imported(path)
+    assert 0 < len(found) < 40
+    assert "gzip files that are cut, read up to there: 1 (first: runs.jsonl.gz)" in lines
+    assert any(line.startswith("a last line that is cut left out: 1") for line in lines)
+    path.write_bytes(packed[:12])
+    with pytest.raises(CoaError, match=r"runs.jsonl.gz: (not a whole gzip file|is of no format)"):
+        imported(path)
+
+
+def test_a_file_of_a_folder_that_cannot_be_read_is_counted(tmp_path: Path) -> None:
+    made.write(tmp_path / "all" / "a.json", made.atif_team())
+    (tmp_path / "all" / "b.json.gz").write_bytes(b"\x1f\x8b\x08\x00cut")
+    found, lines = imported(tmp_path / "all")
+    assert len(found) == 1
+    assert "files that cannot be read left out: 1 (first: b.json.gz)" in lines
+
+
+def test_a_list_that_is_damaged_says_which_element_and_what_stands_after_one_is_counted(
+    tmp_path: Path,
+) -> None:
+    three = [made.oagents_row(task_id=f"t{number}") for number in range(3)]
+    path = made.write(tmp_path / "rows.json", three, indent=1)
+    text = path.read_text()
+    at = text.index('"t1"')
+    path.write_text(text[:at] + text[at + 4 :])
+    with pytest.raises(RecordError, match=r"rows.json: element 2 is not JSON \(Expecting value\)"):
+        imported(path)
+    path.write_text(text + text)
+    found, lines = imported(path)
+    assert len(found) == 3
+    assert "texts after the end of a list left out: 1 (first: rows.json)" in lines
+
+
 def test_a_file_that_is_not_utf8_is_one_line(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     path.write_bytes(json.dumps(made.atif_team(), indent=1).encode("utf-16"))
@@ -400,6 +440,31 @@ def _ids(team: Json) -> None:
     team["subagent_trajectories"].append(made.atif_searcher())
 
 
+@broken("steps missing", "trajectories with holes in their step_ids: 1")
+def _holes(team: Json) -> None:
+    team["steps"][4]["step_id"] = 9
+
+
+@broken("calls of one id", "calls that share their tool_call_id: 1")
+def _calls(team: Json) -> None:
+    team["steps"][3]["tool_calls"] *= 2
+
+
+@broken("arguments as a text", "arguments is a text, expected an object: 1")
+def _arguments(team: Json) -> None:
+    team["steps"][3]["tool_calls"][0]["arguments"] = '{"b": 6, "a": 7}'
+
+
+@broken("texts left out", "not known: usage unknown 2, text not captured 1")
+def _silent(team: Json) -> None:
+    team["steps"][4]["message"] = None
+
+
+@broken("a number that no float holds", "cost_usd is a number, expected a finite number: 1")
+def _long(team: Json) -> None:
+    team["steps"][2]["metrics"]["cost_usd"] = 10**400
+
+
 @broken("a result of no call", "results of a call that is not in their step: 1")
 def _stray(team: Json) -> None:
     team["steps"][3]["observation"]["results"][0]["source_call_id"] = "nobody"
@@ -441,6 +506,44 @@ def test_what_is_wrong_in_atif_is_counted_and_the_rest_is_read(
     assert episode.question == made.QUESTION and episode.events
 
 
+def test_of_two_calls_with_one_id_each_has_its_own_result_or_none(tmp_path: Path) -> None:
+    team = made.atif_team()
+    step = team["steps"][3]
+    step["tool_calls"] *= 2
+    path = tmp_path / "run.json"
+    for results, expected in (
+        (["42"], ["7 m", "42", ""]),
+        (["42", "43"], ["7 m", "42", "43"]),
+        (["42", "43", "late"], ["7 m", "42", "43"]),
+    ):
+        held = [{"source_call_id": "m2", "content": each} for each in results]
+        step["observation"] = {"results": held}
+        episode, told = one(made.write(path, team))
+        assert [use[3] for use in uses(episode)] == expected
+        assert ("result missing 1" in told) is (len(results) == 1)
+    assert (SYSTEM, "manager", "late") in said(episode)
+
+
+def test_arguments_that_are_the_text_of_an_object_are_one(tmp_path: Path) -> None:
+    team = made.atif_team()
+    _arguments(team)
+    episode, _ = one(made.write(tmp_path / "run.json", team))
+    assert uses(episode)[1] == ("manager", "multiply", {"a": 7, "b": 6}, "42")
+
+
+def test_an_agent_that_says_nothing_gives_no_answer(tmp_path: Path) -> None:
+    team = made.atif_team()
+    _silent(team)
+    episode, told = one(made.write(tmp_path / "run.json", team))
+    assert episode.answer is None
+    assert episode.error == "the trajectory ends without an answer of its agent"
+    assert ", 0 with an answer" in told
+    row = made.oagents_row(prediction=" ")
+    episode, _ = one(made.write(tmp_path / "r.jsonl", row))
+    assert (episode.answer, episode.error) == (None, "the run ended without an answer")
+    assert all(agent.name != "reformulator" for agent in episode.agents)
+
+
 def test_an_old_reference_that_is_no_list_is_followed(tmp_path: Path) -> None:
     team = made.atif_team()
     result = team["steps"][2]["observation"]["results"][0]
@@ -466,6 +569,10 @@ LISTS = [
     ("messages that share their id: 1", {"type": "human", "data": {"content": "y", "id": "h"}}),
     ("messages holds a number, expected an object: 1", 7),
     (
+        "messages of an unknown version of dumpd, read as version 1: 1",
+        {"lc": 9, "id": ["HumanMessage"], "kwargs": {"content": "x"}},
+    ),
+    (
         "parts that are no text left out: 1",
         {"type": "human", "data": {"content": [{"type": "image"}]}},
     ),
@@ -485,6 +592,132 @@ def test_messages_that_end_before_an_answer_have_none(tmp_path: Path) -> None:
     state = {"messages": made.messages()[:4]}
     episode, _ = one(made.write(tmp_path / "state.json", state))
     assert episode.answer is None and episode.error == "no final answer was recorded"
+
+
+def test_a_handoff_to_nobody_is_a_gap(tmp_path: Path) -> None:
+    held = made.messages()
+    held[5]["data"]["tool_calls"][0]["name"] = "transfer_to_critic"
+    del held[6:]
+    _, told = one(made.write(tmp_path / "state.json", {"messages": held}))
+    assert "result missing 1" in told
+
+
+def test_runs_that_do_not_name_their_trace_are_of_that_of_their_parents(tmp_path: Path) -> None:
+    """`session_id` of LangSmith is the project, which all runs share."""
+    pairs = zip(made.langsmith_runs("t1"), made.langsmith_runs("t2"), strict=True)
+    mixed = [{**run, "session_id": "project"} for pair in pairs for run in pair][::-1]
+    for run in mixed:
+        del run["trace_id"]
+    path = tmp_path / "runs.jsonl"
+    found, lines = imported(made.write(path, *mixed))
+    assert sorted(e.task_id for e in found) == ["t1-0", "t2-0"]
+    assert [len(e.calls) for e in found] == [2, 2]
+    assert not any("parent" in line for line in lines)
+    found, _ = imported(made.write(path, *(run for run in mixed if run["run_type"] == "llm")))
+    assert sorted(e.task_id for e in found) == ["t1-0", "t2-0"]
+
+
+def test_runs_that_share_their_id_are_one_that_ended(tmp_path: Path) -> None:
+    runs = made.langsmith_runs()
+    begun = {**runs[1], "end_time": None, "outputs": None}
+    episode, told = one(made.write(tmp_path / "runs.jsonl", runs[0], begun, *runs[1:]))
+    assert "runs that share their id, the first that ended taken: 1" in told
+    assert uses(episode) == [("solver", "search", {"query": "depth"}, "7 m")]
+
+
+def test_runs_whose_inputs_and_outputs_were_hidden_say_what_hid_them(tmp_path: Path) -> None:
+    hidden = [{**run, "inputs": {}, "outputs": {}} for run in made.langsmith_runs("t1")]
+    path = tmp_path / "runs.jsonl"
+    message = r"runs.jsonl: 2 model calls and no text of any\. .*LANGSMITH_HIDE_INPUTS"
+    with pytest.raises(RecordError, match=message):
+        imported(made.write(path, *hidden))
+    shown = made.langsmith_runs("t1")
+    episode, told = one(made.write(path, *hidden[:2], shown[2]))
+    assert "text not captured 1" in told and episode.answer == "42"
+
+
+def test_what_has_no_time_has_no_seconds(tmp_path: Path) -> None:
+    """The order of calls is no measure of how long they took."""
+
+    def written(path: Path, value: Any) -> str:
+        _, lines = imported(made.write(path, *(value if isinstance(value, list) else [value])))
+        beside = tmp_path / "made" / f"{path.name}.episodes.jsonl.timings.jsonl"
+        return beside.read_text() + "\n".join(lines)
+
+    assert '"total"' not in written(tmp_path / "state.json", made.langgraph_state())
+    runs = made.langsmith_runs()
+    assert '"total":1.5,"model":1.0' in written(tmp_path / "runs.jsonl", runs)
+    del runs[2]["start_time"]
+    told = written(tmp_path / "runs.jsonl", runs)
+    assert '"total"' not in told
+    assert "traces whose runs have no time, in the order of the file: 1" in told
+    team = made.smolagents_team()
+    told = written(tmp_path / "memory.json", team)
+    assert '"total":14.0' in told and '"model"' not in told, "a step's time is also its tools'"
+    team["steps"][1]["timing"] = None
+    told = written(tmp_path / "memory.json", team)
+    assert '"total"' not in told
+    assert "teams whose steps have no time, put in the order of their jobs: 1" in told
+
+
+def test_states_of_several_runs_are_told_apart_by_their_names(tmp_path: Path) -> None:
+    held = made.messages()
+    states = [{"thread_id": each, "messages": held[:end]} for each, end in (("a", 8), ("b", 5))]
+    found, _ = imported(made.write(tmp_path / "s.json", states))
+    assert [e.task_id for e in found] == ["a", "b"]
+    states[1]["thread_id"] = "a"
+    episode, told = one(made.write(tmp_path / "s.json", states))
+    assert "states that another one goes on from left out: 1" in told and episode.answer == "42"
+
+
+def test_steps_of_smolagents_that_are_out_of_order_are_sorted(tmp_path: Path) -> None:
+    team = made.smolagents_team()
+    whole, _ = one(made.write(tmp_path / "memory.json", team))
+    team["steps"][1:3] = team["steps"][2:0:-1]
+    episode, told = one(made.write(tmp_path / "memory.json", team))
+    assert "memories whose steps are out of order, sorted by time: 1" in told
+    assert uses(episode) == uses(whole) and episode.answer == "42"
+
+
+def test_calls_of_smolagents_that_share_their_id_have_no_result_of_another(tmp_path: Path) -> None:
+    team = made.smolagents_team()
+    team["managed_agents"]["researcher"]["steps"][1]["tool_calls"][0]["id"] = "m2"
+    episode, told = one(made.write(tmp_path / "memory.json", team))
+    assert "results of calls that share their id left out: 1" in told
+    found = {use.tool: use.result for use in episode.events if isinstance(use, ToolUse)}
+    assert found["multiply"] in ("42", "") and found["search"] in ("7 m", "")
+
+
+def test_managed_agents_that_nobody_asked_are_at_work_all_the_same(tmp_path: Path) -> None:
+    team = made.smolagents_team()
+    del team["steps"][1]
+    episode, _ = one(made.write(tmp_path / "memory.json", team))
+    assert ("researcher", "search") in [use[:2] for use in uses(episode)]
+    assert len(episode.calls) == 4 and episode.answer == "42"
+
+
+def test_steps_without_what_a_model_said_are_counted(tmp_path: Path) -> None:
+    team, row = made.smolagents_team(), made.oagents_row()
+    silent: Json = {"model_output": None, "model_output_message": None, "tool_calls": []}
+    for held, name in ((team["steps"], "memory.json"), (row["intermediate_steps"], "r.jsonl")):
+        held[2] = {**held[2], **silent, "observations": None}
+        _, told = one(made.write(tmp_path / name, team if name == "memory.json" else row))
+        assert "steps in which the model said nothing left out: 1" in told
+    for at in (1, 2, 3):
+        team["steps"][at] = {**team["steps"][at], **silent, "action_output": None}
+    team["managed_agents"] = {}
+    with pytest.raises(RecordError, match=r"holds no episode: .*memories without a task or a step"):
+        imported(made.write(tmp_path / "memory.json", team))
+
+
+def test_results_that_are_out_of_order_or_share_their_task_are_counted(tmp_path: Path) -> None:
+    row = made.oagents_row()
+    row["intermediate_steps"][2:4] = row["intermediate_steps"][3:1:-1]
+    found, lines = imported(made.write(tmp_path / "r.jsonl", row, made.oagents_row()))
+    told = "\n".join(lines)
+    assert len(found) == 2
+    assert "results whose steps are out of order, taken as they stand: 1" in told
+    assert "episodes that share their task id: 1" in told
 
 
 def test_steps_of_an_unknown_kind_and_missing_calls_are_counted(tmp_path: Path) -> None:
@@ -546,6 +779,7 @@ def damaged(draw: st.DrawFn, value: Any) -> Any:
             {"": {}},
             ["\ud800"],
             10**30,
+            10**400,
         ]
     )
     for _ in range(draw(st.integers(1, 3))):
@@ -630,6 +864,22 @@ def test_bytes_that_are_cut_or_spoiled_are_one_line(name: str, given: Any, tmp_p
             assert str(error).startswith(f"{path}: ") and "\n" not in str(error)
 
 
+@pytest.mark.parametrize("name", made.ALL)
+def test_however_deep_a_value_is_nested_there_is_an_episode_or_a_line(
+    name: str, tmp_path: Path
+) -> None:
+    text = json.dumps(made.ALL[name]())
+    assert '{"query": "depth"}' in text or name == "oagents"
+    old = '{"query": "depth"}' if name != "oagents" else '{"query": "lake"}'
+    path = tmp_path / "run.json"
+    for depth in (50, 200, *range(700, 1000, 20), 3000):
+        path.write_text(text.replace(old, '{"query": ' * depth + "1" + "}" * depth))
+        try:
+            imported(path)
+        except CoaError as error:
+            assert str(error).startswith(f"{path}: ") and depth > 200, (depth, error)
+
+
 def test_a_model_call_is_never_lost_silently(tmp_path: Path) -> None:
     """Every step of an agent is a message, or there is a note."""
     for field in ("message", "tool_calls", "observation", "metrics", "source", "step_id"):
@@ -683,6 +933,10 @@ def test_only_the_owner_may_read_what_was_imported_and_a_second_time_it_is_the_s
     other = made.write(tmp_path / "other.json", made.oagents_row())
     with pytest.raises(ConfigError, match="this was started with import"):
         import_episodes(other, out)
+    made.write(path, made.atif_team(session_id="another run"))
+    with pytest.raises(ConfigError, match=r"files"):  # of the same name
+        import_episodes(path, out)
+    assert out.read_bytes() == before
     manifest = (tmp_path / "e.jsonl.manifest.json").read_text()
     assert made.QUESTION not in manifest and "42" not in json.loads(manifest).values()
 
@@ -707,12 +961,30 @@ def test_nothing_is_left_where_nothing_could_be_read(tmp_path: Path) -> None:
 
 def test_episodes_get_the_ids_of_their_tasks_and_never_the_gold(tmp_path: Path) -> None:
     tasks = tmp_path / "tasks.jsonl"
-    task = {"id": "t-7", "question": made.QUESTION, "answers": ["42"], "meta": {"level": 2}}
+    task = {"id": "t-7", "question": made.QUESTION, "answers": ["42"], "meta": {"hops": 2}}
     made.write(tasks, task)
     rows = [made.oagents_row(), made.oagents_row(question="What else?", task_id="x")]
     found, lines = imported(made.write(tmp_path / "r.jsonl", *rows), tasks=tasks)
     assert [e.task_id for e in found] == ["t-7", "x"]
+    assert [e.meta.get("hops") for e in found] == [2, None]
     assert "episodes about none of the tasks: 1" in lines
+    for name in ("langgraph", "smolagents"):
+        path = made.write(tmp_path / f"{name}.json", made.ALL[name]())
+        ((episode,), _) = imported(path, tasks=tasks)
+        assert (episode.task_id, episode.question) == ("t-7", made.QUESTION)
+        assert episode.meta["hops"] == 2 and "42" not in json.dumps(episode.meta)
+
+
+def test_a_question_that_several_tasks_have_decides_for_none(tmp_path: Path) -> None:
+    both = [{"id": each, "question": made.QUESTION, "answers": [each]} for each in "ab"]
+    tasks = made.write(tmp_path / "tasks.jsonl", *both)
+    path = made.write(tmp_path / "state.json", made.langgraph_state())
+    (episode,), lines = imported(path, tasks=tasks)
+    assert episode.task_id == "state.json"
+    assert "episodes about several of the tasks: 1" in lines
+    made.write(path, {"task_id": "b", **made.langgraph_state()})
+    (episode,), _ = imported(path, tasks=tasks)
+    assert episode.task_id == "b"
 
 
 def test_the_command_reads_teams_and_the_published_files(tmp_path: Path) -> None:
@@ -782,3 +1054,18 @@ def test_a_large_list_and_a_packed_file_are_read(tmp_path: Path) -> None:
     assert len(list(documents(path, notes, spread=True))) == 40 and not notes.counts
     found, _ = imported(path)
     assert len(found) == 40
+
+
+@pytest.mark.parametrize("ends", ["", "\n"])
+def test_a_large_list_on_one_line_is_never_held_whole(ends: str, tmp_path: Path) -> None:
+    import tracemalloc
+
+    path = tmp_path / "many.json"
+    each = json.dumps({"notes": "x" * 400_000})
+    path.write_text(f"[{', '.join([each] * 100)}]{ends}")
+    tracemalloc.start()
+    try:
+        assert sum(1 for _ in documents(path, Notes(), spread=True)) == 100
+        assert tracemalloc.get_traced_memory()[1] < path.stat().st_size / 3
+    finally:
+        tracemalloc.stop()

@@ -16,6 +16,7 @@ import httpx
 import openai
 import pytest
 
+from coa.errors import UsageError
 from coa.recording.calls import CallLog, LoggedSession, read_sessions
 from coa.recording.proxy import UNTOLD, Providers, RecordingProxy, Secrets
 from coa.recording.wire import FunctionCall, WireUsage
@@ -68,15 +69,18 @@ async def test_a_reply_is_the_same_to_the_byte_and_recorded_beside(
 
 
 async def test_a_stream_arrives_as_it_is_written(tmp_path: Path) -> None:
-    with ScriptedProvider(
-        lambda asked: Reply("one two three four", fault="stall", stall_s=1.0)
-    ) as p:
-        async with proxying(p, tmp_path / "log.jsonl") as (_, client):
+    goes_on = threading.Event()
+    reply = Reply("one two three four", fault="stall", until=goes_on)
+    with ScriptedProvider(lambda asked: reply) as provider:
+        async with proxying(provider, tmp_path / "log.jsonl") as (_, client):
             body = body_for("chat", "x", stream=True)
             async with client.stream("POST", path_of("chat"), json=body) as answer:
-                first = await anext(answer.aiter_raw())
+                pieces = answer.aiter_raw()
+                first = await anext(pieces)
                 assert b"one" in first or b"role" in first
-                assert p.at_once == 1  # it is still at it
+                goes_on.set()  # it waits in the middle until then
+                rest = [piece async for piece in pieces]
+                assert b"four" in b"".join(rest)
 
 
 async def test_other_routes_pass_through_whatever_they_are(tmp_path: Path) -> None:
@@ -179,14 +183,54 @@ async def test_a_provider_that_is_not_there_is_named_without_its_key(tmp_path: P
 
 
 async def test_a_program_that_hangs_up_ends_the_call_at_the_provider(tmp_path: Path) -> None:
-    log = tmp_path / "log.jsonl"
-    with ScriptedProvider(lambda asked: Reply("one two", fault="stall", stall_s=1.0)) as provider:
+    log, gone = tmp_path / "log.jsonl", threading.Event()
+    reply = Reply("one two", fault="stall", until=gone)
+    with ScriptedProvider(lambda asked: reply) as provider:
         async with proxying(provider, log) as (proxy, client):
-            with pytest.raises(httpx.ReadTimeout):
-                body = body_for("chat", "x", stream=True)
-                await client.post(path_of("chat"), json=body, timeout=0.4)
+            body = body_for("chat", "x", stream=True)
+            async with client.stream("POST", path_of("chat"), json=body) as answer:
+                await anext(answer.aiter_raw())
             session = await proxy.end("run")
+            gone.set()
     assert session.calls[0].cut == "the program hung up"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("dialect", PATHS)
+async def test_a_reply_is_read_whatever_its_head_says_of_it(
+    tmp_path: Path, dialect: str, stream: bool
+) -> None:
+    log = tmp_path / "log.jsonl"
+    reply = Reply("It is Lima.", status=201, kind="text/plain")
+    with ScriptedProvider(lambda asked: reply) as provider:
+        async with proxying(provider, log) as (_, client):
+            body = body_for(dialect, "Where?", stream=stream)
+            assert (await client.post(path_of(dialect), json=body)).status_code == 201
+    (call,) = only(log).calls
+    assert (call.status, call.cut, call.unread) == (201, "", "")
+    assert call.exchange.reply is not None and call.exchange.reply.text == "It is Lima."
+
+
+async def test_keys_are_known_by_their_header_and_by_the_name_of_their_variable(
+    tmp_path: Path,
+) -> None:
+    secrets = Secrets({"OPENAI_KEY": "k-1234567", "PGPASSWORD": "p-1234567", "EDITOR": "vim 12345"})
+    with ScriptedProvider() as provider:
+        async with proxying(provider, tmp_path / "log.jsonl", secrets=secrets) as (_, client):
+            for key in ("bearer b-1234567", "Basic dXNlcjpwYXNzd29yZDEy"):
+                await client.get("/v1/models", headers={"authorization": key})
+    shown = secrets("k-1234567 p-1234567 vim 12345 b-1234567 dXNlcjpwYXNzd29yZDEy")
+    assert shown == "[key] [key] vim 12345 [key] [key]"
+
+
+def test_a_key_that_comes_while_a_text_is_cleaned_is_taken_out_of_it_the_next_time() -> None:
+    def comes(text: str) -> str:
+        secrets.add("sk-12345678")
+        return text
+
+    secrets = Secrets({}, comes)
+    secrets("my sk-12345678")
+    assert secrets("my sk-12345678") == "my [key]"
 
 
 # -- requests that are sent again -----------------------------------------------------------------
@@ -338,14 +382,14 @@ async def test_64_sessions_at_once_lose_nothing_and_mix_nothing(tmp_path: Path) 
     def script(asked: Asked) -> Reply:
         text = asked.last
         if text.endswith(" at 0"):
-            together.wait(240)
+            together.wait()
         at = int(text.split("#")[1])
         return Reply(text, fault=faults[at % len(faults)], stall_s=0.2, usage=(5, 0, len(text)))
 
     async def one(proxy: RecordingProxy, number: int) -> None:
         name = f"session {number}"
         await proxy.begin(name)
-        async with httpx.AsyncClient(base_url=proxy.address(name), timeout=120) as client:
+        async with httpx.AsyncClient(base_url=proxy.address(name), timeout=None) as client:
             for step in range(5):
                 dialect = [*PATHS][(number + step) % 3]
                 text = f"s{number} says #{number * 3 + step}# at {step}"
@@ -361,7 +405,7 @@ async def test_64_sessions_at_once_lose_nothing_and_mix_nothing(tmp_path: Path) 
         providers = Providers(f"{provider.url}/v1", provider.url)
         with CallLog(log) as written:
             async with RecordingProxy(providers, written, Secrets({})) as proxy:
-                async with asyncio.timeout(300), asyncio.TaskGroup() as group:
+                async with asyncio.timeout(900), asyncio.TaskGroup() as group:
                     for number in range(64):
                         group.create_task(one(proxy, number))
                 assert not proxy.failed.done()
@@ -445,5 +489,10 @@ def test_addresses_are_those_that_the_clients_would_use() -> None:
             == made.url("/messages", True)
             == "http://x:1/v1/messages"
         )
+    for variable in ("OPENAI_BASE_URL", "ANTHROPIC_BASE_URL"):
+        for odd in ("localhost:8000/v1", "http://", "http://a:b:c/v1", "secret"):
+            with pytest.raises(UsageError, match=f"{variable}: found no address") as wrong:
+                of({variable: odd})
+            assert "secret" not in str(wrong.value)
     assert of({}, "https://h/api/v3").url("/v1/responses", False) == "https://h/api/v3/responses"
     assert of({}, "http://localhost:9").is_local(False) and not of({}).is_local(True)

@@ -239,6 +239,45 @@ async def test_secrets_are_cut_out_of_all_that_is_written(tmp_path: Path) -> Non
         assert secret not in path.read_text()
 
 
+async def test_a_function_of_redact_that_fails_ends_the_recording(tmp_path: Path) -> None:
+    def fails(text: str) -> str:
+        raise UsageError("--redact: the function failed")
+
+    made = Recorded(tmp_path, redact=fails)
+    async with made.receiver as receiver:
+        answer = await post(f"{receiver.url}/v1/traces", protobuf(request(*team())))
+        assert answer.status_code == 400
+        assert "the function failed" in str(await receiver.failed)
+    assert made.spans.read_bytes() == b""
+
+
+@pytest.mark.parametrize("size", [b"-5", b"what", b"7fffffffffffffff"])
+async def test_chunks_of_no_size_are_refused(tmp_path: Path, size: bytes) -> None:
+    made = Recorded(tmp_path)
+    async with made.receiver as receiver:
+        port = int(receiver.url.rpartition(":")[2])
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        head = b"POST /v1/traces HTTP/1.1\r\nContent-Type: application/x-protobuf\r\n"
+        writer.write(head + b"Transfer-Encoding: chunked\r\n\r\n" + size + b"\r\n")
+        answer = await reader.read()  # to the end: nothing more is read on this connection
+        assert answer.startswith(b"HTTP/1.1 400 ")
+        writer.close()
+        assert receiver.counts["refused"] == 1
+
+
+async def test_what_is_nested_too_deeply_is_refused_and_ends_nothing(tmp_path: Path) -> None:
+    made = Recorded(tmp_path, redact=str.upper)
+    inner = '{"arrayValue":{"values":[' * 240 + "]}}" * 240
+    deep = json.dumps(request(*team())).replace('"stringValue": "finder"', f'"arrayValue": {inner}')
+    async with made.receiver as receiver:
+        answer = await post(f"{receiver.url}/v1/traces", deep.encode(), JSON)
+        assert answer.status_code in (200, 400), "as deep as this Python goes"
+        assert not receiver.failed.done()
+        await receiver.begin("t", task_id="t")
+        await asyncio.to_thread(made.run, "t", request(*team()))
+        assert len((await receiver.end("t")).calls) == 2
+
+
 async def test_variables_switch_content_capture_on_and_keep_what_a_user_set(tmp_path: Path) -> None:
     made = Recorded(tmp_path)
     async with made.receiver as receiver:
@@ -275,7 +314,7 @@ async def test_what_was_acknowledged_is_on_the_disk(tmp_path: Path) -> None:
         await asyncio.to_thread(made.run, "t", request(*team()[1:]))
         (session,) = list(spans.read([made.spans], Notes()))
         (known,) = read_sessions(made.sessions)
-    assert len(session.calls) == 2  # type: ignore[union-attr]
+    assert len(session.calls) == 2
     assert known.cut, "its session never ended"
 
 

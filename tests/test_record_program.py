@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import stat
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from coa.errors import ConfigError, UsageError
-from coa.recording.calls import read_sessions
-from coa.recording.episode import load_episodes
-from coa.recording.program import ProgramRecording, record_program, sessions_beside
+from coa.recording.calls import CallLog, LoggedSession, read_sessions
+from coa.recording.episode import Episode, load_episodes
+from coa.recording.graph import episode_of
+from coa.recording.program import ProgramRecording, _Program, record_program, sessions_beside
+from coa.recording.proxy import UNTOLD
 from coa.tasks import Task, TaskSet
-from proxy_parts import HERE, plain_episode, program, recorded
+from proxy_parts import HERE, program, recorded
 from scripted_provider import Asked, Reply, ScriptedProvider
 
 KEY = "sk-planted-9f3b27"
 SECRET = "the vault code is 4711"
+PATIENCE_S = 900
+"""Until a test gives up: what it waits for comes at once, or never."""
 
 
 @pytest.fixture
@@ -88,7 +96,7 @@ def test_the_answer_is_what_the_user_says_it_is(
     )
     (episode,) = load_episodes(out)
     assert episode.answer == answer
-    assert ("gaps" in episode.meta) == (answer is None)
+    assert ("answer_not_found" in episode.meta["gaps"]) == (answer is None)
 
 
 def test_a_program_works_on_every_task_and_goes_on_where_it_was(
@@ -151,6 +159,41 @@ def test_episodes_can_be_made_again_from_the_log(
     out.write_bytes(b"")
     assert recorded(out, (), tasks=tasks, again=True).episodes == 3
     assert out.read_bytes() == before and len(provider.asked) == asked
+    timings = (tmp_path / "e.jsonl.timings.jsonl").read_text().splitlines()
+    assert len(timings) == 3
+
+
+def test_a_program_for_all_tasks_that_names_none_is_told_how(
+    tmp_path: Path, provider: ScriptedProvider, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = program(tmp_path, "ask('say w0'); ask('say w1')")
+    out, tasks = tmp_path / "e.jsonl", tasks_file(tmp_path, 2)
+    result = recorded(out, command, tasks=tasks, one_process=True)
+    assert (result.episodes, result.code) == (0, 1)
+    assert "2 model calls name no task and are in no episode. Name" in capsys.readouterr().err
+
+
+def test_a_program_of_one_task_that_names_sessions_is_told_that_they_are_left_out(
+    tmp_path: Path, provider: ScriptedProvider, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "os.environ['OPENAI_API_KEY'] = 'k#mine'\nbase = os.environ['OPENAI_BASE_URL']\n"
+    text += "os.environ['OPENAI_BASE_URL'] = base.replace(base.split('/')[4], 'mine')\nask('x')\n"
+    out, tasks = tmp_path / "e.jsonl", tasks_file(tmp_path, 2)
+    assert recorded(out, program(tmp_path, text), tasks=tasks).code == 1
+    said = capsys.readouterr().err
+    assert "1 sessions that programs named are in no episode" in said
+    assert "no model call was seen but those of sessions that the program named" in said
+
+
+def test_calls_of_no_session_never_become_an_episode(
+    tmp_path: Path, provider: ScriptedProvider
+) -> None:
+    out = tmp_path / "e.jsonl"
+    recorded(out, program(tmp_path, "ask('say x')"))
+    with CallLog(sessions_beside(out)) as log:
+        (session,) = read_sessions(sessions_beside(out))
+        log.write(replace(session.calls[0], session=UNTOLD))
+    assert recorded(out, (), again=True).episodes == 1
 
 
 @pytest.mark.parametrize(
@@ -179,10 +222,22 @@ def test_a_program_without_a_call_is_told_the_likely_reason(
 
 
 def test_a_program_that_takes_too_long_is_ended_and_done(
-    tmp_path: Path, provider: ScriptedProvider
+    tmp_path: Path, provider: ScriptedProvider, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Its time is up when it has made its call, however long that takes here."""
+
+    class Late(subprocess.Popen):  # type: ignore[type-arg]
+        def wait(self, timeout: float | None = None) -> int:
+            if timeout is None:
+                return super().wait()
+            assert timeout == 4.0
+            wait_for((tmp_path / "waits").exists)
+            raise subprocess.TimeoutExpired(self.args, timeout)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(subprocess, "Popen", Late)
     out = tmp_path / "e.jsonl"
-    command = program(tmp_path, "import time; ask('say x'); time.sleep(60)")
+    command = program(tmp_path, f"ask('say x'); open('waits', 'w').close()\n{WAIT}")
     assert recorded(out, command, tasks=tasks_file(tmp_path, 1), timeout=4.0).episodes == 1
     (episode,) = load_episodes(out)
     assert episode.error == "the program took longer than it may (--timeout)"
@@ -196,6 +251,67 @@ def test_a_program_that_was_killed_is_marked(tmp_path: Path, provider: ScriptedP
     assert result.code == 137
 
 
+def test_all_that_a_program_prints_is_read_however_slowly_it_is_shown(tmp_path: Path) -> None:
+    text = "x" * 100_000 + "the end"
+
+    class Screen(io.BytesIO):
+        def write(self, piece: Any) -> int:
+            shown.wait()
+            return super().write(piece)
+
+    shown, screen = threading.Event(), Screen()
+    slow = threading.Timer(1.5, shown.set)
+    slow.start()
+    command = [sys.executable, "-S", "-c", "print('x' * 100_000 + 'the end', end='')"]
+    ran = _Program(command, os.environ, alone=True, show=screen).run()
+    assert ran.stdout == text == screen.getvalue().decode()
+
+
+def test_what_a_program_leaves_running_keeps_nobody_waiting(tmp_path: Path) -> None:
+    leaves = (
+        "import os, time\n"
+        "if os.fork() == 0:\n"
+        "    while not os.path.exists('go'): time.sleep(0.05)\n"
+        "print('mine')\n"
+    )
+    command = [sys.executable, "-S", "-c", leaves]
+    cwd = Path.cwd()
+    os.chdir(tmp_path)
+    try:
+        ran = _Program(command, os.environ, alone=True, show=io.BytesIO()).run()
+    finally:
+        (tmp_path / "go").touch()
+        os.chdir(cwd)
+    assert ran.stdout == "mine\n"
+
+
+def test_calls_pass_while_the_team_of_another_session_is_read(
+    tmp_path: Path, provider: ScriptedProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    passed = threading.Event()
+
+    def script(asked: Asked) -> Reply:
+        if asked.last == "say w1":
+            passed.set()
+        return Reply("yes")
+
+    def slowly(session: LoggedSession, task: Task | None) -> Episode:
+        Path("reading").touch()
+        waited.append(passed.wait(PATIENCE_S))
+        return episode_of(session, task)
+
+    provider.script = script
+    monkeypatch.setattr("coa.recording.program.episode_of", slowly)
+    waited: list[bool] = []
+    text = "if sys.argv[1] == 'say w1':\n    import time\n"
+    text += "    while not os.path.exists('reading'): time.sleep(0.05)\nask(sys.argv[1])\n"
+    command = [*program(tmp_path, text), "{question}"]
+    result = recorded(tmp_path / "e.jsonl", command, tasks=tasks_file(tmp_path, 2), workers=2)
+    assert result.episodes == 2
+    assert waited == [True, True]
+
+
 # -- the recorder itself is killed ----------------------------------------------------------------
 
 
@@ -205,10 +321,10 @@ def start(out: Path, command: list[str], *options: str) -> subprocess.Popen[byte
     return subprocess.Popen(line, env=environment, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE)
 
 
-def wait_for(found: Callable[[], bool], seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
+def wait_for(found: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE_S
     while not found():
-        assert time.monotonic() < end, "it took too long"
+        assert time.monotonic() < end, "it hangs"
         time.sleep(0.05)
 
 
@@ -241,7 +357,7 @@ def test_a_recorder_that_is_killed_loses_nothing_that_was_finished(
     wait_for((tmp_path / "waits").exists)
     wait_for_calls(out, 3)
     running.send_signal(number)
-    _, errors = running.communicate(timeout=60)
+    _, errors = running.communicate(timeout=PATIENCE_S)
     if number != signal.SIGKILL:
         assert running.returncode == 128 + number
         assert b"give the same command again to go on" in errors
@@ -268,7 +384,7 @@ def test_a_single_run_that_was_cut_is_an_episode_that_says_so(
     wait_for((tmp_path / "waits").exists)
     wait_for_calls(out, 1)
     running.kill()
-    running.communicate(timeout=60)
+    running.communicate(timeout=PATIENCE_S)
     assert recorded(out, program(tmp_path, "ask('say y')", "other.py")).episodes == 2
     first, second = load_episodes(out)
     assert first.meta["cut"] == first.error == "the recording was killed"
@@ -312,6 +428,30 @@ def test_no_key_and_no_redacted_text_is_in_any_file_or_line(
     for where, content in {**written, "stdout": said.out, "stderr": said.err}.items():
         assert KEY not in content and "4711" not in content, where
     assert "it failed with [key]" in said.err  # what is taken out is seen to be
+
+
+def test_a_key_is_taken_out_before_its_text_is_cut(
+    tmp_path: Path, provider: ScriptedProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    text = f"ask('x'); print(os.environ['OPENAI_API_KEY'] + 'x' * {4000 - len(KEY) // 2})"
+    out = tmp_path / "e.jsonl"
+    recorded(out, program(tmp_path, text))
+    assert KEY[-5:] not in sessions_beside(out).read_text()
+
+
+def test_a_hangup_that_is_to_be_ignored_is_ignored(
+    tmp_path: Path, provider: ScriptedProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as `nohup` does
+    try:
+        text = "ask('say x'); os.kill(os.getppid(), 1); ask('say y')"
+        result = recorded(tmp_path / "e.jsonl", program(tmp_path, text))
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert (result.calls, result.code) == (2, 0)
 
 
 @pytest.mark.parametrize(
@@ -365,7 +505,6 @@ def test_what_cannot_be_recorded_is_said_in_one_line(
         record_program(
             ProgramRecording(**asked),  # type: ignore[arg-type]
             tmp_path / "e.jsonl",
-            episode_of=plain_episode,
         )
     assert said in str(wrong.value) and "\n" not in str(wrong.value)
 

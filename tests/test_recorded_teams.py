@@ -338,6 +338,29 @@ def test_a_request_that_is_sent_again_counts_once() -> None:
     assert episode.meta["retried"] == 2 and gaps(episode) == {}
 
 
+def test_of_two_like_requests_at_once_the_one_that_failed_is_repeated() -> None:
+    team = Team()
+    agent = team.agent("You toss a coin.")
+    agent.user("Toss it.")
+    team.write(agent.system, (), agent.messages, None, status=500, request="d")
+    for text, retry in (("heads it is", 0), ("tails it is", 1), ("heads again", 2)):
+        said = WireMessage("assistant", text)
+        team.write(agent.system, (), agent.messages, said, retry=retry, request="d")
+    for order, superseded in (
+        ([0, 1, 2], [True, False, False]),
+        ([1, 0, 2], [False, True, False]),
+        ([1, 2, 3], [True, True, False]),
+    ):
+        session = LoggedSession("run", end={})
+        for at in order:
+            session.add(team.calls[at])
+        assert [call.superseded for call in session.calls] == superseded
+        episode = episode_of(session)
+        used = len([call for call in session.calls if call.answered])
+        assert len(list(episode.model_calls())) == used
+        assert episode.meta["retried"] == 3 - used
+
+
 def test_the_same_request_without_a_failure_is_a_second_one() -> None:
     team = Team()
     for text in ("heads it is", "tails it is"):
@@ -498,6 +521,31 @@ def test_a_reply_goes_on_from_the_one_that_it_names() -> None:
     ]
     team.write("You are the boss.", tools, [asked], done, follows="resp_unknown")
     assert gaps(episode_of(team.session()))["history_missing"] == 1
+
+
+def test_a_system_prompt_that_the_server_keeps_is_that_of_what_follows(tmp_path: Path) -> None:
+    team = Team()
+    words = [WireMessage(role, text) for role, text in (("user", QUESTION), ("assistant", "42?"))]
+    prompt = "You are the boss. Be short."
+    team.write(prompt, (), words[:1], words[1], id="r1", kept=prompt)
+    follow = WireMessage("user", "Are you sure?")
+    done = WireMessage("assistant", "It is 42.")
+    team.write("", (), [follow], done, id="r2", follows="r1")
+    team.write("Now be quick.", (), [follow], done, id="r3", follows="r2")
+    path = tmp_path / "log.jsonl"
+    with CallLog(path) as log:
+        for each in team.calls:
+            log.write(each)
+    (session,) = read_sessions(path)
+    episode = episode_of(session)
+    given = [episode.messages_of(place) for place, _ in episode.model_calls()]
+    assert [said[0].text for said in given] == [
+        *(prompt, prompt, f"Now be quick.\n\n{prompt}"),
+    ]
+    assert [message.text for message in given[2][1:]] == [
+        *(QUESTION, "42?", "Are you sure?", "It is 42.", "Are you sure?"),
+    ]
+    assert len(episode.agents) == 1
 
 
 def test_a_tool_that_makes_something_else_of_an_agents_work_stays_a_tool() -> None:
@@ -669,6 +717,20 @@ def test_a_function_that_a_program_replaces_is_no_tool_any_more() -> None:
         *("look", "python", "python"),
     ]
     assert [name for name, _, _ in uses(programs(('look = "x"', "", "x"), used))] == ["python"] * 2
+
+
+@pytest.mark.parametrize("text", ["[" * 50_000, '{"a":' * 50_000, '{"a":[' * 300 + "]}" * 300])
+def test_texts_that_are_nested_too_deeply_are_only_texts(text: str) -> None:
+    team = Team()
+    writer = SmolMemory(team, code_prompt("look(q: string) -> string"), task=QUESTION)
+    writer.replies(text)
+    actor = team.agent("You act.\nAction: the action\nAction Input: JSON\nlook")
+    actor.user(f"{QUESTION} {text}")
+    actor.replies(f"Action: look\nAction Input: {text}")
+    reader = team.agent("You read.")
+    reader.user(f"So it was: {text[:-40]}")
+    reader.replies("It was 42.")
+    assert len(list(check(team.session()).model_calls())) == 3
 
 
 def test_the_only_call_of_a_program_that_failed_is_what_failed() -> None:

@@ -301,14 +301,41 @@ def test_questions_without_a_sound_answer_are_left_out_and_counted(tmp_path: Pat
         ("s1", True),
     ]
     assert home.left_out == 1 and "1 questions have no answer" in "\n".join(home.lines())
-    assert (
-        'tasks = {train = "tasks.jsonl", test = "tasks.jsonl"}'
-        in (tmp_path / "few" / "environment.toml").read_text()
-        or len({task.id for task in home.tasks}) == 2
-    )
+    assert '\ntasks = "tasks.jsonl"\n' in (tmp_path / "few" / "environment.toml").read_text()
+    write_home(tmp_path / "one", [good])  # which the hash leaves for the test
+    one = (tmp_path / "one" / "environment.toml").read_text()
+    assert '\ntasks = {train = "tasks.jsonl", test = "tasks.jsonl"}\n' in one
     coa("check", tmp_path / "few")
     with pytest.raises(UsageError, match="is not empty"):
         write_home(tmp_path / "few", [good])
+
+
+@pytest.mark.parametrize("success", [None, "unverified", "yes", 7, True, 1.0])
+def test_only_what_was_judged_right_is_verified(success: Any, tmp_path: Path) -> None:
+    other = smolagents(0)
+    other.meta["success"] = success
+    (task,) = write_home(tmp_path / "office", [other]).tasks
+    assert task.meta["verified"] == (success == 1)
+
+
+def test_that_a_tool_was_down_is_no_answer_of_it() -> None:
+    episodes = [smolagents(1), smolagents(1), smolagents(1)]
+    for episode, failure in zip(episodes, ("failed", "timeout", None), strict=True):
+        place = next(i for i, e in enumerate(episode.events) if isinstance(e, ToolUse))
+        use = episode.events[place]
+        result = "no connection" if failure else "137"
+        episode.events[place] = replace(use, result=result, failure=failure)
+    answers = record_of(episodes).answers(LOOKUP.name, "s1")
+    assert [*answers.values()] == [["137"]]
+
+
+def test_a_team_without_tools_has_a_home(tmp_path: Path) -> None:
+    episode = smolagents(1)
+    episode.tools = []
+    episode.events = [each for each in episode.events if not isinstance(each, ToolUse)]
+    home = write_home(tmp_path / "talkers", [episode])
+    assert home.tools == () and not any("answer from" in line for line in home.lines())
+    coa("check", tmp_path / "talkers")
 
 
 def test_a_record_holds_the_tools_that_were_called_and_those_that_were_not() -> None:

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from coa.errors import RecordError
 from coa.recording.calls import LoggedSession
+from coa.recording.graph import episode_of
 from coa.recording.importers import FORMATS, agents_sdk, openinference, spans
-from coa.recording.importers.otlp import from_protobuf, read_telemetry
+from coa.recording.importers.otlp import Telemetry, from_protobuf, read_telemetry
 from coa.recording.importers.reading import Notes, head_of
 from otlp_messages import BEGUN, calling, model, protobuf, request, span, text
 
@@ -457,6 +458,171 @@ def test_results_without_ids_go_to_the_call_with_these_arguments(tmp_path: Path)
     }
 
 
+# The same trouble in files that are no OTLP: traces of the Agents SDK, and exports of Phoenix.
+
+FORMS: dict[str, Callable[[], list[Any]]] = {
+    "openai-agents.traces": lambda: _lines("openai-agents.traces"),
+    "langgraph": lambda: _phoenix("langgraph", nested=False),
+}
+
+
+def _other_trace(lines: list[Any]) -> list[Any]:
+    """The same run as another trace."""
+    own = lines[0].get("trace_id") or lines[0]["context"]["trace_id"]
+    other = own[:-8] + "0000abcd"
+    made: list[Any] = json.loads(json.dumps(lines).replace(own, other))
+    return made
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_interleaved_traces_of_other_files_are_told_apart(tmp_path: Path, form: str) -> None:
+    lines = FORMS[form]()
+    mixed = [*lines, *_other_trace(lines)]
+    random.Random(5).shuffle(mixed)
+    found, counts = sessions(tmp_path / "s.jsonl", *mixed)
+    told = captured(form)
+    assert len({each.name for each in found}) == 2 and not counts
+    for session in found:
+        assert [call.exchange for call in session.calls] == [call.exchange for call in told.calls]
+        assert [call.agent for call in session.calls] == WORK
+        assert (session.results, session.end) == (told.results, told.end)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_spans_of_other_files_that_stand_there_twice_count_once(tmp_path: Path, form: str) -> None:
+    lines = FORMS[form]()
+    (session,), counts = sessions(tmp_path / "s.jsonl", *lines, *lines)
+    assert [call.exchange for call in session.calls] == [c.exchange for c in captured(form).calls]
+    spans_of = [each for each in lines if each.get("object") != "trace"]
+    assert counts == {"spans that were sent again counted once": len(spans_of)}
+
+
+@pytest.mark.parametrize(("form", "ended"), [("openai-agents.traces", None), ("langgraph", {})])
+def test_parents_that_are_missing_in_other_files_are_counted(
+    tmp_path: Path, form: str, ended: Any
+) -> None:
+    """The SDK writes all spans of its process, so that one that is missing means a cut."""
+    lines = FORMS[form]()
+    roots = {each.get("id") for each in lines if not each.get("parent_id")}
+    tops = (
+        {(each.get("context") or {}).get("span_id") for each in lines if not each["parent_id"]}
+        if form == "langgraph"
+        else roots
+    )
+    rest = [
+        each for each in lines if each.get("object") == "trace" or each["parent_id"] is not None
+    ]
+    children = sum(each.get("parent_id") in tops for each in rest)
+    (session,), counts = sessions(tmp_path / "s.jsonl", *rest)
+    assert len(session.calls) == 5 and not counts
+    assert session.about["gaps"] == {"parent_missing": children} and children
+    assert session.end == ended
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_other_files_that_are_cut_keep_what_is_whole_or_say_so(tmp_path: Path, form: str) -> None:
+    lines, path, notes = FORMS[form](), tmp_path / "s.json", Notes()
+    _write(path, lines)
+    path.write_bytes(path.read_bytes()[:-60])
+    assert len(read(path, notes=notes)) == 1
+    assert notes.counts == {"files that end in the middle of a record": 1}
+    whole = gzip.compress("".join(json.dumps(each) + "\n" for each in lines).encode(), mtime=0)
+    path.write_bytes(whole[:-20])
+    notes = Notes()
+    assert len(read(path, notes=notes)) == 1
+    assert notes.counts["gzip files that are cut, read up to there"] == 1
+    path.write_text(json.dumps({"data": lines}, indent=1)[:-60])
+    reader = openinference if form == "langgraph" else agents_sdk
+    with pytest.raises(RecordError, match=r"no span, .* ends in the middle of a record: it is cut"):
+        list(reader.read([path], Notes()))
+
+
+def test_phoenix_without_texts_is_content_capture_that_is_off(tmp_path: Path) -> None:
+    rows = _phoenix("langgraph", nested=False)
+    for row in rows:
+        held = row["attributes"]
+        said = ("llm.input_messages", "llm.output_messages", "input.", "output.")
+        row["attributes"] = {n: v for n, v in held.items() if not n.startswith(said)}
+    with pytest.raises(RecordError, match=r"5 model calls and no text.*OPENINFERENCE_HIDE_\*"):
+        sessions(tmp_path / "s.jsonl", *rows)
+
+
+def test_generations_whose_texts_were_hidden_say_what_hid_them(tmp_path: Path) -> None:
+    lines = _lines("openai-agents-chat.traces")
+    for line in lines:
+        if line.get("span_data", {}).get("type") == "generation":
+            line["span_data"] |= {"input": None, "output": None}
+    with pytest.raises(RecordError, match=r"no text of any.*trace_include_sensitive_data=False"):
+        sessions(tmp_path / "s.jsonl", *lines)
+
+
+def test_spans_of_a_type_that_is_new_are_counted(tmp_path: Path) -> None:
+    lines = _lines("openai-agents.traces")
+    turns = [line for line in lines if line.get("span_data", {}).get("type") == "custom"]
+    for line in turns:
+        line["span_data"]["type"] = "dance"
+    (session,), counts = sessions(tmp_path / "s.jsonl", *lines)
+    assert counts == {"spans of an unknown type, of which only the place is read": len(turns)}
+    assert [call.agent for call in session.calls] == WORK
+
+
+def test_a_handoff_to_nobody_is_a_gap(tmp_path: Path) -> None:
+    lines = _lines("openai-agents-handoff.traces")
+    gone = [line for line in lines if "researcher" in json.dumps(line.get("span_data", {}))]
+    inner = {line["id"] for line in lines if line.get("span_data", {}).get("name") == "researcher"}
+    kept = [
+        line for line in lines if line.get("parent_id") not in inner and line["id"] not in inner
+    ]
+    kept = [line for line in kept if not (line in gone and line["span_data"]["type"] == "handoff")]
+    found, _ = sessions(tmp_path / "s.jsonl", *kept)
+    (session,) = found
+    session.calls = [call for call in session.calls if call.agent == "manager"]
+    episode = episode_of(session)
+    assert episode.meta["gaps"]["result_missing"] == 1
+    assert [agent.name for agent in episode.agents] == ["manager"]
+
+
+def test_a_run_whose_outermost_span_failed_is_no_success(tmp_path: Path) -> None:
+    held = team()
+    held[0]["status"] = {"code": 2, "message": "ValueError: secret words"}
+    (session,), _ = sessions(tmp_path / "s.jsonl", request(*held))
+    assert session.end == {"error": "the run ended with an error"}
+    held[0].pop("status")
+    held[2]["status"] = {"code": 2, "message": "a tool that failed"}
+    (session,), _ = sessions(tmp_path / "s.jsonl", request(*held))
+    assert session.end == {}
+
+
+@pytest.mark.parametrize("at", [None, "", "-5", "1" + "0" * 400])
+def test_times_that_are_none_are_no_seconds(tmp_path: Path, at: Any) -> None:
+    held = team()
+    for each in held:
+        each["startTimeUnixNano"] = at
+    (session,), _ = sessions(tmp_path / "s.jsonl", request(*held))
+    assert len(session.calls) == 2
+    assert session.about["seconds_known"] == []
+
+
+def test_what_a_tool_is_said_to_have_printed_may_be_no_text_of_python(tmp_path: Path) -> None:
+    printed = {"openinference.span.kind": "TOOL", "tool.name": "look"}
+    printed["output.value"] = r"content='\N{no such name}' tool_call_id='c1'"
+    held = [*team()[:2], span(3, 1, (3, 4), held=printed), team()[3]]
+    (session,), counts = sessions(tmp_path / "s.jsonl", request(*held))
+    assert len(session.calls) == 2
+    assert counts == {"spans whose content cannot be read left out (SyntaxError)": 1}
+
+
+def test_a_span_that_is_nested_too_deeply_is_left_out() -> None:
+    deep: Any = {"stringValue": "x"}
+    for _ in range(3000):
+        deep = {"arrayValue": {"values": [deep]}}
+    held = team()
+    held[2]["attributes"].append({"key": "deep", "value": deep})
+    found = Telemetry()
+    assert found.add(request(*held)) and len(found.spans) == 3
+    assert found.notes.lines() == ["spans that cannot be read left out: 1 (first: RecursionError)"]
+
+
 def test_content_capture_that_is_off_says_what_to_set(tmp_path: Path) -> None:
     held = team()
     for each in held:
@@ -644,7 +810,7 @@ def test_files_that_were_tampered_with_raise_nothing_but_record_errors(
 
 _ODD: tuple[Callable[[random.Random], Any], ...] = (
     lambda rng: None,
-    lambda rng: rng.choice([0, -1, 10**30, 1.5, float("inf"), True]),
+    lambda rng: rng.choice([0, -1, 10**30, 10**400, 1.5, float("inf"), True]),
     lambda rng: rng.choice(["", "{", "[1,", "\ud800", "x" * 50, "[" * 2000]),
     lambda rng: rng.choice([[], {}, [[]], [None], {"": {}}, [{"parts": 3}], {"content": [1]}]),
 )

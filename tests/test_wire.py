@@ -200,6 +200,73 @@ def test_calls_of_every_kind_are_read() -> None:
     assert asked.messages[2].calls[0].arguments == "*** Begin"
 
 
+def of_stream(name: Name, *sent: Any) -> Any:
+    return read(name, assembled(BY_NAME[name], sent)[0])
+
+
+def test_parts_of_a_stream_are_joined_as_one_text() -> None:
+    def chunk(content: Any) -> Any:
+        return {"choices": [{"index": 0, "delta": {"content": content}}]}
+
+    def thought(text: str) -> Any:
+        return [{"type": "thinking", "thinking": [{"type": "text", "text": text}]}]
+
+    sent = [
+        "",
+        thought("Who "),
+        thought("knows?"),
+        "It is",
+        " Li",
+        [{"type": "text", "text": "ma"}],
+    ]
+    said = of_stream("chat", *map(chunk, sent)).reply
+    assert (said.reasoning, said.text) == ("Who knows?", "It is Lima")
+    said = of_stream("chat", *map(chunk, ["It", *sent])).reply
+    assert (said.reasoning, said.text) == ("Who knows?", "It\nIt is Lima")
+
+
+@pytest.mark.parametrize("ids", [("a", "b"), ("", "")])
+@pytest.mark.parametrize("place", [{"index": 0}, {}])
+def test_calls_that_all_have_the_number_0_are_told_apart(ids: Any, place: Any) -> None:
+    def chunk(**call: Any) -> Any:
+        return {"choices": [{"index": 0, "delta": {"tool_calls": [{**place, **call}]}}]}
+
+    whole_ones = [
+        chunk(id=each, function={"name": "look", "arguments": f'{{"q": {at}}}'})
+        for at, each in enumerate(ids)
+    ]
+    wanted = tuple(FunctionCall(each, "look", {"q": at}) for at, each in enumerate(ids))
+    assert of_stream("chat", *whole_ones).reply.calls == wanted
+    pieces = [chunk(id="a", function={"name": "look", "arguments": ""})]
+    pieces += [chunk(id=f"new{at}", function={"arguments": each}) for at, each in enumerate("{}")]
+    (one,) = of_stream("chat", *pieces).reply.calls
+    assert (one.name, one.arguments) == ("look", {})
+
+
+def test_what_a_later_event_does_not_count_stays_counted() -> None:
+    begun = {"usage": {"input_tokens": 11, "cache_read_input_tokens": 2, "output_tokens": 1}}
+    later = {"input_tokens": None, "cache_read_input_tokens": None, "output_tokens": 7}
+    sent = (
+        {"type": "message_start", "message": begun},
+        {"type": "message_delta", "delta": {}, "usage": later},
+    )
+    assert of_stream("anthropic", *sent).usage == WireUsage(13, 2, 7)
+
+
+def test_arguments_that_are_nested_too_deeply_are_their_text() -> None:
+    deep = "[" * 100_000
+    body = whole("chat", Reply("", (ToolCall("f", deep, "c"),)), {})
+    assert read("chat", body).reply.calls == (FunctionCall("c", "f", deep),)
+
+
+def test_what_a_server_keeps_of_the_system_prompt_is_told() -> None:
+    led = [{"role": "developer", "content": "Be short."}, {"role": "user", "content": "x"}]
+    made = exchange_of(BY_NAME["responses"], {"input": led, "instructions": "You are the boss."})
+    assert (made.system, made.kept) == ("You are the boss.\n\nBe short.", "Be short.")
+    assert [message.text for message in made.messages] == ["x"]
+    assert exchange_of(BY_NAME["chat"], {"messages": led}).kept == ""
+
+
 def test_tools_that_the_server_ran_are_beside_the_reply_which_stays_final() -> None:
     output = [
         {

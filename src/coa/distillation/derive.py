@@ -71,7 +71,8 @@ class Derived:
     """Why others did not become a chain."""
 
     def toml(self) -> str:
-        return grammar_to_toml(self.grammar, self.comments)
+        told = {key: list(map(_in_one_line, lines)) for key, lines in self.comments.items()}
+        return grammar_to_toml(self.grammar, told)
 
     def to_json(self) -> Json:
         return {
@@ -133,6 +134,11 @@ def sound_episodes(path: Path, note: Callable[[str], None]) -> list[Episode]:
     return sound
 
 
+def _in_one_line(text: str) -> str:
+    """A comment, whatever stands in the names that it mentions: a new line would end it."""
+    return "".join(character if character.isprintable() else " " for character in text)
+
+
 def found_wrong(episode: Episode) -> bool:
     """Whether somebody judged its answer, and not as right."""
     success = episode.meta.get("success")
@@ -185,7 +191,8 @@ class _Roles:
             return Role(block, kind, about=about, hint="job", agent=agent)
         plain = "plan" if kind == "plan" else "reflection"
         _, hint, about = _PLAIN[plain]
-        own = said if kind != "plan" or not self.team.planners[agent][1] else ""
+        for_itself = kind == "plan" and self.team.planners.get(agent, (0, False))[1]
+        own = "" if for_itself else said
         return Role(block, kind, about=own or about, hint=hint, agent=agent)
 
     def _evidence(self, agent: str, kind: Kind) -> str:
@@ -243,14 +250,15 @@ class _Roles:
         taken = {THINK, ANSWER, OBSERVATION, *(role.name for role in self.roles)}
         for place, role in enumerate(self.roles):
             said = told.get((role.agent, role.name), {})
-            block, kind, about = (str(said.get(key, "")) for key in ("block", "kind", "about"))
-            changed = replace(role)
+            texts = (said.get(key) for key in ("block", "kind", "about"))
+            block, kind, about = (text if isinstance(text, str) else "" for text in texts)
+            changed = role
+            if kind in _KINDS_OF_AGENTS and not self._has(kind, role.agent):
+                changed = self._role(role.name, kind, role.agent)  # type: ignore[arg-type]
             if is_block_name(block) and block not in taken:
                 changed = replace(changed, name=block)
                 self.why[block] = self.why.pop(role.name)
                 taken.add(block)
-            if kind in _KINDS_OF_AGENTS and not self._has(kind, role.agent):
-                changed = replace(changed, kind=kind)  # type: ignore[arg-type]
             if about := shortened_words(about, self.team.private):
                 changed = replace(changed, about=about)
             if changed != role:
@@ -285,7 +293,11 @@ class _Roles:
         answer = Role(
             ANSWER, "answer", hint="answer", about="The final answer, as short as possible"
         )
-        others = [replace(role, next=everything) for role in self.roles]
+        plans = any(role.kind == "plan" for role in self.roles)  # what a low score calls for
+        others = [
+            replace(role, next=everything, pass_score=role.pass_score * plans)
+            for role in self.roles
+        ]
         agents = [role.agent for role in self.roles if role.kind == "delegation"]
         of_whom = f": {listed(agents, 8)}" if agents else ""
         return Grammar(
@@ -398,10 +410,10 @@ class _Order:
 
 
 def _objects(value: Any) -> list[Json]:
-    """Answers of a model about agents, those that name one."""
+    """Answers of a model about agents, those that name one and its block."""
     listed = value if isinstance(value, list) else []
     named = (each for each in listed if isinstance(each, dict))
-    return [each for each in named if isinstance(each.get("agent"), str) and "was" in each]
+    return [e for e in named if isinstance(e.get("agent"), str) and isinstance(e.get("was"), str)]
 
 
 # -- a language model that names agents --------------------------------------------------------

@@ -166,14 +166,16 @@ class TeamEvidence:
     def _critics(self) -> dict[str, tuple[int, int]]:
         """Agent -> how often it sent the work back, and how often it let it go on."""
         back, on, other = Counter[str](), Counter[str](), Counter[str]()
+        none = {*self.planners, *(agent for by in self.used.values() for agent in by)}
         for work in self.works:
+            words = [words_of(e.result if isinstance(e, ToolUse) else e.text) for e in work.events]
             for said in work.said:
                 agent = said.deed.agent
-                if said.event.agent == SYSTEM or agent in self.planners:
+                if said.event.agent == SYSTEM or agent in none:
                     continue
                 if said.deed.doing == "acts" or not said.event.text.strip():
                     continue
-                if not self._judges(work, said):
+                if not self._judges(work, said, words):
                     other[agent] += 1
                 elif _sends_back(work, said, self.planners):
                     back[agent] += 1
@@ -182,24 +184,22 @@ class TeamEvidence:
         return {
             agent: (back[agent], on[agent])
             for agent in back | on
-            if not other[agent]
-            and not self.tools_of(agent)
-            and (back[agent] or self._named(_CRITIC, agent))
+            if not other[agent] and (back[agent] or self._named(_CRITIC, agent))
         }
 
-    def _judges(self, work: _Work, said: _Said) -> bool:
-        """Whether a message may be about a result: there is one, and it adds no answer to it."""
-        agent, answer = said.deed.agent, words_of(work.episode.answer or "")
-        before = [e for e in work.events[: said.place] if e.agent not in (agent, SYSTEM)]
-        results = [e for e in before if isinstance(e, ToolUse) or e.to == agent]
-        last = said.deed.doing == "answers"
-        if not results or (last and answer <= words_of(said.event.text)):
+    def _judges(self, work: _Work, said: _Said, words: Sequence[set[str]]) -> bool:
+        """Whether a message may be about a result: there is one, and it adds no answer to it.
+        `words` are those of each event."""
+        agent, own = said.deed.agent, words[said.place]
+        answer = words_of(work.episode.answer or "")
+        before = [at for at in range(said.place) if work.events[at].agent not in (agent, SYSTEM)]
+        earlier = (work.events[at] for at in before)
+        result = any(isinstance(e, ToolUse) or e.to == agent for e in earlier)
+        if not result or (said.deed.doing == "answers" and answer <= own):
             return False
-        heard: set[str] = set()
-        for event in before:
-            heard |= words_of(event.result if isinstance(event, ToolUse) else event.text)
-        adds = answer - heard - words_of(work.episode.question)
-        return not (adds and adds <= words_of(said.event.text))
+        new = answer - words_of(work.episode.question)
+        adds = {word for word in new if not any(word in words[at] for at in before)}
+        return not (adds and adds <= own)
 
     # -- jobs
 

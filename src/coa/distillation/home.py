@@ -16,7 +16,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from coa.distillation.convert import team_tools
@@ -25,7 +25,7 @@ from coa.distillation.derive import Derived, Words, derive_grammar, found_wrong
 from coa.environment import FILE, SPLITS, split_of
 from coa.io.files import new_folder
 from coa.io.runs import Json, dumps
-from coa.recording.episode import Episode
+from coa.recording.episode import Episode, ToolUse
 from coa.tasks import Task
 from coa.tools.recorded import RECORDED, ToolRecord
 
@@ -67,7 +67,9 @@ class Home:
         yield f"{right + own} questions: {said}"
         if self.left_out:
             yield f"{self.left_out} questions have no answer that was not found wrong; left out"
-        yield f"{', '.join(self.tools)} answer from {RECORD_FILE} until {FILE} names real functions"
+        if self.tools:
+            told = f"answer from {RECORD_FILE} until {FILE} names real functions"
+            yield f"{', '.join(self.tools)} {told}"
 
 
 def write_home(folder: Path, episodes: Sequence[Episode], words: Words | None = None) -> Home:
@@ -94,8 +96,15 @@ def _write(path: Path, text: str) -> None:
 
 def record_of(episodes: Sequence[Episode]) -> ToolRecord:
     """The tools of a team and all calls of them, each with the task that it was made for."""
-    calls = (call for episode in episodes for call in calls_of(episode, episode.task_id))
+    calls = (call for each in episodes for call in calls_of(_answered(each), each.task_id))
     return ToolRecord(tuple(team_tools(episodes)), tuple(calls))
+
+
+def _answered(episode: Episode) -> Episode:
+    """Without calls that the world did not answer: that a server was down once is no answer."""
+    failed = ("failed", "timeout")
+    kept = (e for e in episode.events if not (isinstance(e, ToolUse) and e.failure in failed))
+    return replace(episode, events=list(kept))
 
 
 def _tasks(episodes: Iterable[Episode]) -> Iterator[Task]:
@@ -105,7 +114,7 @@ def _tasks(episodes: Iterable[Episode]) -> Iterator[Task]:
         by_task.setdefault(episode.task_id, []).append(episode)
     for task_id, own in by_task.items():
         answered = [e for e in own if e.answer and not found_wrong(e)]
-        judged = [e for e in answered if "success" in e.meta]
+        judged = [e for e in answered if e.meta.get("success") == 1]
         if best := next(iter(judged or answered), None):
             meta: Mapping[str, bool] = {VERIFIED: bool(judged)}
             yield Task(best.question, (best.answer or "",), task_id, meta)

@@ -12,11 +12,11 @@ named beforehand. That no difference was found is no such finding.
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import fsum
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,12 +24,11 @@ from coa.environment import Environment, environments_for
 from coa.errors import ConfigError, ModelError, UsageError
 from coa.evaluation.compare import CHAINS, Resamples, brief, load_measured
 from coa.evaluation.run import TASKS
-from coa.evaluation.spending import LATENCY
+from coa.evaluation.spending import LATENCY, ModelPrices, name_in_prices
 from coa.evaluation.team import (
     MEASURES,
     NEEDS_STATE,
     OTHER_QUESTION,
-    ModelPrices,
     TeamJudge,
     TeamWork,
     counted_by,
@@ -48,7 +47,7 @@ from coa.recording.episode import Episode
 from coa.rewards import REWARDS, JudgeSettings, RewardSettings, parse_expression
 from coa.rewards.reward import names_in
 from coa.rollouts import choose_environments
-from coa.statistics import RESAMPLES, bootstrap, estimate, interval, paired
+from coa.statistics import RESAMPLES, Estimate, bootstrap, estimate, interval, paired
 from coa.tasks import TaskSet
 from coa.trajectory import Usage
 from coa.view.terminal import harmless, percent, significance
@@ -56,6 +55,9 @@ from coa.view.terminal import harmless, percent, significance
 MARGIN = 2.0
 """Points of success by which the student may be below and still be called the same."""
 TOKENS = ("tokens_uncached", "tokens")
+FEWEST = 6
+"""Tasks from which what was spent has bounds: five that all agree are no evidence by the sign test,
+though a bootstrap of them is as narrow as they are alike."""
 Count = Callable[[str], int]
 
 
@@ -136,19 +138,20 @@ class Student:
 
     def tasks(self, given: Path | None) -> TaskSet:
         """The tasks that it was judged by, from where the run, or the caller, says they are."""
-        named = Path(self.tasks_named)
-        places = [self.run / TASKS, named, self.run.parent / named.name]
-        for path in [given] if given else places:
-            if not path.name or not path.is_file():
-                continue
-            tasks = TaskSet.load(path)
-            if not self.fingerprint or tasks.fingerprint() == self.fingerprint:
+        if given:
+            tasks = TaskSet.load(given)
+            if self.fingerprint in ("", tasks.fingerprint()):
                 return tasks
-            if given:
-                raise UsageError(
-                    f"{given}: holds other tasks, or other gold, than {self.run} was judged by; "
-                    "the team and the student have to be judged by the same."
-                )
+            raise UsageError(
+                f"{given}: holds other tasks, or other gold, than {self.run} was judged by; "
+                "the team and the student have to be judged by the same."
+            )
+        named = Path(self.tasks_named)
+        for path in (self.run / TASKS, named, self.run.parent / named.name):
+            if path.name and path.is_file():
+                tasks = TaskSet.load(path)
+                if self.fingerprint in ("", tasks.fingerprint()):
+                    return tasks
         raise UsageError(
             f"{self.run}: its tasks with gold, {self.tasks_named!r}, are not there or have "
             "changed. Name the file with --tasks."
@@ -161,7 +164,7 @@ def _work_of(run: Path, model: str, prices: ModelPrices) -> dict[str, dict[str, 
         for _, record in read_jsonl(run / TIMINGS, growing=True):
             if "total" in record and "task_id" in record:
                 seconds[record["task_id"], record["sample"]] = float(record["total"])
-    price = prices.of(_served(model)) if prices else None
+    price = prices.of(name_in_prices(model))
     samples: dict[str, list[dict[str, float | None]]] = defaultdict(list)
 
     def add(record: Json) -> None:
@@ -182,18 +185,13 @@ def _work_of(run: Path, model: str, prices: ModelPrices) -> dict[str, dict[str, 
     return {name: _mean_of(own) for name, own in samples.items()}
 
 
-def _served(model: str) -> str:
-    """The name by which a table of prices has a model."""
-    return resolve(model).model or model if model.startswith("openai:") else model
-
-
 def _mean_of(samples: Sequence[Mapping[str, float | None]]) -> dict[str, float | None]:
     """The mean of each measure; None where one of the samples does not know it."""
     found: dict[str, float | None] = {}
     for name in MEASURES:
         values = [sample[name] for sample in samples]
         known = [value for value in values if value is not None]
-        found[name] = fsum(known) / len(known) if known and len(known) == len(values) else None
+        found[name] = math.fsum(known) / len(known) if known and len(known) == len(values) else None
     return found
 
 
@@ -253,6 +251,10 @@ async def _beside(asked: Beside, student: Student, prices: ModelPrices) -> Json:
             "wrong may not be there: its success here is no measurement. Evaluate the student on "
             "tasks with answers of your own"
         )
+    if prices:
+        known = all(work.cache_known for work in team.works)  # asked before they are recounted
+        its = "what its servers had" if known else "only what its servers say they had"
+        notes.append(f"money: of the team with {its} in a cache, of the student with a perfect one")
     works = _team_work(asked.episodes, team, student, notes)
     return _compared(asked, student, team, works, judge.reward, notes, prices)
 
@@ -434,7 +436,7 @@ def _compared(
     prices: ModelPrices,
 ) -> Json:
     order = [name for name in student.scores if name in team.samples]
-    ours = {name: fsum(e.score for e in own) / len(own) for name, own in team.samples.items()}
+    ours = {name: math.fsum(e.score for e in own) / len(own) for name, own in team.samples.items()}
     theirs = student.scores
     pair = paired([ours[name] for name in order], [theirs[name] for name in order])
     measures: Json = {}
@@ -465,8 +467,6 @@ def _compared(
     row["claim"] = claim(row["success"], measures, asked.margin)
     if not prices:
         notes.append("money: give --prices FILE.toml, or 1,0.1,5 for a million tokens")
-    elif not all(work.cache_known for work in team.works):
-        notes.append("money of the team is as if nothing of its prompts had been in a cache")
     if measures["seconds"]["team"] and measures["seconds"]["student"]:
         notes.append(_about_seconds(student, asked.episodes))
     return row | {"notes": notes}
@@ -484,8 +484,8 @@ def _measured(
     other = [value for value in student if value is not None]
     knows = len(one) == len(team), len(other) == len(student)
     found: Json = {
-        "team": _short(fsum(one) / len(one)) if knows[0] else None,
-        "student": _short(fsum(other) / len(other)) if knows[1] else None,
+        "team": _short(math.fsum(one) / len(one)) if knows[0] else None,
+        "student": _short(math.fsum(other) / len(other)) if knows[1] else None,
         "difference": None,
         "reduction": None,
         "per_solved": None,
@@ -493,20 +493,26 @@ def _measured(
     if not all(knows):
         return found
     drawn = bootstrap([b - a for a, b in zip(one, other, strict=True)])
-    found["difference"] = drawn.figures()
+    found["difference"] = _bounded(drawn).figures()
     columns = {"team": one, "student": other, "solved": solved, "also solved": also_solved}
     if sum(one):
         columns |= {"tasks": [1.0] * len(one)}
         sums = Resamples(columns, resamples=RESAMPLES)
-        found["reduction"] = sums.reduction(("team", "tasks"), ("student", "tasks")).figures()
+        reduction = sums.reduction(("team", "tasks"), ("student", "tasks"))
+        found["reduction"] = _bounded(reduction).figures()
         if sum(solved) and sum(also_solved):
             pairs = ("team", "solved"), ("student", "also solved")
             found["per_solved"] = {
                 "team": _short(sum(one) / sum(solved)),
                 "student": _short(sum(other) / sum(also_solved)),
-                "reduction": sums.reduction(*pairs).figures(),
+                "reduction": _bounded(sums.reduction(*pairs)).figures(),
             }
     return found
+
+
+def _bounded(found: Estimate) -> Estimate:
+    """An interval of so few tasks has no bounds."""
+    return found if found.n >= FEWEST else found._replace(low=-math.inf, high=math.inf)
 
 
 def claim(success: Json, measures: Json, margin: float) -> Json:
@@ -536,8 +542,8 @@ def claim(success: Json, measures: Json, margin: float) -> Json:
         told = "at lower success"
     else:
         told = "and whether at the same success these tasks do not say"
-    bounds = f"between {low:+.1f} and {high:+.1f} points of success"
-    rule = f"the same would be above {-margin:+.1f}" if margin else "the same would be above 0"
+    bounds = f"between {low:+.2f} and {high:+.2f} points of success"  # all digits that decide
+    rule = f"the same would be above {f'{-margin:+g}' if margin else 0}"
     return {
         "fewer_tokens": fewer,
         "same_success": same,
@@ -614,7 +620,7 @@ def _row(title: str, team: float | None, student: float | None, reduction: Json 
         word = (
             "more" if value < 0 else "fewer" if title[:5] in ("token", "model", "tool ") else "less"
         )
-        told = f"{100 * abs(value):.1f}% {word} {interval(bounds, '.1f')}" if value else "the same"
+        told = f"{100 * abs(value):.1f}% {word} {interval(bounds, '.1f')}"
     sides = f"{_figure(team):<{_SIDE}}{_figure(student):<{_SIDE}}"
     return f"{f'  {title}':<{_WIDE}}{sides}{told}".rstrip()
 

@@ -12,9 +12,9 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from coa.distillation.dataset import Conversion, conclude, convert_by_record
 from coa.distillation.derive import derive_grammar
 from coa.distillation.filters import FilterSettings
-from coa.environment import Environment, environment_name, environments_for
+from coa.environment import Environment, environment_name, environments_for, tasks_of
 from coa.errors import ModelError, RecordError, UsageError
 from coa.evaluation.contents import (
     Aspect,
@@ -39,6 +39,7 @@ from coa.evaluation.contents import (
     fine,
     unknown,
 )
+from coa.evaluation.spending import ModelPrices
 from coa.evaluation.team import (
     MEASURES,
     NEEDS_STATE,
@@ -46,7 +47,6 @@ from coa.evaluation.team import (
     NO_TASK,
     OTHER_QUESTION,
     AnswerVerdict,
-    ModelPrices,
     TeamJudge,
     TeamWork,
     all_tasks,
@@ -174,11 +174,16 @@ def _judge(asked: Looking) -> Any:
 
 
 async def _verdict(judge: TeamJudge | None, episode: Episode) -> AnswerVerdict:
-    """By the reward where there is gold, else what the record says of itself."""
+    """By the reward where there is gold, else what the record says of itself. No answer is not
+    right, whoever judges; of a task that is not among those with gold it counts for nothing."""
     verdict = await judge.verdict(episode) if judge else AnswerVerdict(None, why=NO_GOLD)
-    if verdict.score is None and verdict.why in (NO_GOLD, NO_TASK, NEEDS_STATE):
-        stated = stated_success(episode.meta)
-        return verdict if stated is None else AnswerVerdict(stated, "record")
+    if verdict.score is not None:
+        return verdict
+    stated = stated_success(episode.meta)
+    if stated is not None and verdict.why in (NO_GOLD, NO_TASK, NEEDS_STATE):
+        return AnswerVerdict(stated, "record")
+    if episode.answer is None and verdict.why not in (NO_TASK, OTHER_QUESTION):
+        return AnswerVerdict(0.0)
     return verdict
 
 
@@ -230,37 +235,30 @@ class Success:
         """Tasks whose gold is what this team, or another, answered."""
         self.sums: dict[str, float] = {}
         self.counts = Counter[str]()
-        self._lost = list[str]()
 
     def add(self, episode: Episode, verdict: AnswerVerdict) -> None:
         if is_cut(episode):  # nobody knows what would have come of it
             return
         stated = stated_success(episode.meta)
         self.odd += stated is None and episode.meta.get("success") is not None
+        if verdict.by:
+            self.by.note(verdict.by)
+        elif episode.answer is None:
+            self.unanswered += 1
+        else:
+            self.unverified += 1
+            self.why.note(shortened(verdict.why or NO_GOLD, 120))
         if verdict.score is None:
-            if episode.answer is None:  # whoever judges, it is not right
-                self.unanswered += 1
-                self._lost.append(episode.task_id)
-            else:
-                self.unverified += 1
-                self.why.note(shortened(verdict.why or NO_GOLD, 120))
             return
-        self.by.note(verdict.by)
         if verdict.by == "reward" and stated is not None:
             self.disagreed += (stated >= RIGHT) != (verdict.score >= RIGHT)
-        self._score(episode.task_id, verdict.score)
-
-    def _score(self, task_id: str, score: float) -> None:
-        self.sums[task_id] = self.sums.get(task_id, 0.0) + score
-        self.counts[task_id] += 1
+        self.sums[episode.task_id] = self.sums.get(episode.task_id, 0.0) + verdict.score
+        self.counts[episode.task_id] += 1
 
     def estimate(self) -> Estimate | None:
         """Over tasks; None where no answer was verified."""
         if not self.by:
             return None
-        for task_id in self._lost:
-            self._score(task_id, 0.0)
-        self._lost.clear()
         means = [total / self.counts[name] for name, total in self.sums.items()]
         return estimate(means) if len(means) <= MANY else wilson(sum(means), len(means))
 
@@ -340,7 +338,7 @@ class TeamCost:
         """Episodes of which a measure is known."""
         self.sums: dict[str, float] = dict.fromkeys(MEASURES, 0.0)
         self.judged: dict[str, list[float]] = {name: [0.0, 0.0] for name in MEASURES}
-        """Of episodes that were verified: what was spent, and what was solved."""
+        """Of episodes that count for the success: what was spent, and what was solved."""
 
     def add(self, episode: Episode, verdict: AnswerVerdict) -> None:
         if is_cut(episode):
@@ -366,9 +364,10 @@ class TeamCost:
 
     def by_text(self) -> dict[str, float]:
         """Tokens of an episode by one's own count, over the sample, where no server counted."""
-        if self.known["tokens_uncached"]:
+        whole = [each for each in self.dataset.sample if not is_cut(each)]
+        if self.known["tokens_uncached"] or not whole:
             return {}
-        counted = [counted_by(each, self.counter.count) for each in self.dataset.sample]
+        counted = [counted_by(each, self.counter.count) for each in whole]
         return {
             "tokens_uncached": sum(each.total for each in counted) / len(counted),
             "tokens": sum(each.total_cached for each in counted) / len(counted),
@@ -396,6 +395,10 @@ class TeamCost:
             )
         if not self.known["money"]:
             yield unknown("", "money is not known", "give --prices FILE.toml, or 1,0.1,5 a million")
+        others = (name for name in MEASURES if name != "tokens_uncached")
+        if some := [name for name in others if 0 < self.known[name] < self.episodes]:
+            told = ", ".join(f"{MEASURES[name]} over {self.known[name]:,}" for name in some)
+            yield unknown("", f"means over fewer than {self.episodes:,} episodes: {told}")
 
     def _told(self, found: Mapping[str, float | None]) -> str:
         parts = []
@@ -454,16 +457,18 @@ class Dataset:
         self.sample = [episode for _, _, episode, _ in drawn]
         try:
             environments, self.grammar = _grammars(self.asked, self.sample)
+            judging = _judging(self.asked)
         except UsageError as wrong:  # nobody answered, say: there is no grammar, and no chain
             self.trouble = str(wrong)
             return
         made = await convert_by_record(self.sample, environments)
         judged = [
-            _with_score(conversion, verdict.score)
+            replace(conversion, score=verdict.score)
+            if judging is None or conversion.task_id in judging
+            else Conversion(conversion.key, conversion.task_id, reason=NOT_JUDGING)
             for conversion, (_, _, _, verdict) in zip(made, drawn, strict=True)
         ]
-        anybody = any(each.score is not None for each in judged)
-        distilled = conclude(judged, FilterSettings(), judged=anybody)
+        distilled = conclude(judged, FilterSettings())
         self.converted = sum(each.trajectory is not None and not each.replay for each in made)
         self.kept = len(distilled.kept)
         self.reasons = distilled.funnel["rejected"]
@@ -491,7 +496,8 @@ class Dataset:
 
     @property
     def seconds(self) -> float:
-        return self.tokens * SftSettings().epochs / TOKENS_PER_SECOND
+        """Of an epoch."""
+        return self.tokens / TOKENS_PER_SECOND
 
     def findings(self) -> Iterator[Remark]:
         if self.trouble:
@@ -552,8 +558,18 @@ class Dataset:
         }
 
 
-def _with_score(conversion: Conversion, score: float | None) -> Conversion:
-    return Conversion(**{**vars(conversion), "score": score})
+NOT_JUDGING = "its task is not in the task file"
+"""As a distillation says it, also of tasks that an environment keeps for the test."""
+
+
+def _judging(asked: Looking) -> Container[str] | None:
+    """Ids of the tasks whose episodes a distillation takes; None: of any."""
+    if asked.tasks is not None:
+        return {task.id for task in TaskSet.load(asked.tasks)}
+    environments = environments_for(asked.env, **asked.settings)
+    if all(env.tasks is None for env in environments):
+        return None
+    return {task.id for task in tasks_of(environments, "train", lambda line: None)}
 
 
 def _grammars(asked: Looking, episodes: Sequence[Episode]) -> tuple[tuple[Environment, ...], str]:

@@ -32,6 +32,39 @@ def parse_price(text: str) -> Price:
     return Price(input=fresh, cached=cached, output=written)
 
 
+class ModelPrices:
+    """What models cost, as `--prices` gives it: a table (.toml), or three numbers for all."""
+
+    def __init__(self, given: str) -> None:
+        self._table = given if given.endswith(".toml") else ""
+        self._known: dict[str, Price] = {}
+        self._all = None if self._table or not given else parse_price(given)
+        self.currency = ""
+        if self._table:
+            self.currency = load_recipe(find_recipe(given), [], PriceTable).currency
+
+    def __bool__(self) -> bool:
+        return bool(self._table) or self._all is not None
+
+    def of(self, model: str) -> Price | None:
+        """The price of a model by the name that its server knows; one that a table does not have
+        is refused. None: no price, or a record that does not name the model."""
+        if self._all is not None or not (self._table and model):
+            return self._all
+        if model not in self._known:
+            price = find_price(self._table, model)
+            assert price is not None, self._table
+            self._known[model] = price
+        return self._known[model]
+
+
+def name_in_prices(model: str) -> str:
+    """The name by which a table of prices has a model: that of its server, else the reference
+    without an adapter, which makes a model neither cheaper nor dearer."""
+    served = resolve(model).model if model.startswith("openai:") else None
+    return served or model.partition("+")[0]
+
+
 class Tariff(NamedTuple):
     """A price, and in which currency it is."""
 
@@ -41,14 +74,9 @@ class Tariff(NamedTuple):
 
 def find_tariff(prices: str, model: str) -> Tariff | None:
     """What a model costs: from a table of prices (.toml), or three numbers; None without either."""
-    if not prices:
-        return None
-    if not prices.endswith(".toml"):
-        return Tariff(parse_price(prices))
-    served = resolve(model).model if model.startswith("openai:") else None
-    price = find_price(prices, served or model)
-    assert price is not None, prices
-    return Tariff(price, load_recipe(find_recipe(prices), [], PriceTable).currency)
+    table = ModelPrices(prices)
+    price = table.of(name_in_prices(model))
+    return Tariff(price, table.currency) if price else None
 
 
 def money(trajectories: Sequence[Trajectory], solved: float, tariff: Tariff) -> Json:

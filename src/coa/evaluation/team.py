@@ -7,20 +7,20 @@ it took. What a server did not say is None and never 0: figures that need it are
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import NamedTuple
 
 from coa.environment import SPLITS, Environment, OpenEnvironment, open_environments
 from coa.errors import RecordError, UsageError
 from coa.evaluation.compare import SCORES
-from coa.evaluation.spending import parse_price
+from coa.evaluation.spending import ModelPrices
 from coa.io.files import first_record
 from coa.io.runs import Json, json_lines, read_jsonl
-from coa.io.settings import find_recipe, load_recipe
-from coa.recording.budget import Price, PriceTable, find_price
 from coa.recording.episode import Episode, Message, Tokens, ToolUse
 from coa.rewards import RewardSettings
 from coa.tasks import Task
@@ -84,44 +84,20 @@ def is_cut(episode: Episode) -> bool:
 
 
 def seconds_of(path: Path) -> dict[str, float]:
-    """Seconds of each task from the timings beside an episodes file; empty where there are none."""
+    """Seconds of each task, a mean over its episodes, from the timings beside an episodes file;
+    empty where there are none."""
     beside = path.with_name(f"{path.name}.timings.jsonl")
     if not beside.is_file():
         return {}
-    found: dict[str, float] = {}
+    found: dict[str, list[float]] = defaultdict(list)
     for _, record in read_jsonl(beside, growing=True):
         total = record.get("total")
         if isinstance(total, int | float) and math.isfinite(total):
-            found[str(record.get("task_id", ""))] = float(total)
-    return found
+            found[str(record.get("task_id", ""))].append(float(total))
+    return {name: fmean(own) for name, own in found.items()}
 
 
 # -- the work ----------------------------------------------------------------------------------
-
-
-class ModelPrices:
-    """What models cost, as `--prices` gives it: a table (.toml), or three numbers for all."""
-
-    def __init__(self, given: str) -> None:
-        self._table = given if given.endswith(".toml") else ""
-        self._known: dict[str, Price] = {}
-        self._all = None if self._table or not given else parse_price(given)
-        self.currency = ""
-        if self._table:
-            self.currency = load_recipe(find_recipe(given), [], PriceTable).currency
-
-    def __bool__(self) -> bool:
-        return bool(self._table) or self._all is not None
-
-    def of(self, model: str) -> Price:
-        """The price of a model by the name that its server knows; one without any is refused."""
-        if self._all is not None:
-            return self._all
-        if model not in self._known:
-            price = find_price(self._table, model)
-            assert price is not None, self._table
-            self._known[model] = price
-        return self._known[model]
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +133,8 @@ class TeamWork:
             cached += call.cached_tokens or 0
             if prices:
                 counts = call.prompt_tokens, call.cached_tokens or 0, call.sampled_tokens
-                money = _plus(money, prices.of(call.model).of(*counts))
+                price = prices.of(call.model)
+                money = _plus(money, price.of(*counts) if price else None)
             else:
                 money = _plus(money, call.cost)
         whole = made > 0 and uncounted == 0
@@ -215,7 +192,7 @@ class AnswerVerdict(NamedTuple):
     score: float | None
     """None: nobody can say."""
     by: str = ""
-    """reward, or record: its `meta` says so."""
+    """reward, or record: its `meta` says so; empty: nobody judged."""
     why: str = ""
     """Why nobody can say."""
 
@@ -265,7 +242,9 @@ class TeamJudge:
         if self.opened.takes_state(task):
             return AnswerVerdict(None, why=NEEDS_STATE)
         scored = await self.opened.score(task, as_answered(episode))
-        return AnswerVerdict(scored.score, "reward", scored.reason if scored.score is None else "")
+        if scored.score is None:
+            return AnswerVerdict(None, why=scored.reason)
+        return AnswerVerdict(scored.score, "reward")
 
 
 @asynccontextmanager

@@ -15,7 +15,7 @@ import hashlib
 import json
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -87,11 +87,18 @@ class LoggedSession:
         return str(self.end.get("cut", ""))
 
     def add(self, call: LoggedCall) -> None:
-        """Keep a call. An attempt that the program repeated is superseded by the new one."""
+        """Keep a call. The attempt that it repeats is superseded: of several like it (one request
+        may be meant twice, at once) one that failed, and else the last."""
         if call.retry and call.request:
-            for place, earlier in enumerate(self.calls):
-                if earlier.request == call.request and earlier.retry < call.retry:
-                    self.calls[place] = replace(earlier, superseded=True)
+            places = [
+                place
+                for place, earlier in enumerate(self.calls)
+                if earlier.request == call.request and earlier.retry < call.retry
+                if not earlier.superseded
+            ]
+            failed = [at for at in places if self.calls[at].cut or not self.calls[at].answered]
+            for place in (failed or places)[-1:]:
+                self.calls[place] = replace(self.calls[place], superseded=True)
         self.calls.append(call)
 
 
@@ -159,6 +166,8 @@ class CallLog:
                 "id": exchange.id,
                 "follows": exchange.follows,
             }
+            if exchange.kept:
+                record["kept"] = named(exchange.kept)
             if exchange.drafts:
                 record["drafts"] = [named(message.to_json()) for message in exchange.drafts]
             if exchange.ran:
@@ -267,6 +276,7 @@ def _call(session: str, record: Json, known: _Known) -> LoggedCall:
         record["follows"],
         tuple(map(known.message, record.get("drafts", ()))),
         tuple(_server_use(use) for use in record.get("ran", ())),
+        known.values[record["kept"]] if "kept" in record else "",
     )
     plain = {name: record[name] for name in _PLAIN if name in record}
     used = tuple(FunctionCall(**each) for each in record.get("used", ()))
@@ -292,6 +302,7 @@ def redacted(exchange: WireExchange, redact: Redact) -> WireExchange:
     return replace(
         exchange,
         system=redact(exchange.system),
+        kept=redact(exchange.kept),
         tools=tuple(map(of_tool, exchange.tools)),
         messages=tuple(map(of, exchange.messages)),
         reply=None if exchange.reply is None else of(exchange.reply),
@@ -306,8 +317,8 @@ def _redacted_call(call: FunctionCall, redact: Redact) -> FunctionCall:
 
 def _redacted(message: WireMessage, redact: Redact) -> WireMessage:
     calls = tuple(_redacted_call(call, redact) for call in message.calls)
-    text, reasoning = redact(message.text), redact(message.reasoning)
-    return replace(message, text=text, reasoning=reasoning, calls=calls)
+    text, reasoning, name = map(redact, (message.text, message.reasoning, message.name))
+    return replace(message, text=text, reasoning=reasoning, calls=calls, name=name)
 
 
 def cleaned(value: Any, redact: Redact) -> Any:
@@ -317,9 +328,3 @@ def cleaned(value: Any, redact: Redact) -> Any:
     if isinstance(value, dict):
         return {name: cleaned(each, redact) for name, each in value.items()}
     return [cleaned(each, redact) for each in value] if isinstance(value, list) else value
-
-
-def iter_calls(sessions: list[LoggedSession]) -> Iterator[LoggedCall]:
-    """All calls, session by session."""
-    for session in sessions:
-        yield from session.calls

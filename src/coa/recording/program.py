@@ -21,6 +21,7 @@ import hashlib
 import json
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -28,11 +29,10 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
-from importlib import import_module
 from pathlib import Path
 from typing import IO, Annotated, Any, NamedTuple
 
@@ -69,7 +69,8 @@ from coa.recording.calls import (
     read_sessions,
 )
 from coa.recording.episode import Episode
-from coa.recording.proxy import Providers, RecordingProxy, Secrets
+from coa.recording.graph import episode_of
+from coa.recording.proxy import UNTOLD, Providers, RecordingProxy, Secrets
 from coa.recording.receiver import Receiver
 from coa.rewards import RewardSettings, lacking, open_reward
 from coa.rewards.reward import Reward
@@ -77,12 +78,11 @@ from coa.rollouts import ENV, SETTINGS, References
 from coa.tasks import Task, TaskSet
 from coa.trajectory import Author, Segment, StopReason, Trajectory
 
-EpisodeOf = Callable[[LoggedSession, Task | None], Episode]
-
 GRACE_S = 5.0
 """For a program to end by itself when it is told to."""
-_LAST_WORDS_S = 1.0
-"""For output of a program that has ended; what it left running may hold the pipe for ever."""
+_LOOK_MS = 100
+"""How often it is looked whether a program has ended, while nothing comes of it: what it left
+running may hold the pipe for ever."""
 _HELD = 1 << 20
 """Most of the output of a program that is searched for an answer: its end."""
 _NOTED = 4000
@@ -171,16 +171,10 @@ def spans_beside(out: Path) -> Path:
     return out.with_name(f"{out.name}.spans.jsonl")
 
 
-def record_program(
-    asked: ProgramRecording,
-    out: Path,
-    *,
-    quiet: bool = False,
-    episode_of: EpisodeOf | None = None,
-) -> RecordedProgram:
-    """Record a program, or go on with its tasks. `quiet`: what it prints is no part of our stdout.
-    `episode_of` reads a team in a session."""
-    job = _prepared(asked, out, episode_of)
+def record_program(asked: ProgramRecording, out: Path, *, quiet: bool = False) -> RecordedProgram:
+    """Record a program, or go on with its tasks. `quiet`: what it prints is no part of our
+    stdout."""
+    job = _prepared(asked, out)
     with claim(out, job.claim):
         for path in (out, manifest_beside(out), _timings_beside(out)):
             make_private(path)
@@ -201,10 +195,9 @@ class _Prepared(NamedTuple):
     secrets: Secrets
     pattern: re.Pattern[str] | None
     claim: Json
-    episode_of: EpisodeOf
 
 
-def _prepared(asked: ProgramRecording, out: Path, episode_of: EpisodeOf | None) -> _Prepared:
+def _prepared(asked: ProgramRecording, out: Path) -> _Prepared:
     if not asked.command and not asked.again:
         raise UsageError(
             "no command: write it behind two dashes, as in "
@@ -247,18 +240,11 @@ def _prepared(asked: ProgramRecording, out: Path, episode_of: EpisodeOf | None) 
         asked,
         environments,
         tasks,
-        Providers.of(os.environ, asked.upstream),
+        Providers() if asked.again or asked.otel else Providers.of(os.environ, asked.upstream),
         Secrets(os.environ, redact),
         pattern,
         claimed,
-        episode_of or _episode_of(),
     )
-
-
-def _episode_of() -> EpisodeOf:
-    graph: Any = import_module("coa.recording.graph")
-    found: EpisodeOf = graph.episode_of
-    return found
 
 
 def _work(asked: ProgramRecording) -> tuple[tuple[Environment, ...], tuple[Task, ...] | None]:
@@ -332,17 +318,14 @@ class _Program:
             process = self._start(stdin, out, errors)
             if process is None:
                 return _Ran(0, "", "", 0.0, self._stopped or "")
-            reading = [out.thread, errors.thread]
             try:
                 process.wait(self._timeout)
             except subprocess.TimeoutExpired:
                 late = True
                 self.stop("")
                 process.wait()
-            left = time.monotonic() + _LAST_WORDS_S
-            for thread in reading:
-                if thread is not None:
-                    thread.join(max(0.0, left - time.monotonic()))
+            out.finish()
+            errors.finish()
         seconds = time.monotonic() - begun
         return _Ran(process.returncode, out.text, errors.text, seconds, self._stopped or "", late)
 
@@ -412,7 +395,9 @@ class _Tail:
         self._show = show
         self._pieces: deque[bytes] = deque()
         self._size = 0
-        self.thread: threading.Thread | None = None
+        self._thread: threading.Thread | None = None
+        self._over = False
+        """Its program has ended: what can be read now is all."""
 
     @contextmanager
     def opened(self, like: IO[bytes] | None = None) -> Iterator[int]:
@@ -426,12 +411,27 @@ class _Tail:
             yield end
         finally:
             os.close(end)
-            self.thread = threading.Thread(target=self._read, args=(source,), daemon=True)
-            self.thread.start()
+            self._thread = threading.Thread(target=self._read, args=(source,), daemon=True)
+            self._thread.start()
+
+    def finish(self) -> None:
+        """Read all that the program wrote before it ended."""
+        self._over = True
+        if self._thread is not None:
+            self._thread.join()
 
     def _read(self, source: int) -> None:
+        ready = select.poll()
+        ready.register(source, select.POLLIN)
         with suppress(OSError):  # how a terminal says that nobody writes any more
-            while piece := os.read(source, 1 << 16):
+            while True:
+                over = self._over  # before we look: what it wrote last can be read after that
+                if not ready.poll(_LOOK_MS):
+                    if over:
+                        break
+                    continue
+                if not (piece := os.read(source, 1 << 16)):
+                    break
                 self._pieces.append(piece)
                 self._size += len(piece)
                 while self._size - len(self._pieces[0]) > _HELD:
@@ -479,6 +479,8 @@ class _Recording:
         self.new = self.calls = self.failed = 0
         """Episodes of this time, the answered calls in them, and those that failed."""
         self.silent: list[_Ran] = []
+        self.strange = 0
+        """Calls of no task, by a program that works on all tasks itself."""
         self.capture: RecordingProxy | Receiver
         self.judge: _Judge
 
@@ -528,12 +530,13 @@ class _Recording:
         """Make the episodes that are missing; the tasks that are done."""
         tasks = {task.id: task for task in self.job.tasks or ()}
         if self.asked.again:
-            self.out.write_bytes(b"")
+            for path in (self.out, _timings_beside(self.out)):
+                path.write_bytes(b"")
         held = {e.meta.get("session"): e.task_id for e in read_records(self.out, Episode.from_json)}
         done = set(held.values())
         for session in known:
             task_id = str(session.about.get("task_id") or session.about.get("named") or "")
-            if not session.calls or session.name in held:
+            if not session.calls or session.name in held or session.name == UNTOLD:
                 continue
             if self.job.tasks is not None and (task_id not in tasks or task_id in done):
                 continue
@@ -553,8 +556,13 @@ class _Recording:
 
     async def _keep(self, session: LoggedSession, task: Task | None) -> None:
         """Write the episode of a session that has ended."""
-        episode = self.job.episode_of(session, task)
-        _complete(episode, session, task, self.job.secrets)
+        redact = self.job.secrets
+        told = task and replace(
+            task, question=redact(task.question), meta=cleaned(dict(task.meta), redact)
+        )
+        # In a thread: the calls of other programs pass here meanwhile.
+        episode = await asyncio.to_thread(episode_of, session, told)
+        _complete(episode, session, told)
         success = await self.judge.success(task, episode)
         if success is not None:
             episode.meta["success"] = success
@@ -625,8 +633,11 @@ class _Recording:
             strange = self.job.tasks is not None and task is None
             if session.calls and not again and not strange:
                 await self._add(session, task)
+            self.strange += len(session.calls) if strange else 0
         if not any(session.calls for session, _ in ended):
             self.silent.append(ran)
+        if self.strange and not self.new:
+            self.code = self.code or 1
 
     async def _on(self, task: Task, threads: ThreadPoolExecutor) -> None:
         """The program works on one task."""
@@ -690,8 +701,8 @@ class _Recording:
     def _end(self, ran: _Ran) -> Json:
         """What is noted when a program has ended."""
         noted: Json = {"exit_code": ran.code, "seconds": round(ran.seconds, 3), **_cut(ran)}
-        if ran.stdout:
-            noted["stdout"] = ran.stdout[-_NOTED:]
+        if ran.stdout:  # cleaned before it is cut: of a key that is cut in two half would stay
+            noted["stdout"] = self.job.secrets(ran.stdout)[-_NOTED:]
         if self.asked.answer == "stdout":
             noted["answer"] = ran.stdout.strip() or None
         elif self.job.pattern is not None:
@@ -715,14 +726,15 @@ class _Recording:
         loop = asyncio.get_running_loop()
         names = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "SIGHUP"}
         before = {number: signal.getsignal(number) for number in names}
-        for number, why in names.items():
-            loop.add_signal_handler(number, self._stop, why, number)
+        heeded = [number for number, what in before.items() if what is not signal.SIG_IGN]
+        for number in heeded:  # what is ignored stays so: `nohup` means it
+            loop.add_signal_handler(number, self._stop, names[number], number)
         try:
             yield
         finally:
-            for number, what in before.items():
+            for number in heeded:
                 loop.remove_signal_handler(number)
-                signal.signal(number, what)
+                signal.signal(number, before[number])
 
     def _stop(self, why: str, number: int) -> None:
         if number == signal.SIGINT and any(each.shares_terminal for each in self.running):
@@ -767,6 +779,14 @@ class _Recording:
             return
         for line in self.capture.lines():
             say(f"coa: {line}")
+        if self.strange:
+            advice = (
+                ""
+                if self.asked.otel
+                else ". Name each session after the task's id: OPENAI_BASE_URL with /s/ID/v1 for "
+                "its path, or x-coa-session: ID"
+            )
+            say(f"coa: {self.strange} model calls name no task and are in no episode{advice}")
         if self.silent and not result.new:
             say(self._why_silent(self.silent[-1]))
         elif self.silent:
@@ -811,26 +831,17 @@ def _timings_beside(out: Path) -> Path:
     return out.with_name(f"{out.name}.timings.jsonl")
 
 
-def _complete(episode: Episode, session: LoggedSession, task: Task | None, redact: Redact) -> None:
+def _complete(episode: Episode, session: LoggedSession, task: Task | None) -> None:
     """What a session says of itself, and its task, stand above what was read in its calls."""
     end = session.end or {}
     if task is not None:
-        episode.task_id, episode.question = task.id, redact(task.question)
-        episode.meta = {**cleaned(dict(task.meta), redact), **episode.meta}
-    episode.meta.setdefault("source", "proxy")
+        episode.meta = {**task.meta, **episode.meta}
     episode.meta["session"] = session.name
     if "answer" in end:
         episode.answer = end["answer"]
         if episode.answer is None:
             gaps = episode.meta.setdefault("gaps", {})
             gaps["answer_not_found"] = gaps.get("answer_not_found", 0) + 1
-    if session.cut:
-        episode.meta["cut"] = session.cut
-        episode.error = session.cut
-    elif end.get("error"):
-        episode.error = str(end["error"])
-    elif code := end.get("exit_code"):
-        episode.error = f"the program ended with exit code {code}"
 
 
 # -- judging ------------------------------------------------------------------------------------

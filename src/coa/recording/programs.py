@@ -90,17 +90,22 @@ def _typed(annotation: ast.expr | None) -> Json:
 
 def program_in(text: str) -> str:
     """The program of a reply; empty where it has none."""
-    if text.lstrip().startswith("{"):  # smolagents with structured outputs
-        try:
-            held = json.loads(text)
-        except ValueError:
-            held = None
-        if isinstance(held, dict) and isinstance(held.get("code"), str):
-            return program_in(held["code"]) or str(held["code"]).strip()
+    code = _structured(text).get("code")
+    if isinstance(code, str):
+        return program_in(code) or code.strip()
     for fence in _FENCES:
         if found := [block.strip() for block in fence.findall(text)]:
             return "\n\n".join(found)
     return ""
+
+
+def _structured(text: str) -> Json:
+    """The object that a reply is (smolagents with structured outputs); empty where it is none."""
+    try:
+        held = json.loads(text) if text.lstrip().startswith("{") else None
+    except (ValueError, RecursionError):
+        held = None
+    return held if isinstance(held, dict) else {}
 
 
 def is_last(code: str) -> bool:
@@ -110,13 +115,9 @@ def is_last(code: str) -> bool:
 
 def around_program(text: str) -> str:
     """What a reply says around its program."""
-    if text.lstrip().startswith("{"):
-        try:
-            held = json.loads(text)
-        except ValueError:
-            held = None
-        if isinstance(held, dict) and "code" in held:
-            return str(held.get("thought") or held.get("thoughts") or "").strip()
+    held = _structured(text)
+    if "code" in held:
+        return str(held.get("thought") or held.get("thoughts") or "").strip()
     for fence in _FENCES:
         if fence.search(text):
             text = fence.sub("\n", text)

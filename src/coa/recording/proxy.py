@@ -56,7 +56,6 @@ from coa.recording.wire import (
 )
 
 T = TypeVar("T")
-Note = Callable[[str], None]
 Headers = list[tuple[bytes, bytes]]
 
 OPENAI = ("OPENAI_BASE_URL", "OPENAI_API_BASE")
@@ -81,6 +80,8 @@ _HOP = {
     *(b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade"),
 }
 """Headers of one connection, which are not passed on."""
+_EVENTS = re.compile(rb"\s*(?:data|event):")
+"""How a stream begins; not every server says that it is one."""
 _READABLE = {"identity", *re.split(r",\s*", httpx.Client().headers["accept-encoding"])}
 
 
@@ -98,20 +99,14 @@ class Providers:
     def of(cls, environment: Mapping[str, str], upstream: str = "") -> Providers:
         """What the user's own environment names, or one address for everything."""
         if upstream:
-            parts = urlsplit(upstream)
-            if parts.scheme not in ("http", "https") or not parts.hostname:
-                raise UsageError(
-                    f"--upstream: found no address, expected one such as http://localhost:8000/v1, "
-                    f"not {len(upstream)} other characters."
-                )
-            bare = upstream.rstrip("/")
-            openai = bare if parts.path.strip("/") else f"{bare}/v1"
+            bare = _address(upstream, "--upstream").rstrip("/")
+            openai = bare if urlsplit(bare).path else f"{bare}/v1"
             return cls(openai, bare.removesuffix("/v1"))
-        given = [
-            next((environment[name] for name in names if environment.get(name)), "")
-            for names in (OPENAI, ANTHROPIC)
-        ]
-        return cls(given[0].rstrip("/") or cls().openai, given[1].rstrip("/") or cls().anthropic)
+        given: list[str] = []
+        for names in (OPENAI, ANTHROPIC):
+            name = next((name for name in names if environment.get(name)), "")
+            given.append(_address(environment[name], name).rstrip("/") if name else "")
+        return cls(given[0] or cls().openai, given[1] or cls().anthropic)
 
     def url(self, path: str, anthropic: bool) -> str:
         """Where a request for a path goes, with or without the version at its beginning."""
@@ -129,6 +124,21 @@ class Providers:
             return False
 
 
+def _address(given: str, where: str) -> str:
+    """An address as it was given; it may hold a key, so that no message quotes it."""
+    try:
+        parts, known = urlsplit(given), httpx.URL(given)
+        sound = parts.scheme in ("http", "https") and bool(known.host)
+    except (ValueError, httpx.InvalidURL):
+        sound = False
+    if not sound:
+        raise UsageError(
+            f"{where}: found no address, expected one such as http://localhost:8000/v1, "
+            f"not {len(given)} other characters."
+        )
+    return given
+
+
 def named_host(url: str) -> str:
     """An address as it may be shown: without a key that it may hold."""
     parts = urlsplit(url)
@@ -141,12 +151,13 @@ def named_host(url: str) -> str:
 class Secrets:
     """Takes keys out of texts, and then what the user's own function takes out."""
 
-    _NAME = re.compile(r"(?i)(_API_KEY|_TOKEN|_SECRET|_PASSWORD|_ACCESS_KEY)$")
+    _NAME = re.compile(r"(?i)(KEY|TOKEN|SECRET|PASSWORD)$")
 
     def __init__(self, environment: Mapping[str, str], redact: Redact | None = None) -> None:
         self._keys: tuple[str, ...] = ()
         self._redact = redact
         self._short = lru_cache(4096)(self._clean)
+        """By the keys, too: one may come while a text is cleaned."""
         for name, value in environment.items():
             if self._NAME.search(name):
                 self.add(value)
@@ -157,13 +168,13 @@ class Secrets:
         secret = len(key) >= 16 or (len(key) >= 8 and any(map(str.isdigit, key)))
         if secret and key not in self._keys:
             self._keys = tuple(sorted((*self._keys, key), key=len, reverse=True))
-            self._short.cache_clear()
 
     def __call__(self, text: str) -> str:
-        return self._short(text) if len(text) < 1 << 16 else self._clean(text)
+        keys = self._keys
+        return self._short(text, keys) if len(text) < 1 << 16 else self._clean(text, keys)
 
-    def _clean(self, text: str) -> str:
-        for key in self._keys:
+    def _clean(self, text: str, keys: tuple[str, ...]) -> str:
+        for key in keys:
             if key in text:
                 text = text.replace(key, "[key]")
         if self._redact is None or not text:
@@ -420,6 +431,11 @@ class RecordingProxy:
                 f"{self.untold} model calls name no session while several were open; they are in "
                 "no episode. Keep the path of OPENAI_BASE_URL, or send x-coa-session."
             )
+        if left := sum(name in self._held for name in self.named):
+            lines.append(
+                f"{left} sessions that programs named are in no episode: with tasks, what a "
+                "program calls is of its task. Leave the names out, or use --one-process."
+            )
         if self.late:
             lines.append(
                 f"{self.late} model calls came after the end of their session; they are in no "
@@ -429,6 +445,8 @@ class RecordingProxy:
 
     def why_silent(self) -> str:
         """Why no model call was seen, as far as one can tell here."""
+        if self.named:
+            return "no model call was seen but those of sessions that the program named."
         if others := sum(self.others.values()):
             most = self.others.most_common(1)[0][0]
             return (
@@ -531,7 +549,7 @@ class RecordingProxy:
             exchange = exchange_of(seen.dialect, request)
         except RecordError as wrong:
             unread = str(wrong)
-        if seen.reply.status == 200:
+        if 200 <= seen.reply.status < 300:
             try:
                 body, cut = _read_reply(seen)
                 if body:
@@ -659,7 +677,7 @@ class RecordingProxy:
                 key, mark, suffix = value.partition(b"#")
                 if mark:
                     name, value = suffix.decode("utf-8", "replace").strip() or name, key
-                self.secrets.add(value.decode("latin-1").removeprefix("Bearer ").strip())
+                self.secrets.add(value.decode("latin-1").strip().rpartition(" ")[2])
             kept.append((header, value))
         return told or name, target, kept
 
@@ -777,7 +795,8 @@ def _unpacked(raw: bytes, encoding: str) -> bytes:
 def _read_reply(seen: _Seen) -> tuple[Json, str]:
     """The body of a reply, also of one that came as a stream, and why it is not whole."""
     raw = _unpacked(b"".join(seen.reply.pieces), _one(seen.reply.headers, "content-encoding"))
-    if not _one(seen.reply.headers, "content-type").startswith("text/event-stream"):
+    kind = _one(seen.reply.headers, "content-type").lower()
+    if not (kind.startswith("text/event-stream") or _EVENTS.match(raw)):
         if seen.broken:  # half of an object says nothing that could be relied on
             with suppress(RecordError):
                 return read_body(raw, "the reply"), ""

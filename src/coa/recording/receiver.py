@@ -16,7 +16,8 @@ import json
 import threading
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -49,6 +50,8 @@ CAPTURE = {
     "OTEL_TRACES_SAMPLER": "always_on",
     "OTEL_BSP_SCHEDULE_DELAY": "500",
     "OTEL_BLRP_SCHEDULE_DELAY": "500",
+    "OTEL_BSP_MAX_QUEUE_SIZE": "65536",
+    "OTEL_BLRP_MAX_QUEUE_SIZE": "65536",
     "OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT": "",
     "OTEL_SPAN_ATTRIBUTE_VALUE_LENGTH_LIMIT": "",
     "OTEL_ATTRIBUTE_COUNT_LIMIT": "1000000",
@@ -68,8 +71,8 @@ CAPTURE = {
     "OPENINFERENCE_HIDE_LLM_TOOLS": "false",
 }
 """What a command runs with so that its spans hold what was said, and all of it: OpenTelemetry keeps
-128 attributes of a span, which a flattened conversation of 40 messages exceeds, and most
-instrumentations leave texts out unless they are told otherwise."""
+128 attributes of a span, which a flattened conversation of 40 messages exceeds, and drops spans
+while 2048 wait; most instrumentations leave texts out unless they are told otherwise."""
 
 
 class Receiver:
@@ -241,13 +244,18 @@ class Receiver:
 
     # -- requests, in threads of the server ------------------------------------------------------
 
+    def refused(self, times: int) -> None:
+        with self._lock:
+            self.counts["refused"] += times
+
     def take(self, path: str, body: bytes, kind: str) -> int:
         """Take one request; the HTTP status that answers it."""
         parts = [part for part in path.partition("?")[0].split("/") if part]
         signal = parts[-1] if len(parts) > 1 and parts[-2] == "v1" else ""
         if signal not in ("traces", "logs", "metrics"):
             return 404
-        self.counts[signal] += 1
+        with self._lock:
+            self.counts[signal] += 1
         if signal == "metrics":
             return 200
         if kind == "application/json":
@@ -262,17 +270,23 @@ class Receiver:
         name = unquote(parts[1]) if parts[0] == "session" and len(parts) == 4 else ""
         told = [_told(group, name) for group in groups if isinstance(group, dict)]
         if self._redact:
-            told = _redacted(told, self._redact)
+            with self._or_fail():
+                told = _redacted(told, self._redact)
         with self._lock:
-            self._write({_GROUPS[signal]: told})
+            with self._or_fail():
+                self._file.write({_GROUPS[signal]: told})
             held = self._held.get(name)
             into = held[1] if held else self._others
             into.add({_GROUPS[signal]: told})
         return 200
 
-    def _write(self, record: Json) -> None:
+    @contextmanager
+    def _or_fail(self) -> Iterator[None]:
+        """End the recording where something cannot be kept as it should be."""
         try:
-            self._file.write(record)
+            yield
+        except RecursionError:  # it is nested too deeply: the request is refused
+            raise
         except BaseException as error:
             self._loop.call_soon_threadsafe(self._fail, error)
             raise
@@ -343,7 +357,8 @@ class _Answers(BaseHTTPRequestHandler):
             status = self.receiver.take(self.path, body, kind)
         except (CoaError, ValueError, EOFError, OSError, zlib.error, RecursionError):
             status = 400  # exporters do not send what was refused so a second time
-        self.receiver.counts["refused"] += status != 200
+            self.close_connection = True  # of its body something may be left
+        self.receiver.refused(status != 200)
         # An empty message says that everything was taken, and in JSON that is an empty object.
         said = b"{}" if kind == "application/json" else b""
         self.send_response(status)
@@ -364,7 +379,7 @@ class _Answers(BaseHTTPRequestHandler):
             return body
         body = b""
         while size := int(self.rfile.readline().partition(b";")[0], 16):
-            if len(body) + size > LARGEST:
+            if not 0 < size <= LARGEST - len(body):
                 self.close_connection = True
                 raise RecordError("a request is too large.")
             body += self.rfile.read(size)

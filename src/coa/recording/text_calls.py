@@ -110,7 +110,7 @@ def _input(text: str) -> Json | str:
     text = text.strip().strip("`").strip()
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
     return value if isinstance(value, dict) else text
 

@@ -122,11 +122,11 @@ def quoted(text: str, inside: str) -> bool:
 def _pieces(text: str) -> list[str]:
     """What may stand alone of a text: the texts in a JSON value, or long sentences."""
     try:
-        value = json.loads(text) if text[:1] in "{[" else None
-    except ValueError:
-        value = None
-    if value is not None:
-        return [squash(each) for each in strings_in(value) if len(each) > 3]
+        if text[:1] in ("{", "["):
+            found = strings_in(json.loads(text))
+            return [squash(each) for each in found if len(each) > 3]
+    except (ValueError, RecursionError):  # no JSON, or nested deeper than anybody reads
+        pass
     return [each for each in re.split(r"(?<=[.!?:;])\s", text) if len(each) > ENOUGH]
 
 
@@ -170,18 +170,20 @@ def _kept(
     session: LoggedSession, count: Count
 ) -> Iterator[tuple[LoggedCall, tuple[WireMessage, ...]]]:
     """(call, its whole conversation) of each answered call that no later one repeats."""
-    histories: dict[str, tuple[WireMessage, ...]] = {}
+    histories: dict[str, tuple[str, tuple[WireMessage, ...]]] = {}
+    """By the id of a reply: what its server keeps of the system prompt, and the messages."""
     repeated = _repeated(session.calls, _requests(session.calls))
     for number, call in enumerate(session.calls):
         exchange = call.exchange
-        before: tuple[WireMessage, ...] = ()
-        if exchange.follows:
-            if exchange.follows not in histories:
-                count.gap("history_missing")
-            before = histories.get(exchange.follows, ())
+        count.gap("history_missing", bool(exchange.follows) and exchange.follows not in histories)
+        kept, before = histories.get(exchange.follows, ("", ()))
         whole = (*before, *exchange.messages)
+        if kept:
+            system = "\n\n".join(filter(None, (exchange.system, kept)))
+            call = replace(call, exchange=replace(exchange, system=system))
         if exchange.reply and exchange.id:
-            histories[exchange.id] = (*whole, exchange.reply)
+            kept = "\n\n".join(filter(None, (kept, exchange.kept)))
+            histories[exchange.id] = kept, (*whole, exchange.reply)
         if number in repeated:
             count.retried += 1
             continue
@@ -216,16 +218,15 @@ def _requests(calls: Sequence[LoggedCall]) -> list[str]:
 
 
 def _repeated(calls: Sequence[LoggedCall], requests: Sequence[str]) -> set[int]:
-    """Calls that the program sent again: those that failed or were cut, and those of which the next
-    one says that it is a retry. The same request alone may well be meant as a second one."""
+    """Calls that the program sent again: those that failed, were cut or are superseded. The same
+    request alone may well be meant as a second one."""
     found: set[int] = set()
-    following: dict[str, int] = {}
+    later: set[str] = set()
     for number in reversed(range(len(calls))):
-        call, later = calls[number], following.get(requests[number])
-        if later is not None:
-            again = not call.answered or bool(call.cut) or calls[later].retry > call.retry
-            found |= {number} if again else set()
-        following[requests[number]] = number
+        call = calls[number]
+        if requests[number] in later and (call.cut or not call.answered):
+            found.add(number)
+        later.add(requests[number])
     return found
 
 

@@ -117,6 +117,9 @@ class WireExchange:
     ran: tuple[ServerUse, ...] = ()
     """Tools that the server ran itself for this reply (its web search, its interpreter). They are
     no calls of the reply, which may well be the last word of its agent."""
+    kept: str = ""
+    """What of the system prompt was sent as messages, where the server keeps those: it holds for
+    requests that go on from this one, too."""
 
 
 class Dialect(Protocol):
@@ -253,7 +256,7 @@ def _arguments(given: Any) -> Json | str:
         return json.dumps(given)
     try:
         read = json.loads(given)
-    except ValueError:
+    except (ValueError, RecursionError):
         return given
     return read if isinstance(read, dict) else given
 
@@ -363,32 +366,32 @@ class _Chat:
             for each in _objects(event.get("choices"), "choices"):
                 choice = choices.setdefault(
                     _index(each, "index"),
-                    {"message": {"role": "assistant"}, "calls": {}, "finish_reason": None},
+                    {"message": {"role": "assistant"}, "calls": [], "finish_reason": None},
                 )
                 self._add(choice["message"], choice["calls"], _inner(each, "delta"))
                 choice["finish_reason"] = each.get("finish_reason") or choice["finish_reason"]
         for choice in choices.values():
             if calls := choice.pop("calls"):
-                choice["message"]["tool_calls"] = list(calls.values())
+                choice["message"]["tool_calls"] = calls
         body["choices"] = [choices[index] for index in sorted(choices)]
         ended = bool(choices) and all(choice["finish_reason"] for choice in choices.values())
         return body, ended
 
-    def _add(self, message: Json, calls: dict[int, Json], delta: Json) -> None:
+    def _add(self, message: Json, calls: list[Json], delta: Json) -> None:
         """Add what one event says to a message."""
         for name in self._spoken:
-            said = delta.get(name)
-            if isinstance(said, list):  # of parts, as Mistral sends them
-                message[name] = [*_list(message.get(name) or [], name), *said]
-            elif isinstance(said, str):
-                before = message.get(name) or ""
-                message[name] = [*before, said] if isinstance(before, list) else before + said
+            if isinstance(said := delta.get(name), str | list):
+                message[name] = _grown(message.get(name, ""), said)
         if old := _inner(delta, "function_call"):  # of the API before tools
             held = message.setdefault("function_call", {"name": "", "arguments": ""})
             for name in held:
                 held[name] += _text(old.get(name))
         for at, each in enumerate(_objects(delta.get("tool_calls"), "tool_calls")):
-            call = calls.setdefault(_index(each, "index", at), {})
+            index = _index(each, "index", at)
+            call = next((held for held in reversed(calls) if held["index"] == index), None)
+            if call is None or _is_another(call, each):
+                call = {"index": index}
+                calls.append(call)
             if each.get("id"):
                 call["id"] = each["id"]
             for kind, names in _WRITTEN.items():
@@ -430,6 +433,36 @@ _WRITTEN = {"function": ("name", "arguments"), "custom": ("name", "input")}
 """What a call is written under, by its kind, and what of it comes piece by piece."""
 
 
+def _is_another(held: Json, event: Json) -> bool:
+    """Whether an event begins a call, though its place has one: there are servers that number every
+    call 0, or none, and send each of them whole."""
+    function = _inner(held, "function")
+    if not (function.get("name") and _inner(event, "function").get("name")):
+        return False
+    if held.get("id") and event.get("id"):
+        return bool(held["id"] != event["id"])
+    return bool(function["arguments"]) and isinstance(_arguments(function["arguments"]), dict)
+
+
+def _grown(before: Any, said: Any) -> Any:
+    """What a stream has said so far, with what it says next: a text, or parts, as Mistral sends
+    them, each of which may be a piece of the one before it."""
+    if isinstance(before, str) and isinstance(said, str):
+        return before + said
+    parts: list[Json] = []
+    for given in (before, said):
+        listed = [given] if isinstance(given, str) else _list(given, "content")
+        for each in filter(None, listed):
+            part = {"type": "text", "text": each} if isinstance(each, str) else each
+            kind = _text(_object(part, "content").get("type"))
+            if parts and kind in ("text", "thinking") and parts[-1].get("type") == kind:
+                grown = _grown(parts[-1].get(kind) or "", part.get(kind) or "")
+                parts[-1] = {**parts[-1], kind: grown}
+            else:
+                parts.append(part)
+    return parts
+
+
 def _thinking(content: Any) -> tuple[str, Any]:
     """The reasoning among the parts of a content, and the content without it."""
     if not isinstance(content, list):
@@ -455,14 +488,15 @@ class _Responses:
         given = body.get("input")
         items = [{"role": "user", "content": given}] if isinstance(given, str) else given
         messages = self._messages(_objects(items, "input"))
-        system, rest = _led_by_system(messages, _text(body.get("instructions")))
+        kept, rest = _led_by_system(messages)
+        system = "\n\n".join(filter(None, (_text(body.get("instructions")), kept)))
         tools = []
         for each in _objects(body.get("tools"), "tools"):
             name = each.get("name") or each.get("server_label") or each.get("type")
             made = _tool(name, each.get("description"), each.get("parameters"))
             tools.append(replace(made, body="text") if each.get("type") == "custom" else made)
         follows = _text(body.get("previous_response_id"))
-        return WireExchange(_model(body), system, tuple(tools), rest, follows=follows)
+        return WireExchange(_model(body), system, tuple(tools), rest, follows=follows, kept=kept)
 
     def reply(self, body: Json) -> tuple[WireMessage, WireUsage, str, str]:
         status = _text(body.get("status"))
@@ -693,7 +727,8 @@ class _Anthropic:
                 body["stop_reason"] = _inner(event, "delta").get("stop_reason")
                 if more := _inner(event, "usage"):
                     counted = True
-                    body["usage"] = {**_inner(body, "usage"), **more}
+                    told = {name: value for name, value in more.items() if value is not None}
+                    body["usage"] = {**_inner(body, "usage"), **told}
             elif kind == "error":
                 body["error"] = _inner(event, "error") or {"type": "error"}
             elif kind == "message_stop":

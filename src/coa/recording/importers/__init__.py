@@ -22,12 +22,13 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, cast
 
 from coa.errors import RecordError, UsageError, did_you_mean
+from coa.io.download import sha256_of
 from coa.io.files import foreign, whole_file
 from coa.io.runs import Json, claim, dumps, manifest_beside
 from coa.io.tables import keep_source
 from coa.recording.calls import LoggedSession
 from coa.recording.episode import Episode
-from coa.recording.importers.reading import Notes, head_of
+from coa.recording.importers.reading import SECONDS, Notes, head_of
 from coa.recording.importers.team import hand_out
 from coa.tasks import Task, TaskSet
 
@@ -136,7 +137,13 @@ def _sorted_by_format(
         return {chosen: list(files)}
     held: dict[ImportFormat, list[Path]] = {}
     for file in files:
-        found = formats_of(file)
+        try:
+            found = formats_of(file)
+        except RecordError:
+            if not path.is_dir():
+                raise
+            notes.add("files that cannot be read left out", str(file.relative_to(path)))
+            continue
         if chosen is not None:
             found = [each for each in found if each == chosen]
         if len(found) > 1 or (not found and not path.is_dir()):
@@ -213,9 +220,12 @@ def import_episodes(
     recipe = {"import": names, "files": _fingerprint(held, path), "tasks": about.fingerprint}
     try:
         with claim(out, recipe), whole_file(out, private=True) as lines:
-            for each in held:
-                for made in each.load().read(held[each], notes):
-                    _write(made, each.name, about, report, lines)
+            try:
+                for each in held:
+                    for made in each.load().read(held[each], notes):
+                        _write(made, each.name, about, report, lines)
+            except RecursionError:
+                raise RecordError(f"{path}: holds a value that is nested too deeply.") from None
             if not report.episodes:
                 told = "; ".join(notes.lines())
                 raise RecordError(f"{path}: holds no episode{f': {told}' if told else ''}.")
@@ -231,11 +241,8 @@ def import_episodes(
 def _write(
     made: LoggedSession | Episode, source: str, tasks: _Tasks, report: ImportReport, file: Any
 ) -> None:
-    if isinstance(made, LoggedSession):
-        episode = _episode_of(made, tasks)
-    else:
-        episode = made
-        tasks.name(episode)
+    episode = _episode_of(made, tasks) if isinstance(made, LoggedSession) else made
+    tasks.name(episode)
     episode.meta.setdefault("source", source)
     record = episode.to_json()
     line = dumps(record)
@@ -260,8 +267,8 @@ def _episode_of(session: LoggedSession, tasks: _Tasks) -> Episode:
     episode: Episode = graph.episode_of(session, task)
     if agents := session.about.get("agents"):
         hand_out(episode, agents)
-    if task is None:
-        tasks.name(episode)
+    if (known := session.about.get(SECONDS)) is not None:
+        episode.seconds = {name: episode.seconds[name] for name in known if name in episode.seconds}
     return episode
 
 
@@ -270,7 +277,7 @@ def _fingerprint(held: dict[ImportFormat, list[Path]], root: Path) -> str:
     digest = hashlib.sha256()
     for file in (file for files in held.values() for file in files):
         digest.update(str(file.relative_to(root) if root.is_dir() else file.name).encode())
-
+        digest.update(sha256_of(file).encode())
     return digest.hexdigest()[:20]
 
 
@@ -284,19 +291,22 @@ class _Tasks:
         self.fingerprint = loaded.fingerprint() if loaded is not None else ""
         self.tasks = list(loaded.tasks) if loaded is not None else []
         self.by_id = {task.id: task for task in self.tasks}
-        self.by_question = {_plain(task.question): task for task in self.tasks}
+        self.by_question: dict[str, list[Task]] = {}
+        for task in self.tasks:
+            self.by_question.setdefault(_plain(task.question), []).append(task)
         self._seen: set[str] = set()
 
     def find(self, name: str, question: str) -> Task | None:
-        """The task with this id, or with this question, perhaps with words around it."""
-        if not self.given:
-            return None
-        task = self.by_id.get(name) or self.by_question.get(_plain(question))
-        if task is None and question.strip():
-            asked = _plain(question)
-            inside = [each for text, each in self.by_question.items() if text in asked]
-            task = inside[0] if len(inside) == 1 else None
-        return task.public() if task is not None else None
+        """The task with this id, or the only one with this question, perhaps with words around."""
+        found = self._like(name, question)
+        return found[0].public() if len(found) == 1 else None
+
+    def _like(self, name: str, question: str) -> list[Task]:
+        if name in self.by_id:
+            return [self.by_id[name]]
+        asked = _plain(question)
+        inside = (held for text, held in self.by_question.items() if text and text in asked)
+        return self.by_question.get(asked) or [task for held in inside for task in held]
 
     def name(self, episode: Episode) -> None:
         """Give an episode the id and the `meta` of its task."""
@@ -305,7 +315,8 @@ class _Tasks:
             episode.task_id, episode.question = task.id, task.question
             episode.meta = {**task.meta, **episode.meta}
         elif self.given:
-            self.notes.add("episodes about none of the tasks", "")
+            several = self._like(episode.task_id, episode.question)
+            self.notes.add(f"episodes about {'several' if several else 'none'} of the tasks")
         if task is None and episode.task_id in self._seen:
             self.notes.add("episodes that share their task id", "")
         self._seen.add(episode.task_id)

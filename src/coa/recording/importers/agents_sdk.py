@@ -16,7 +16,7 @@ from coa.errors import RecordError
 from coa.io.runs import Json
 from coa.recording.calls import LoggedSession
 from coa.recording.episode import Episode, ToolSpec
-from coa.recording.importers.otlp import Span, Telemetry, json_documents, moment
+from coa.recording.importers.otlp import Span, Telemetry, json_documents, moment, no_span
 from coa.recording.importers.reading import Notes, opening
 from coa.recording.importers.work import (
     NOT_CAPTURED,
@@ -35,11 +35,21 @@ from coa.recording.wire import DIALECTS, WireExchange
 SCOPE = "agents-sdk"
 CAPTURE_ADVICE = (
     "A span of a response exports its id and usage only. Write span.span_data.input and "
-    ".response beside it, as the processor in docs/otel.md does, and run the program again."
+    ".response beside it, as the processor in docs/otel.md does, and run the program again, "
+    "without trace_include_sensitive_data=False, which hides all of it."
 )
 _CHAT, _RESPONSES = (
     next(each for each in DIALECTS if each.name == name) for name in ("chat", "responses")
 )
+
+
+_KINDS = frozenset(
+    {
+        *("agent", "custom", "function", "generation", "guardrail", "handoff", "mcp_call"),
+        *("mcp_tools", "response", "speech", "speech_group", "task", "transcription", "turn"),
+    }
+)
+"""Types of `span_data` that the SDK has had so far."""
 
 
 def detect(head: bytes, path: Path) -> bool:
@@ -58,7 +68,7 @@ def read(files: Sequence[Path], notes: Notes) -> Iterator[LoggedSession | Episod
                 _take(each, where, found, groups)
     named = ", ".join(path.name for path in files)
     if not found.spans:
-        raise RecordError(f"{named}: found no span, expected spans of the OpenAI Agents SDK.")
+        raise no_span(named, notes, "spans of the OpenAI Agents SDK")
     yield from sessions_of(found, named, SCOPE, groups)
 
 
@@ -72,6 +82,8 @@ def _take(record: Any, where: str, found: Telemetry, groups: dict[str, str]) -> 
     elif not isinstance(record.get("span_data"), dict) or not name_of(record, "id", "trace_id"):
         found.notes.add("spans that cannot be read left out", where)
     else:
+        if record["span_data"].get("type") not in [*_KINDS]:  # it need not be hashable
+            found.notes.add("spans of an unknown type, of which only the place is read", where)
         with found.reading("spans"):
             found.spans.append(_span(record))
 

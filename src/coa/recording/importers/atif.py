@@ -35,6 +35,7 @@ from coa.recording.importers.team import (
     model_call,
     text_of,
 )
+from coa.recording.importers.work import arguments_of
 from coa.recording.wire import FunctionCall, WireUsage
 
 _VERSION = re.compile(r"ATIF-v1\.([0-8])(?:\.\d+)?$")
@@ -238,6 +239,9 @@ class _DocumentReading:
             if _are_numbers(numbers) and numbers != sorted(numbers):
                 self.notes.add("trajectories whose steps are out of order, sorted", part.where)
                 ordered = sorted(ordered, key=lambda step: step.held["step_id"])
+            if _are_numbers(numbers) and numbers:
+                holes = max(numbers) - min(numbers) >= len(set(numbers))
+                self.notes.add("trajectories with holes in their step_ids", part.where, holes)
             taken: dict[Any, Json] = {}
             for each in ordered:
                 number = each.held.get("step_id")
@@ -281,11 +285,10 @@ class _DocumentReading:
             given = call.value("arguments")
             if given is not None and not isinstance(given, dict):
                 call.wrong("arguments", "an object")
-            arguments = given if isinstance(given, dict) else text_of(given) or {}
             name = call.text("function_name")
             if not name:
                 self.notes.add("calls of a tool without a name", call.where)
-            calls.append(FunctionCall(call.text("tool_call_id"), name, arguments))
+            calls.append(FunctionCall(call.text("tool_call_id"), name, arguments_of(given)))
         results = step.object("observation").objects("results")
         copied = step.flag("is_copied_context")
         return _Step(step, source, self._content(step, "message"), calls, results, copied)
@@ -389,6 +392,7 @@ class _DocumentReading:
             return
         if not step.calls:
             if call is not None and (step.text or thought or not step.results):
+                self.team.gaps["text_not_captured"] += not (step.text or thought)
                 self.team.report(run, step.text, call, thought)
             self._loose(run, step.results)
             return
@@ -435,9 +439,10 @@ class _DocumentReading:
         done: list[Use | Job] = []
         for call in step.calls:
             of_call = by_call.get(call.id, [])
-            if len(of_call) > 1 and known.count(call.id) > 1:
-                of_call = [by_call[call.id].pop(0)]  # each of the calls with this id has its own
+            if known.count(call.id) > 1:  # each of the calls with this id has its own
+                of_call = [by_call[call.id].pop(0)] if of_call else []
             done.append(self._one(part, run, call, of_call, above))
+        rest += (each for name, left in by_call.items() if known.count(name) > 1 for each in left)
         return done, rest
 
     def _one(

@@ -9,18 +9,20 @@ it; each trace is one session, however its runs are mixed with others.
 
 from __future__ import annotations
 
-import json
+import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from coa.errors import RecordError
 from coa.io.runs import Json
 from coa.recording.calls import LoggedCall, LoggedSession
 from coa.recording.episode import ToolSpec
-from coa.recording.importers.reading import Fields, Notes, documents_of, opening
+from coa.recording.importers.reading import SECONDS, Fields, Notes, documents_of, opening
 from coa.recording.importers.team import declared_tool, text_of
+from coa.recording.importers.work import NOT_CAPTURED, arguments_of, is_captured, led
 from coa.recording.wire import FunctionCall, WireExchange, WireMessage, WireRole, WireUsage
 
 _ROLES: dict[str, WireRole] = {
@@ -37,7 +39,13 @@ _CALLS = ("tool_use", "tool_call", "function_call", "server_tool_call")
 """Parts of a content that repeat what `tool_calls` says."""
 _HOLDERS = ("values", "state", "output", "outputs", "result", "data")
 """Where a state or a list stands inside what programs write around it."""
-_IDS = ("task_id", "thread_id", "run_id", "id", "checkpoint_id", "conversation_id")
+_RUNS = ("task_id", "thread_id", "conversation_id")
+"""What names a run, of which there may be several states."""
+_IDS = (*_RUNS, "run_id", "id", "checkpoint_id")
+CAPTURE_ADVICE = (
+    "Inputs and outputs were hidden. Run the program without LANGSMITH_HIDE_INPUTS and "
+    "LANGSMITH_HIDE_OUTPUTS, and without hide_inputs and hide_outputs of the client."
+)
 
 
 def detect(head: bytes, path: Path) -> bool:
@@ -88,27 +96,33 @@ def _unpacked(value: Json) -> tuple[str, Json]:
 
 @dataclass
 class _Conversation:
-    name: str
-    question: str
+    held: Fields
     messages: list[Fields]
+
+    def named(self, names: Sequence[str]) -> str:
+        """The first of these ids that there is."""
+        return next((text_of(self.held.held[n]) for n in names if self.held.held.get(n)), "")
 
 
 def read(files: Sequence[Path], notes: Notes) -> Iterator[LoggedSession]:
-    runs: dict[str, list[Fields]] = {}
+    runs: list[Fields] = []
     for _path, where, value in documents_of(files, notes):
         found = list(_conversations(value, where, notes, runs))
         if not isinstance(value, dict | list):
             notes.add("values without a message left out", where)
         for number, each in enumerate(_longest(found, notes)):
             yield _session(each, f"{where}#{number + 1}" if number else where, notes)
-    for name, held in runs.items():
-        session = _trace(name, held, notes)
-        if session is not None:
-            yield session
+    made = (_trace(name, held, notes) for name, held in _traces(runs).items())
+    traces = [session for session in made if session is not None]
+    calls = [call for session in traces for call in session.calls]
+    if calls and all(call.unread for call in calls):
+        where = ", ".join(path.name for path in files)
+        raise RecordError(f"{where}: {len(calls)} model calls and no text of any. {CAPTURE_ADVICE}")
+    yield from traces
 
 
 def _conversations(
-    value: Any, where: str, notes: Notes, runs: dict[str, list[Fields]], depth: int = 0
+    value: Any, where: str, notes: Notes, runs: list[Fields], depth: int = 0
 ) -> Iterator[_Conversation]:
     """The lists of messages in a value; runs of LangSmith are put to those of their trace."""
     if depth > 6:
@@ -116,7 +130,8 @@ def _conversations(
         return
     if isinstance(value, list):
         if any(map(_is_message, value)):
-            yield _conversation(Fields({"messages": value}, where, notes))
+            held = Fields({"messages": value}, where, notes)
+            yield _Conversation(held, held.objects("messages"))
             return
         for number, each in enumerate(value, start=1):
             if isinstance(each, dict | list):
@@ -128,10 +143,9 @@ def _conversations(
         return
     held = Fields(value, where, notes)
     if _is_run(value):
-        trace = held.text("trace_id") or held.text("session_id") or where
-        runs.setdefault(trace, []).append(held)
+        runs.append(held)
     elif isinstance(value.get("messages"), list):
-        yield _conversation(held)
+        yield _Conversation(held, held.objects("messages"))
     elif isinstance(value.get("inputs"), dict) or isinstance(value.get("input"), dict):
         yield from _row(held)
     else:
@@ -140,14 +154,6 @@ def _conversations(
             yield from _conversations(value[inner], held.at(inner), notes, runs, depth + 1)
         else:
             notes.add("values without a message left out", where)
-
-
-def _conversation(held: Fields) -> _Conversation:
-    name = next((text_of(held.held[n]) for n in _IDS if held.held.get(n)), "")
-    question = held.held.get("question")
-    return _Conversation(
-        name, question if isinstance(question, str) else "", held.objects("messages")
-    )
 
 
 def _row(held: Fields) -> Iterator[_Conversation]:
@@ -162,27 +168,31 @@ def _row(held: Fields) -> Iterator[_Conversation]:
         after = [*after, made.object("output")]
     if before and [m.held for m in after[: len(before)]] == [m.held for m in before]:
         before = []
-    name = next((text_of(held.held[n]) for n in _IDS if held.held.get(n)), "")
     if before or after:
-        yield _Conversation(name, "", [*before, *after])
+        yield _Conversation(held, [*before, *after])
     else:
         held.notes.add("values without a message left out", held.where)
 
 
 def _longest(found: list[_Conversation], notes: Notes) -> Iterator[_Conversation]:
     """Without those states that another one of the same file goes on from (a state's history)."""
-    made = [[str(message.held) for message in each.messages] for each in found]
-    for at, each in enumerate(found):
-        mine = made[at]
-        goes_on = (
-            (len(other) > len(mine) or place < at) and other[: len(mine)] == mine
-            for place, other in enumerate(made)
-            if place != at
-        )
-        if any(goes_on):
+    chains = [[*_so_far(each)] for each in found]
+    known = {digest for chain in chains for digest in chain[:-1]}
+    for each, chain in zip(found, chains, strict=True):
+        if chain[-1] in known:
             notes.add("states that another one goes on from left out")
         else:
+            known.add(chain[-1])
             yield each
+
+
+def _so_far(each: _Conversation) -> Iterator[bytes]:
+    """For each message what its run has said up to it, as a digest; the first one is of nothing."""
+    digest = hashlib.sha256(each.named(_RUNS).encode("utf-8", "surrogatepass"))
+    yield digest.digest()
+    for message in each.messages:
+        digest.update(f"{message.held}\0".encode("utf-8", "surrogatepass"))
+        yield digest.digest()
 
 
 # -- a list of messages --------------------------------------------------------------------------
@@ -191,18 +201,18 @@ def _longest(found: list[_Conversation], notes: Notes) -> Iterator[_Conversation
 def _session(each: _Conversation, where: str, notes: Notes) -> LoggedSession:
     messages = list(_messages(each.messages, notes))
     asked = next((m.text for m, _ in messages if m.role == "user" and m.text.strip()), "")
-    name = each.name or where
-    about = {"task_id": name, "question": each.question or asked.strip(), "source": "langgraph"}
+    name, stated = each.named(_IDS) or where, each.held.held.get("question")
+    question = stated if isinstance(stated, str) and stated else asked.strip()
+    about: Json = {"task_id": name, "question": question}
+    about |= {"source": "langgraph", SECONDS: []}
     session = LoggedSession(name, about, end={})
-    led = 0
-    while led < len(messages) and messages[led][0].role == "system":
-        led += 1
-    system = "\n\n".join(message.text for message, _ in messages[:led])
     plain = [message for message, _ in messages]
+    system, rest = led("", plain)
+    begun = len(plain) - len(rest)
     for at, (message, held) in enumerate(messages):
         if message.role != "assistant":
             continue
-        exchange = _exchange(held, message, system, plain[led:at])
+        exchange = _exchange(held, message, system, plain[begun:at])
         session.calls.append(
             LoggedCall(name, "langchain", exchange, float(at), at + 0.5, agent=message.name)
         )
@@ -247,6 +257,8 @@ def _messages(given: Sequence[Fields], notes: Notes) -> Iterator[tuple[WireMessa
     for each in given:
         role, held = _unpacked(each.held)
         fields = Fields(held, each.where, notes)
+        if each.held.get("lc") not in (None, 1):
+            notes.add("messages of an unknown version of dumpd, read as version 1", each.where)
         if role in _REMOVES:
             notes.add("messages that only remove others left out", each.where)
             continue
@@ -291,19 +303,6 @@ def _call(held: Fields) -> FunctionCall:
     return FunctionCall(held.text("id"), name, arguments_of(given))
 
 
-def arguments_of(given: Any) -> Json | str:
-    """The arguments of a call, which are an object or its JSON text."""
-    if isinstance(given, dict):
-        return given
-    if not isinstance(given, str):
-        return text_of(given) or {}
-    try:
-        read = json.loads(given) if given.strip() else {}
-    except (ValueError, RecursionError):
-        return given
-    return read if isinstance(read, dict) else given
-
-
 def _content(held: Fields) -> tuple[str, str, tuple[str, ...]]:
     """(text, reasoning, kinds of the parts that are neither) of a message."""
     value = held.value("content")
@@ -337,13 +336,31 @@ def _content(held: Fields) -> tuple[str, str, tuple[str, ...]]:
 # -- runs of LangSmith ---------------------------------------------------------------------------
 
 
+def _traces(runs: Sequence[Fields]) -> dict[str, list[Fields]]:
+    """The runs of each trace; one that does not name its trace is of the one of its parents."""
+    parents = {run.held.get("id"): run for run in runs if isinstance(run.held.get("id"), str)}
+    found: dict[str, list[Fields]] = {}
+    for run in runs:
+        top, seen = run, {run.text("id")}
+        while not top.held.get("trace_id") and (above := top.text("parent_run_id")) not in seen:
+            seen.add(above)
+            if above not in parents:
+                break
+            top = parents[above]
+        name = top.text("trace_id", "parent_run_id", "id") or run.where
+        found.setdefault(name, []).append(run)
+    return found
+
+
 def _trace(name: str, runs: list[Fields], notes: Notes) -> LoggedSession | None:
     """The session of a trace: the model calls among its runs, in the order of their end."""
     known: dict[str, Fields] = {}
     for run in runs:
         own = run.text("id")
-        if own and known.setdefault(own, run) is not run:
-            notes.add("runs that share their id, the first taken", run.where)
+        if own and (other := known.setdefault(own, run)) is not run:
+            notes.add("runs that share their id, the first that ended taken", run.where)
+            if "end_time" in run and "end_time" not in other:
+                known[own] = run
     runs = [run for run in runs if known.get(run.text("id"), run) is run]
     for run in runs:
         parent = run.text("parent_run_id")
@@ -351,11 +368,18 @@ def _trace(name: str, runs: list[Fields], notes: Notes) -> LoggedSession | None:
             notes.add("runs whose parent is not there", run.where)
     root = next((run for run in runs if not run.text("parent_run_id")), None)
     session = LoggedSession(name, {"task_id": name, "source": "langgraph"})
-    for number, run in enumerate(runs):
-        kind = run.text("run_type")
-        if kind == "llm":
-            session.calls.append(_llm_run(run, name, number))
-        elif kind == "tool":
+    models = [run for run in runs if run.text("run_type") == "llm"]
+    times = [_times(run) for run in models]
+    if not all(times):
+        notes.add("traces whose runs have no time, in the order of the file", runs[0].where)
+        times = [(float(place), place + 0.5) for place in range(len(models))]
+        session.about[SECONDS] = []
+    for run, (begun, ended) in zip(models, filter(None, times), strict=True):
+        session.calls.append(_llm_run(run, name, begun, ended))
+    if hidden := sum(call.unread == NOT_CAPTURED for call in session.calls):
+        session.about["gaps"] = {"text_not_captured": hidden}
+    for run in runs:
+        if run.text("run_type") == "tool":
             result = _found_message(run.object("outputs").held)
             if result is not None:
                 message = _message("tool", Fields(result[1], run.where, notes))
@@ -373,37 +397,36 @@ def _trace(name: str, runs: list[Fields], notes: Notes) -> LoggedSession | None:
     return session
 
 
-def _llm_run(run: Fields, session: str, number: int) -> LoggedCall:
+def _llm_run(run: Fields, session: str, begun: float, ended: float) -> LoggedCall:
     given = run.object("inputs").value("messages")
     if isinstance(given, list) and given and isinstance(given[0], list):
         if len(given) > 1:
             run.notes.add("runs with several prompts, the first taken", run.where)
         given = given[0]
     asked = Fields({"messages": given if isinstance(given, list) else []}, run.where, run.notes)
-    messages = [message for message, _ in _messages(asked.objects("messages"), run.notes)]
-    led = 0
-    while led < len(messages) and messages[led].role == "system":
-        led += 1
-    system = "\n\n".join(message.text for message in messages[:led])
+    sent = (message for message, _ in _messages(asked.objects("messages"), run.notes))
+    system, messages = led("", sent)
     found = _found_message(run.object("outputs").held)
     extra = run.object("extra")
     about, params = extra.object("metadata"), extra.object("invocation_params")
     tools = tuple(_tools(params))
-    begun, ended = _seconds(run.text("start_time"), number), _seconds(run.text("end_time"), number)
     if found is None:
-        exchange = WireExchange("", system, tools, tuple(messages[led:]))
+        exchange = WireExchange("", system, tools, messages)
         run.notes.add("runs of a model without a reply", run.where)
     else:
         held = Fields(found[1], run.where, run.notes)
         reply = _message("assistant", held)
-        exchange = _exchange(held, reply, system, messages[led:])
+        exchange = _exchange(held, reply, system, messages)
         model = exchange.model or about.text("ls_model_name") or params.text("model", "model_name")
         exchange = WireExchange(
             model, system, tools, exchange.messages, reply, exchange.usage, exchange.stop
         )
     agent = about.text("lc_agent_name") or _node(about.text("langgraph_checkpoint_ns"))
     status = 200 if found else 0
-    return LoggedCall(session, "langchain", exchange, begun, max(begun, ended), status, agent=agent)
+    unread = "" if is_captured(exchange) else NOT_CAPTURED
+    return LoggedCall(
+        session, "langchain", exchange, begun, ended, status, unread=unread, agent=agent
+    )
 
 
 def _tools(params: Fields) -> Iterator[ToolSpec]:
@@ -417,12 +440,17 @@ def _node(namespace: str) -> str:
     return nodes[-2] if len(nodes) > 1 else ""
 
 
-def _seconds(text: str, number: int) -> float:
-    """A moment; where it is not stated, the place among the runs."""
+def _times(run: Fields) -> tuple[float, float] | None:
+    """When a run began and ended; one that did not end has its beginning alone."""
+    begun, ended = _moment(run.text("start_time")), _moment(run.text("end_time"))
+    return None if begun is None else (begun, max(begun, ended or begun))
+
+
+def _moment(text: str) -> float | None:
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
-        return float(number)
+        return None
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 

@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 
 from coa.io.runs import Json
 from coa.recording.episode import SYSTEM, USER, Episode, Message, ToolSpec
-from coa.recording.importers.langgraph import arguments_of
 from coa.recording.importers.reading import Fields, Notes, documents_of, opening
 from coa.recording.importers.team import (
     FINAL,
@@ -34,6 +33,7 @@ from coa.recording.importers.team import (
     model_call,
     text_of,
 )
+from coa.recording.importers.work import arguments_of
 from coa.recording.wire import FunctionCall, WireUsage
 
 LEADER, SEARCHER, REFLECTOR, REFORMULATOR = "manager", "search_agent", "reflector", "reformulator"
@@ -93,6 +93,9 @@ class _ResultReading:
         if not question:
             return None
         steps = row.objects("intermediate_steps")
+        numbers = [number for step in steps if isinstance(number := step.value("step"), int)]
+        if numbers != sorted(numbers):
+            self.notes.add("results whose steps are out of order, taken as they stand", row.where)
         told = next((s.text("task") for s in steps if _kind(s) == "task"), "")
         asked = told or row.text("augmented_question") or question
         self.team.tell(self.run, asked if question in asked else question, USER)
@@ -118,11 +121,10 @@ class _ResultReading:
 
     def _finish(self) -> None:
         """The answer that the file states, which another model may have put into words."""
-        stated = self.row.value("prediction")
-        if stated is None:
+        answer = text_of(self.row.value("prediction"))
+        if not answer.strip():
             self.team.answer = None
             return
-        answer = text_of(stated)
         if self.team.answer is None or self.team.answer.strip() != answer.strip():
             name = self.team.agent(REFORMULATOR)
             run = self.team.run(name, USER)
@@ -164,6 +166,8 @@ class _ResultReading:
                 self.team.report(self.run, answer, call)
             elif error:
                 self.team.tell(self.run, error)
+            else:
+                self.notes.add("steps in which the model said nothing left out", step.where)
             return
         call = model_call(self.model, written, () if written else calls, WireUsage())
         thought = _said_beside(written)

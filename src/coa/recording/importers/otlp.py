@@ -24,11 +24,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from coa.errors import MissingExtra, RecordError
 from coa.io.runs import Json
-from coa.recording.importers.reading import Notes, head_of, open_bytes
+from coa.recording.importers.reading import Notes, head_of, note_cut, open_bytes
 
 NANO = 1_000_000_000
 
@@ -67,6 +67,10 @@ class Span:
     """Who wrote it: the name of an instrumentation."""
     parent_here: bool | None = None
     """Whether the parent is a span of the same process; None: nobody said."""
+
+
+WRONG = (RecordError, ValueError, TypeError, AttributeError, OverflowError, RecursionError)
+"""What data of strangers may make a reader of it raise."""
 
 
 @dataclass(slots=True)
@@ -132,7 +136,7 @@ class Telemetry:
         """Data of strangers may be anything; one record that cannot be read is left out."""
         try:
             yield
-        except (RecordError, ValueError, TypeError, AttributeError, OverflowError) as wrong:
+        except WRONG as wrong:
             self.notes.add(f"{kind} that cannot be read left out", type(wrong).__name__)
 
 
@@ -163,7 +167,7 @@ def _span(record: Json, resource: Json, scope: str) -> Span:
     """A span of OTLP."""
     status = record.get("status") or {}
     flags = _whole(record.get("flags")) or 0
-    ended = _whole(_first(record, "endTimeUnixNano", "end_time_unix_nano"))
+    ended = _time(_first(record, "endTimeUnixNano", "end_time_unix_nano"))
     trace, own = (
         _id(_first(record, *names)) for names in (("traceId", "trace_id"), ("spanId", "span_id"))
     )
@@ -174,7 +178,7 @@ def _span(record: Json, resource: Json, scope: str) -> Span:
         own,
         _id(_first(record, "parentSpanId", "parent_span_id")),
         str(record.get("name") or ""),
-        _whole(_first(record, "startTimeUnixNano", "start_time_unix_nano")) or 0,
+        _time(_first(record, "startTimeUnixNano", "start_time_unix_nano")),
         ended or None,
         _attributes(record),
         tuple(_event(each) for each in _dicts(record.get("events"))),
@@ -197,7 +201,7 @@ def _error(code: Any, message: Any) -> str:
 
 
 def _event(record: Json) -> LogEvent:
-    at = _whole(_first(record, "timeUnixNano", "time_unix_nano")) or 0
+    at = _time(_first(record, "timeUnixNano", "time_unix_nano"))
     return LogEvent(str(record.get("name") or ""), _attributes(record), at=at)
 
 
@@ -211,7 +215,7 @@ def _log(record: Json) -> LogEvent:
         _value(record.get("body")),
         _id(_first(record, "traceId", "trace_id")),
         _id(_first(record, "spanId", "span_id")),
-        next((at for each in times if (at := _whole(record.get(each)))), 0),
+        next((at for each in times if (at := _time(record.get(each)))), 0),
     )
 
 
@@ -250,6 +254,12 @@ def _whole(value: Any) -> int | None:
     if isinstance(value, str) and value.strip():
         return int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _time(value: Any) -> int:
+    """Nanoseconds since the epoch, as 64 bits hold them; 0: not known."""
+    at = _whole(value) or 0
+    return at if 0 < at < 1 << 64 else 0
 
 
 def _id(value: Any) -> str:
@@ -332,7 +342,7 @@ def moment(value: Any) -> int | None:
         when = value
     elif isinstance(value, str) and value:
         when = datetime.fromisoformat(value)
-    elif isinstance(value, int) and not isinstance(value, bool) and value > 0:
+    elif isinstance(value, int) and not isinstance(value, bool) and 0 < value < 1 << 64:
         return int(value * 10 ** max(0, 19 - len(str(value))))
     else:
         return None
@@ -504,15 +514,24 @@ def _add_file(found: Telemetry, path: Path) -> None:
         )
     elif is_text(head):
         for where, document in json_documents(path, found.notes):
-            if not found.add(document):
-                found.notes.add("documents without spans left out", where)
+            with found.reading("documents"):
+                if not found.add(document):
+                    found.notes.add("documents without spans left out", where)
     elif head.strip():
         _add_binary(found, path)
     if len(found.spans) + len(found.logs) == before:
-        raise RecordError(
-            f"{path}: found no span, expected spans of OpenTelemetry: OTLP in JSON or "
-            "protobuf, what an SDK's console exporter prints, or an export of Phoenix."
+        raise no_span(
+            str(path),
+            found.notes,
+            "spans of OpenTelemetry: OTLP in JSON or protobuf, what an SDK's console exporter "
+            "prints, or an export of Phoenix",
         )
+
+
+def no_span(where: str, notes: Notes, expected: str) -> RecordError:
+    """What to raise where nothing was found, be it that a file was cut before its first span."""
+    cut = " What is there ends in the middle of a record: it is cut." if CUT in notes.counts else ""
+    return RecordError(f"{where}: found no span, expected {expected}.{cut}")
 
 
 def is_text(head: bytes) -> bool:
@@ -568,10 +587,9 @@ def json_documents(path: Path, notes: Notes) -> Iterator[tuple[str, Any]]:
     over several lines each, as console exporters print them.
 
     What is no JSON is passed over up to the next line that begins a value, and counted. Of a list
-    or a value that is cut at the end of the file, the elements that are whole are taken.
+    that is cut at the end of the file, the elements that are whole are taken.
     """
-    with open_bytes(path) as file:
-        text = _content(path, file).decode("utf-8-sig", "replace")
+    text = _content(path, notes).decode("utf-8-sig", "replace")
     decoder, at = json.JSONDecoder(), 0
     while at < len(text):
         if text[at] in " \t\r\n,]":
@@ -591,23 +609,25 @@ def json_documents(path: Path, notes: Notes) -> Iterator[tuple[str, Any]]:
         yield where, value
 
 
-def _content(path: Path, file: IO[bytes]) -> bytes:
+def _content(path: Path, notes: Notes) -> bytes:
     """All of a file; of a gzip that was cut, what came before the cut."""
     content = bytearray()
-    try:
-        while piece := file.read(1 << 20):
-            content += piece
-    except (OSError, EOFError, zlib.error) as error:
-        if not content:
-            raise RecordError(f"{path}: not a whole gzip file ({error}).") from None
+    with open_bytes(path) as file:
+        try:
+            while piece := file.read(1 << 20):
+                content += piece
+        except (OSError, EOFError, zlib.error) as error:
+            if not content:
+                raise RecordError(f"{path}: not a whole gzip file ({error}).") from None
+            notes.add("gzip files that are damaged, read up to there", path.name)
+        note_cut(path, file, notes)
     return bytes(content)
 
 
 def _add_binary(found: Telemetry, path: Path) -> None:
     """One message, or several with their lengths before them: four bytes as the collector writes
     them, or a varint as protobuf's libraries do."""
-    with open_bytes(path) as file:
-        octets = _content(path, file)
+    octets = _content(path, found.notes)
     for pieces in (_fixed_lengths, _varint_lengths, _one_message):
         messages, cut = pieces(octets)
         requests = [_request(each) for each in messages]

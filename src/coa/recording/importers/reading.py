@@ -8,16 +8,21 @@ counted in `Notes` and is as if it were not there.
 from __future__ import annotations
 
 import gzip
+import io
 import json
-import math
 import re
+import sys
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeGuard
 
 from coa.errors import RecordError, UsageError
 from coa.io.runs import Json
+
+SECONDS = "seconds_known"
+"""In `LoggedSession.about`: which wall-clock figures its times show; without it, all. Where a
+source has no times, those of its calls only say their order."""
 
 
 class Notes:
@@ -94,11 +99,10 @@ class Fields:
     def number(self, *names: str) -> float | None:
         for name in names:
             value = self.held.get(name)
-            if isinstance(value, int | float) and not isinstance(value, bool):
-                if math.isfinite(value):
-                    return float(value)
-            elif value is not None:
-                self.wrong(name, "a number")
+            if is_finite(value):
+                return float(value)
+            if value is not None:
+                self.wrong(name, "a finite number")
         return None
 
     def flag(self, name: str) -> bool:
@@ -132,6 +136,13 @@ class Fields:
         return found
 
 
+def is_finite(value: Any) -> TypeGuard[int | float]:
+    """Whether it is a number that a float can hold: JSON has longer ones, and infinity."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    return abs(value) <= sys.float_info.max
+
+
 _KINDS = {dict: "an object", list: "a list", str: "a text", bool: "true or false"}
 
 
@@ -141,6 +152,8 @@ def kind_of(value: Any) -> str:
         return "nothing"
     return _KINDS.get(type(value), "a number")
 
+
+_CHUNK = 1 << 20
 
 # -- whole files -------------------------------------------------------------------------------
 
@@ -192,7 +205,39 @@ def open_bytes(path: Path) -> IO[bytes]:
         raise UsageError(f"{path}: no such file.")
     with path.open("rb") as file:
         packed = file.read(2) == b"\x1f\x8b"
-    return gzip.open(path) if packed else path.open("rb")  # type: ignore[return-value]
+    return io.BufferedReader(_Unpacked(path), _CHUNK) if packed else path.open("rb")
+
+
+class _Unpacked(io.RawIOBase):
+    """What a gzip file holds; of one that is cut, what stands before the cut."""
+
+    def __init__(self, path: Path) -> None:
+        self.file = gzip.GzipFile(path)
+        self.begun = self.cut = False
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            piece = self.file.read1(len(buffer))
+        except EOFError:
+            if not self.begun:
+                raise
+            piece, self.cut = b"", True
+        self.begun = True
+        buffer[: len(piece)] = piece
+        return len(piece)
+
+    def close(self) -> None:
+        self.file.close()
+        super().close()
+
+
+def note_cut(path: Path, file: IO[bytes], notes: Notes) -> None:
+    """Count a gzip file that was found to be cut."""
+    if getattr(getattr(file, "raw", None), "cut", False):
+        notes.add("gzip files that are cut, read up to there", path.name)
 
 
 def _read(path: Path, file: IO[bytes], size: int = -1) -> bytes:
@@ -225,6 +270,8 @@ def _is_lined(path: Path) -> bool:
     Of the first lines one may be damaged; a list or an object that is spread over lines has none
     that is a whole value and begins at the margin.
     """
+    if not _goes_on(path):
+        return False
     with open_bytes(path) as file:
         whole = 0
         for number in range(1, 5):
@@ -237,9 +284,18 @@ def _is_lined(path: Path) -> bool:
     return False
 
 
-def _read_line(path: Path, file: IO[bytes]) -> bytes:
+def _goes_on(path: Path) -> bool:
+    """Whether anything stands after the first line, which may be a list of gigabytes: no more than
+    a piece of it is held."""
+    with open_bytes(path) as file:
+        while (piece := _read_line(path, file, _CHUNK)) and not piece.endswith(b"\n"):
+            pass
+        return bool(_read(path, file, _CHUNK).strip())
+
+
+def _read_line(path: Path, file: IO[bytes], size: int = -1) -> bytes:
     try:
-        return file.readline()
+        return file.readline(size)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise RecordError(f"{path}: not a whole gzip file ({error}).") from None
 
@@ -269,9 +325,7 @@ def _lines(path: Path, notes: Notes) -> Iterator[tuple[str, Any]]:
                 notes.add(f"{what} left out", where)
             else:
                 yield where, value
-
-
-_CHUNK = 1 << 20
+        note_cut(path, file, notes)
 
 
 def _elements(path: Path, notes: Notes) -> Iterator[tuple[str, Any]]:
@@ -286,11 +340,16 @@ def _elements(path: Path, notes: Notes) -> Iterator[tuple[str, Any]]:
             if text.peek() in ("]", ""):
                 ended = text.peek() == "]"
                 break
-            value = text.value(decoder)
+            where = f"element {number + 1}"
+            value = text.value(decoder, where)
             if value is _CUT:
                 break
             number += 1
-            yield f"{path.name}: element {number}", value
+            yield f"{path.name}: {where}", value
+        if ended:
+            text.skip("]")
+            if text.peek():
+                notes.add("texts after the end of a list left out", path.name)
     if not ended:
         notes.add("a list that is cut, its last element left out", f"{path.name}: {number + 1}")
 
@@ -306,7 +365,7 @@ class _Text:
 
         self.path, self.file = path, file
         self.decode = codecs.getincrementaldecoder("utf-8-sig")().decode
-        self.held, self.whole = "", False
+        self.held, self.at, self.whole = "", 0, False
 
     def more(self, size: int = _CHUNK) -> bool:
         if self.whole:
@@ -314,7 +373,8 @@ class _Text:
         content = _read(self.path, self.file, size)
         self.whole = len(content) < size
         try:
-            self.held += self.decode(content, self.whole)
+            self.held = self.held[self.at :] + self.decode(content, self.whole)
+            self.at = 0
         except UnicodeDecodeError:
             raise RecordError(f"{self.path}: not UTF-8. Save the file as UTF-8.") from None
         return True
@@ -322,23 +382,25 @@ class _Text:
     def peek(self) -> str:
         """The next character that is no blank; empty at the end."""
         while True:
-            self.held = self.held.lstrip()
-            if self.held or not self.more():
-                return self.held[:1]
+            while self.held[self.at : self.at + 1].isspace():
+                self.at += 1
+            if self.at < len(self.held) or not self.more():
+                return self.held[self.at : self.at + 1]
 
     def skip(self, character: str) -> None:
         if self.peek() == character:
-            self.held = self.held[1:]
+            self.at += 1
 
-    def value(self, decoder: json.JSONDecoder) -> Any:
+    def value(self, decoder: json.JSONDecoder, where: str) -> Any:
         """The next value; what is read at once doubles until it holds one."""
         size = _CHUNK
         while True:
             try:
-                value, end = decoder.raw_decode(self.held)
+                value, end = decoder.raw_decode(self.held, self.at)
             except (ValueError, RecursionError) as error:
-                if isinstance(error, RecursionError) or (self.whole and not _is_cut(error)):
-                    raise _no_json(self.path, error) from None
+                if not _is_cut(error, 0 if self.whole else _WORD):
+                    said = getattr(error, "msg", type(error).__name__)
+                    raise RecordError(f"{self.path}: {where} is not JSON ({said}).") from None
                 if not self.more(size):
                     return _CUT
                 size *= 2
@@ -346,15 +408,19 @@ class _Text:
             if end == len(self.held) and self.more(size):  # a number may go on
                 size *= 2
                 continue
-            self.held = self.held[end:]
+            self.at = end
             return value
 
 
-def _is_cut(error: Exception) -> bool:
-    """Whether the text ended where a value had not."""
+_WORD = 12
+"""Characters that no word of JSON, and no character that is escaped, is longer than."""
+
+
+def _is_cut(error: Exception, near: int) -> bool:
+    """Whether the text ended, or will in so many characters, where a value had not."""
     if not isinstance(error, json.JSONDecodeError):
         return False
-    return error.pos >= len(error.doc.rstrip()) or "Unterminated" in error.msg
+    return error.pos + near >= len(error.doc.rstrip()) or "Unterminated" in error.msg
 
 
 # -- what a file begins with -------------------------------------------------------------------

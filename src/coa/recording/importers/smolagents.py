@@ -26,9 +26,9 @@ from typing import Any
 from coa.io.runs import Json
 from coa.recording.calls import LoggedCall, LoggedSession
 from coa.recording.episode import ToolSpec
-from coa.recording.importers.langgraph import arguments_of
-from coa.recording.importers.reading import Fields, Notes, documents_of, opening
+from coa.recording.importers.reading import SECONDS, Fields, Notes, documents_of, opening
 from coa.recording.importers.team import declared_tool, text_of
+from coa.recording.importers.work import arguments_of, led
 from coa.recording.wire import FunctionCall, WireExchange, WireMessage, WireRole, WireUsage
 
 _ACTION = frozenset({"step_number", "tool_calls", "observations", "model_output", "action_output"})
@@ -272,20 +272,16 @@ class _StepReader:
         calls: tuple[FunctionCall, ...],
     ) -> None:
         given = _joined(given)
-        led = 0
-        while led < len(given) and given[led].role == "system":
-            led += 1
-        system = "\n\n".join(message.text for message in given[:led])
+        system, rest = led("", given)
         full = step.value("model_input_messages") is not None
-        if led:
-            self.memory.system = self.memory.system or system
+        self.memory.system = self.memory.system or system
         counted = step.object("token_usage")
         usage = WireUsage(counted.count("input_tokens"), None, counted.count("output_tokens"))
         exchange = WireExchange(
             self.model,
             system if full else self.memory.system,
             self.memory.tools,
-            tuple(given[led:]),
+            rest,
             reply,
             usage,
         )
@@ -375,6 +371,8 @@ def _session(held: Fields) -> LoggedSession | None:
     name = held.text("task_id", "id") or held.where
     about: Json = {"task_id": name, "question": _question(leader.task), "source": "smolagents"}
     about["agents"] = agents
+    # The time of a step is also that of its tools.
+    about[SECONDS] = [] if any(each.begun is None for each in made) else ["total"]
     session = LoggedSession(name, about)
     taken: dict[str, WireMessage] = {}
     twice: set[str] = set()

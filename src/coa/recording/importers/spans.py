@@ -28,6 +28,7 @@ from coa.recording.episode import Episode, ToolSpec
 from coa.recording.importers import agents_sdk, genai, openinference
 from coa.recording.importers.otlp import (
     NANO,
+    WRONG,
     LogEvent,
     Span,
     Telemetry,
@@ -37,7 +38,7 @@ from coa.recording.importers.otlp import (
     is_text,
     read_telemetry,
 )
-from coa.recording.importers.reading import Notes, opening
+from coa.recording.importers.reading import SECONDS, Notes, opening
 from coa.recording.importers.work import NOT_CAPTURED, OTHER, TracedWork, is_captured
 from coa.recording.wire import FunctionCall, WireExchange, WireMessage
 
@@ -198,10 +199,6 @@ def _completeness(span: Span) -> tuple[bool, int, int]:
     return span.ended is not None, len(span.attributes), len(span.events)
 
 
-_WRONG = (RecordError, ValueError, TypeError, KeyError, AttributeError, RecursionError)
-"""What data of strangers may make a reader of attributes raise."""
-
-
 def _work(span: Span, logs: Sequence[LogEvent], notes: Notes) -> TracedWork:
     try:
         if span.scope == agents_sdk.SCOPE:
@@ -211,7 +208,7 @@ def _work(span: Span, logs: Sequence[LogEvent], notes: Notes) -> TracedWork:
             other = genai.read_span(span, logs)
             return other if told is None or (other.kind == "model" and not other.unread) else told
         return told
-    except _WRONG as wrong:
+    except (*WRONG, KeyError, SyntaxError) as wrong:
         kind = f"spans whose content cannot be read left out ({type(wrong).__name__})"
         notes.add(kind, span.trace[:8])
         return OTHER
@@ -386,10 +383,15 @@ def _session(name: str, source: str, forest: Sequence[_Tree]) -> LoggedSession:
     answers = [n.work.result for n in sorted(outermost, key=lambda n: n.ended)]
     if asked:
         session.about["question"] = asked
+    if not all(node.span.begun for node in calls):
+        session.about[SECONDS] = []
     if gaps := +gaps:
         session.about["gaps"] = dict(gaps)
     if not any(tree.cut or tree.unended for tree in forest):
         session.end = {"answer": answers[-1]} if answers and answers[-1] is not None else {}
+        around = outermost or [node for node in nodes if node.parent is None]
+        if max(around, key=lambda node: node.ended).span.error:
+            session.end["error"] = "the run ended with an error"
     return session
 
 

@@ -146,7 +146,7 @@ class TeamWriter:
         """An agent says what came of its job to whoever asked."""
         self.say(run, run.asker, text, call, thought=thought)
         if run.asker == USER:
-            self.answer = text
+            self.answer = text if text.strip() else None
 
     def act(
         self, run: AgentRun, thought: str, call: ModelCall | None, done: Sequence[Use | Job]

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from coa.io.runs import Json
 from coa.recording.episode import ToolSpec
+from coa.recording.importers.reading import is_finite
 from coa.recording.wire import FunctionCall, WireExchange, WireMessage, WireRole, WireUsage
 
 Kind = Literal["model", "agent", "tool", "other"]
@@ -108,8 +109,8 @@ def usage_of(
     """Tokens of a call. Some count those of the cache beside the others, not among them."""
     if prompt is not None and cached is not None and cached > prompt:
         prompt += cached
-    known = isinstance(cost, int | float) and not isinstance(cost, bool) and cost >= 0
-    return WireUsage(prompt, cached, sampled, float(cost) if known else None)
+    money = float(cost) if is_finite(cost) and cost >= 0 else None
+    return WireUsage(prompt, cached, sampled, money)
 
 
 # -- messages ----------------------------------------------------------------------------------
