@@ -26,26 +26,52 @@ HERE = Path(__file__).resolve().parent
 PROGRAM = """
 import json, os, sys, urllib.request
 
+def send(address, path, body, **headers):
+    headers = {name.replace("_", "-"): value for name, value in headers.items()}
+    asked = urllib.request.Request(os.environ[address] + path, json.dumps(body).encode(), headers)
+    with urllib.request.urlopen(asked) as answer:
+        return answer.read().decode()
+
 def ask(text, stream=False, **more):
     body = {"model": "m", "stream": stream, "messages": [{"role": "user", "content": text}], **more}
-    request = urllib.request.Request(
-        os.environ["OPENAI_BASE_URL"] + "/chat/completions",
-        json.dumps(body).encode(),
-        {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]},
-    )
-    with urllib.request.urlopen(request) as answer:
-        return answer.read().decode()
+    key = "Bearer " + os.environ["OPENAI_API_KEY"]
+    return send("OPENAI_BASE_URL", "/chat/completions", body, Authorization=key)
 
 def said(text, **more):
     return json.loads(ask(text, **more))["choices"][0]["message"]["content"]
 """
 """What a program of a test begins with: a client of its own, so that it starts fast."""
 
+TRACED = f"""
+import json, os, sys, urllib.request
+sys.path.append({str(HERE)!r})
+from otlp_messages import model, request, span, text
+TRACE = os.urandom(16).hex()
 
-def program(folder: Path, text: str, name: str = "team.py") -> list[str]:
+def asks(number, *said):
+    told = [text(("user", "assistant")[place % 2], each) for place, each in enumerate(said)]
+    return model(number, 1, (number, number + 1), told[:-1], told[-1])
+
+def run(name="finder"):
+    agent = {{"gen_ai.operation.name": "invoke_agent", "gen_ai.agent.name": name}}
+    return span(1, at=(0, 99), held=agent)
+
+def export(*spans, **headers):
+    sent = request(*({{**each, "traceId": TRACE}} for each in spans))
+    headers = {{"Content-Type": "application/json", **headers}}
+    url = os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"] + "/v1/traces"
+    asked = urllib.request.Request(url, json.dumps(sent).encode(), headers)
+    with urllib.request.urlopen(asked) as answer:
+        assert answer.read() == b"{{}}"
+"""
+"""The same for a program that is traced: `export(asks(2, "Where?", "Lima"), run())` sends the span
+of a model call, and the one of the agent around it, which ends last."""
+
+
+def program(folder: Path, text: str, name: str = "team.py", begins: str = PROGRAM) -> list[str]:
     """The command of a program of a test."""
     path = folder / name
-    path.write_text(PROGRAM + text, encoding="utf-8")
+    path.write_text(begins + text, encoding="utf-8")
     return [sys.executable, "-S", str(path)]
 
 

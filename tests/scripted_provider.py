@@ -66,6 +66,8 @@ class Reply:
     status: int = 200
     kind: str = ""
     """Its content type, where that is not what it should be."""
+    captured: tuple[Json, Sequence[tuple[str, Json]]] | None = None
+    """The body, and the events, that a server really sent: they go out instead of what is made."""
 
     def stall(self) -> None:
         if self.fault == "stall":
@@ -142,11 +144,15 @@ Script = Callable[[Asked], "Reply | str"]
 
 def whole(dialect: Dialect, reply: Reply, body: Json) -> Json:
     """The body of a reply that comes at once."""
+    if reply.captured is not None:
+        return reply.captured[0]
     return {"chat": _chat, "responses": _responses, "anthropic": _anthropic}[dialect](reply, body)
 
 
 def events(dialect: Dialect, reply: Reply, body: Json) -> list[tuple[str, Json]]:
     """The events of a reply that comes as a stream, with their names (chat events have none)."""
+    if reply.captured is not None:
+        return list(reply.captured[1])
     made = {"chat": _chat_events, "responses": _response_events, "anthropic": _message_events}
     return list(made[dialect](reply, body))
 
@@ -414,6 +420,7 @@ class ScriptedProvider:
 
         class Answering(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True  # a body in two pieces would wait 40 ms for the second
 
             def handle_one_request(self) -> None:
                 try:

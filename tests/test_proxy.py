@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import subprocess
 import threading
 from collections import Counter
@@ -21,7 +22,16 @@ from coa.recording.calls import CallLog, LoggedSession, read_sessions
 from coa.recording.proxy import UNTOLD, Providers, RecordingProxy, Secrets
 from coa.recording.wire import FunctionCall, WireUsage
 from proxy_parts import HERE, body_for, only, path_of, proxying
-from scripted_provider import FAULTS, PATHS, Asked, Reply, ScriptedProvider, ToolCall
+from scripted_provider import (
+    FAULTS,
+    PATHS,
+    Asked,
+    Reply,
+    ScriptedProvider,
+    ToolCall,
+    streamed,
+    whole,
+)
 
 KEY = {"Authorization": "Bearer sk-1"}
 FULL = Reply(
@@ -162,8 +172,6 @@ async def test_what_goes_wrong_reaches_the_program_as_it_is_and_is_named(
 
 def _numbers_out(sent: bytes) -> bytes:
     """The same for every reply: the provider numbers them."""
-    import re
-
     return re.sub(rb"reply-\d+", b"reply", sent)
 
 
@@ -221,6 +229,50 @@ async def test_keys_are_known_by_their_header_and_by_the_name_of_their_variable(
                 await client.get("/v1/models", headers={"authorization": key})
     shown = secrets("k-1234567 p-1234567 vim 12345 b-1234567 dXNlcjpwYXNzd29yZDEy")
     assert shown == "[key] [key] vim 12345 [key] [key]"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "key"),
+    [
+        ("AWS_ACCESS_KEY_ID", "AKIAIOSFODNNEXAMPLE", "AKIAIOSFODNNEXAMPLE"),
+        ("OPENAI_API_KEY_2", "sk-1234567", "sk-1234567"),
+        ("GITHUB_PAT", "ghp_abcdefghijkl", "ghp_abcdefghijkl"),
+        ("openaiApiKey", "sk-1234567", "sk-1234567"),
+        ("DB_PASS", "pa55word", "pa55word"),
+        ("SERVICE_CREDENTIALS", "me:some-long-word", "some-long-word"),
+        ("VAULT_PASSWORD", "correct-horse-battery", "correct-horse"),
+        ("SIGNING_SECRETS", "first-secret-1,other-secret-2", "other-secret-2"),
+        ("DATABASE_URL", "postgres://me:pa55word@db.example/shop", "pa55word"),
+        ("DEPLOY_KEY", "-----BEGIN\nMIIEvQIBADANBgkq\n-----END", "MIIEvQIBADANBgkq"),
+    ],
+)
+def test_what_a_variable_holds_that_is_named_for_a_secret_is_in_no_text(
+    name: str, value: str, key: str
+) -> None:
+    secrets = Secrets({name: value})
+    for shown in (repr({name: value}), json.dumps({name: value}), f"--with {value}"):
+        assert key in shown and key not in secrets(shown) and "[key]" in secrets(shown)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("TOKENIZERS_PARALLELISM", "true-for-everybody"),
+        ("MAX_TOKENS", "1000000000"),
+        ("KEYBOARD_LAYOUT", "german-without-dead-keys"),
+        ("HF_TOKEN_PATH", "/srv/cache/huggingface/token"),
+        ("SECRET_NAME", "production/database-2"),
+        ("TOKEN_ENDPOINT_AUTH_METHOD", "client_secret_post"),
+        ("KEY_VAULT_REGION", "northeurope"),
+        ("SSH_ASKPASS", "/usr/bin/ksshaskpass"),
+        ("PATH", "/usr/local/bin:/usr/bin"),
+        ("MODEL_URL", "http://models.example:8000/v1"),
+        ("OPENAI_API_KEY", "ollama"),
+        ("OPENAI_API_KEY", "none-needed"),
+    ],
+)
+def test_ordinary_words_stay_where_they_are(name: str, value: str) -> None:
+    assert Secrets({name: value})(f"it says {value} here") == f"it says {value} here"
 
 
 def test_a_key_that_comes_while_a_text_is_cleaned_is_taken_out_of_it_the_next_time() -> None:
@@ -374,17 +426,55 @@ async def test_what_cannot_be_read_is_passed_on_and_named(tmp_path: Path) -> Non
 # -- many at once ---------------------------------------------------------------------------------
 
 
+def sent(dialect: Any, reply: Reply, body: dict[str, Any]) -> bytes:
+    """All that the provider sends of the body of a reply."""
+    if reply.fault == "close":
+        return b""
+    content = json.dumps(whole(dialect, reply, body)).encode()
+    pieces = [content[: len(content) // 2], content[len(content) // 2 :]]
+    pieces = streamed(dialect, reply, body) if body["stream"] else pieces
+    return b"".join(pieces[: len(pieces) // 2] if reply.fault == "cut" else pieces)
+
+
 async def test_64_sessions_at_once_lose_nothing_and_mix_nothing(tmp_path: Path) -> None:
-    """Every session makes calls in every dialect, most of them streams, each with another fault."""
+    """Every session makes calls in every dialect, most of them streams, each with another fault.
+    Two have a prompt of 20 MB, and two send every request again, whatever became of it."""
     log, faults = tmp_path / "log.jsonl", ("", "", *FAULTS)
+    large, with_large = "word " * 4_000_000, (6, 9)
+    retrying = {3: 2, 4: 5}  # how many calls of theirs fail, so that the provider is asked again
     together = threading.Barrier(64)  # the first call of each waits for those of all others
 
-    def script(asked: Asked) -> Reply:
-        text = asked.last
-        if text.endswith(" at 0"):
-            together.wait()
+    def reply_to(text: str, retry: bool) -> Reply:
         at = int(text.split("#")[1])
-        return Reply(text, fault=faults[at % len(faults)], stall_s=0.2, usage=(5, 0, len(text)))
+        fault = "" if retry else faults[at % len(faults)]
+        return Reply(text, fault=fault, stall_s=0.2, usage=(5, 0, len(text)), id=f"r{at}")
+
+    def script(asked: Asked) -> Reply:
+        retry = "x-stainless-retry-count" in asked.headers
+        if asked.last.endswith(" at 0") and not retry:
+            together.wait()
+        return reply_to(asked.last, retry)
+
+    async def ask(client: httpx.AsyncClient, dialect: str, body: Any, retry: bool) -> None:
+        """Ask once: to the byte, what comes is what the provider sends."""
+        text = body["input"] if dialect == "responses" else body["messages"][-1]["content"]
+        reply = reply_to(text, retry)
+        headers = {"x-stainless-retry-count": "1"} if retry else {}
+        status, received, broken = 0, b"", False
+        try:
+            path = path_of(dialect)
+            async with client.stream("POST", path, json=body, headers=headers) as answer:
+                status = answer.status_code
+                async for piece in answer.aiter_raw():
+                    received += piece
+        except httpx.RemoteProtocolError:
+            broken = True
+        assert broken == (reply.fault in ("close", "cut"))
+        if reply.fault.isdecimal():
+            assert status == int(reply.fault) and f"no, {reply.fault}".encode() in received
+        else:
+            assert status == (0 if reply.fault == "close" else 200)
+            assert received == sent(dialect, reply, body)
 
     async def one(proxy: RecordingProxy, number: int) -> None:
         name = f"session {number}"
@@ -394,12 +484,14 @@ async def test_64_sessions_at_once_lose_nothing_and_mix_nothing(tmp_path: Path) 
                 dialect = [*PATHS][(number + step) % 3]
                 text = f"s{number} says #{number * 3 + step}# at {step}"
                 body = body_for(dialect, text, stream=step % 4 > 0)
-                try:
-                    answer = await client.post(path_of(dialect), json=body)
-                    assert f"s{number} " in answer.text or answer.status_code != 200 or step % 4
-                except httpx.RemoteProtocolError:
-                    pass
-        await proxy.end(name)
+                if number in with_large and dialect == "anthropic":
+                    body["system"] = large
+                await ask(client, dialect, body, retry=False)
+                if number in retrying:
+                    await ask(client, dialect, body, retry=True)
+        ended = await proxy.end(name)
+        repeated = 5 - retrying[number] if number in retrying else 0
+        assert (ended.end or {}).get("repeated", 0) == repeated
 
     with ScriptedProvider(script) as provider:
         providers = Providers(f"{provider.url}/v1", provider.url)
@@ -411,21 +503,27 @@ async def test_64_sessions_at_once_lose_nothing_and_mix_nothing(tmp_path: Path) 
                 assert not proxy.failed.done()
         assert provider.most_at_once >= 64
         asked = Counter(each.last for each in provider.asked)
-    assert len(asked) == 320 and set(asked.values()) == {1}
+    assert len(asked) == 320 and asked.total() == 320 + sum(retrying.values())
+    assert log.stat().st_size < 1.1 * len(large)  # once for both
     sessions = read_sessions(log)
     assert len(sessions) == 64 and all(session.end is not None for session in sessions)
     seen = Counter(call.exchange.messages[-1].text for each in sessions for call in each.calls)
     assert seen == asked
     for session in sessions:
-        number = session.name.split()[1]
-        steps = [call.exchange.messages[-1].text for call in session.calls]
+        number = int(session.name.split()[1])
+        calls = [call for call in session.calls if not call.superseded]
+        assert len(session.calls) - len(calls) == retrying.get(number, 0)
+        steps = [call.exchange.messages[-1].text for call in calls]
         assert [text.split()[0] for text in steps] == [f"s{number}"] * 5
         assert [int(text.split()[-1]) for text in steps] == [*range(5)]
         for before, after in pairwise(session.calls):  # one by one, and so it looks
             assert before.begun <= before.ended <= after.begun
+        prompts = [number in with_large and call.dialect == "anthropic" for call in calls]
+        assert [call.exchange.system == large for call in calls] == prompts
+        assert number not in retrying or all(call.answered and not call.cut for call in calls)
         for call in session.calls:
             text = call.exchange.messages[-1].text
-            fault = faults[int(text.split("#")[1]) % len(faults)]
+            fault = reply_to(text, call.retry > 0).fault
             said = call.exchange.reply
             if fault in ("", "stall"):
                 assert said is not None and said.text == text and not call.cut

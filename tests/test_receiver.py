@@ -19,11 +19,13 @@ import httpx
 import pytest
 
 from coa.errors import UsageError
-from coa.recording.calls import CallLog, read_sessions
+from coa.recording.calls import KILLED, CallLog, read_sessions
+from coa.recording.graph import episode_of
 from coa.recording.importers import spans
 from coa.recording.importers.reading import Notes
-from coa.recording.receiver import CAPTURE, CONTENT, Receiver
-from otlp_messages import protobuf, request
+from coa.recording.proxy import Secrets
+from coa.recording.receiver import CAPTURE, CONTENT, Receiver, after_kill
+from otlp_messages import attributes, protobuf, request
 from test_span_files import ASKED, team
 
 JSON, PROTOBUF = "application/json", "application/x-protobuf"
@@ -46,7 +48,7 @@ class Recorded:
 
     def __init__(self, folder: Path, **more: Any) -> None:
         self.spans, self.sessions = folder / "e.spans.jsonl", folder / "e.sessions.jsonl"
-        self.log = CallLog(self.sessions, more.get("redact"))
+        self.log = CallLog(self.sessions, more.get("secrets"))
         self.receiver = Receiver(self.spans, self.log, **more)
 
     def run(self, name: str, sent: Any, **more: str) -> str:
@@ -88,7 +90,8 @@ async def test_each_task_has_its_session(tmp_path: Path) -> None:
         assert texts(session) == ["", "It is found."]
         assert [call.agent for call in session.calls] == ["finder", "finder"]
         assert session.results["c1"].text == "found"
-    assert one.about == {"task_id": "task 1/a", "question": "Q?", "source": "otel"}
+    about = {"task_id": "task 1/a", "question": "Q?", "source": "otel"}
+    assert one.about == {**about, "spans_before": 0}
     assert two.end == {"exit_code": 0, "answer": "stated"}
     assert read_sessions(made.sessions) == [one, two], "all of it is in the log"
     again = list(spans.read([made.spans], Notes()))
@@ -229,7 +232,7 @@ async def test_secrets_are_cut_out_of_all_that_is_written(tmp_path: Path) -> Non
         if each["key"] == "gen_ai.input.messages":
             each["value"] = {"stringValue": told}
     held[2]["attributes"].append({"key": "url", "value": {"stringValue": f"http://{secret}@x"}})
-    made = Recorded(tmp_path, redact=lambda text: text.replace(secret, "[cut]"))
+    made = Recorded(tmp_path, secrets=Secrets({}, lambda text: text.replace(secret, "[cut]")))
     async with made.receiver as receiver:
         await receiver.begin("t", task_id="t")
         await asyncio.to_thread(made.run, "t", request(*held), OPENAI_API_KEY=secret)
@@ -239,11 +242,51 @@ async def test_secrets_are_cut_out_of_all_that_is_written(tmp_path: Path) -> Non
         assert secret not in path.read_text()
 
 
+async def test_keys_are_known_by_the_headers_that_a_program_sends_or_tells_of(
+    tmp_path: Path,
+) -> None:
+    """A program may have its keys from a file, so that no variable shows them."""
+    own, sent, listed = "own-key-1234", "sent-key-1234", "listed-key-1234"
+    held = team()
+    held[0]["name"] = f"GET {own} {listed}"
+    held[1]["attributes"] += attributes(
+        {
+            "http.request.header.authorization": [f"Bearer {sent}"],
+            "request.headers": {"x_api_key": listed},
+            "url": f"http://x/?{sent}&{listed}&{own}",
+        }
+    )
+    made = Recorded(tmp_path)
+    async with made.receiver as receiver:
+        await receiver.begin("t", task_id="t")
+        url, body = f"{receiver.url}/session/t/v1/traces", json.dumps(request(*held)).encode()
+        answer = await post(url, body, JSON, Authorization=f"Bearer {own}")
+        assert answer.status_code == 200
+        assert len((await receiver.end("t")).calls) == 2
+    written = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert "http://x/?[key]&[key]&[key]" in written["e.spans.jsonl"]
+    for key in (own, sent, listed):
+        assert not any(key in text for text in written.values())
+
+
+async def test_an_error_of_the_outermost_span_is_the_error_of_its_session(tmp_path: Path) -> None:
+    """A program may well end by itself after that, with nothing in its exit code."""
+    failed = {"status": {"code": 2, "message": "out of steps"}}
+    made = Recorded(tmp_path)
+    async with made.receiver as receiver:
+        await receiver.begin("t", task_id="t")
+        held = team()
+        await asyncio.to_thread(made.run, "t", request(held[0] | failed, *held[1:]))
+        session = await receiver.end("t", exit_code=0)
+    assert session.end == {"exit_code": 0, "error": "the run ended with an error"}
+    assert episode_of(session).error == "the run ended with an error"
+
+
 async def test_a_function_of_redact_that_fails_ends_the_recording(tmp_path: Path) -> None:
     def fails(text: str) -> str:
         raise UsageError("--redact: the function failed")
 
-    made = Recorded(tmp_path, redact=fails)
+    made = Recorded(tmp_path, secrets=Secrets({}, fails))
     async with made.receiver as receiver:
         answer = await post(f"{receiver.url}/v1/traces", protobuf(request(*team())))
         assert answer.status_code == 400
@@ -266,7 +309,7 @@ async def test_chunks_of_no_size_are_refused(tmp_path: Path, size: bytes) -> Non
 
 
 async def test_what_is_nested_too_deeply_is_refused_and_ends_nothing(tmp_path: Path) -> None:
-    made = Recorded(tmp_path, redact=str.upper)
+    made = Recorded(tmp_path, secrets=Secrets({}, str.upper))
     inner = '{"arrayValue":{"values":[' * 240 + "]}}" * 240
     deep = json.dumps(request(*team())).replace('"stringValue": "finder"', f'"arrayValue": {inner}')
     async with made.receiver as receiver:
@@ -316,6 +359,39 @@ async def test_what_was_acknowledged_is_on_the_disk(tmp_path: Path) -> None:
         (known,) = read_sessions(made.sessions)
     assert len(session.calls) == 2
     assert known.cut, "its session never ended"
+
+
+async def test_what_was_sent_before_a_kill_is_in_the_log_at_the_next_start(tmp_path: Path) -> None:
+    """As far as it belongs to sessions that never ended; no trace becomes two sessions."""
+    made = Recorded(tmp_path)
+    async with made.receiver as receiver:
+        await receiver.begin("old")
+        await asyncio.to_thread(made.run, "old", request(*team(traceId="a" * 32)))
+        await receiver.end("old")
+        assert receiver.named == ["a" * 32]
+        await receiver.end("a" * 32)
+        for name in ("done", "killed"):
+            await receiver.begin(name, task_id=name)
+            await asyncio.to_thread(made.run, name, request(*team(traceId="b" * 32)[1:]))
+        await receiver.end("done")
+        await receiver.begin("run")
+        await asyncio.to_thread(made.run, "run", request(*team(traceId="c" * 32)[1:]))
+    with made.spans.open("ab") as torn:
+        torn.write('{"resourceSpans": "\u00fc'.encode()[:-1])
+    made.log.close()
+    for _ in range(2):  # the second time nothing is left to do
+        known = read_sessions(made.sessions)
+        with CallLog(made.sessions) as log:
+            new = after_kill(made.spans, log, known)
+            for each in known:
+                each.end = log.end(each.name, cut=KILLED) if each.end is None else each.end
+    assert not new
+    found = {each.name: each for each in read_sessions(made.sessions)}
+    assert [*found] == ["old", "a" * 32, "done", "killed", "run", "c" * 32]
+    assert [len(each.calls) for each in found.values()] == [0, 2, 2, 2, 0, 2]
+    assert [bool(each.cut) for each in found.values()] == [False, False, False, True, True, True]
+    assert found["c" * 32].about["named"] == "c" * 32
+    assert found["killed"].results["c1"].text == "found"
 
 
 async def test_many_programs_at_once_do_not_mix(tmp_path: Path) -> None:

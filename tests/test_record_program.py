@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import signal
 import stat
@@ -19,15 +20,22 @@ import pytest
 
 from coa.errors import ConfigError, UsageError
 from coa.recording.calls import CallLog, LoggedSession, read_sessions
-from coa.recording.episode import Episode, load_episodes
+from coa.recording.episode import Episode, ToolUse, load_episodes
 from coa.recording.graph import episode_of
-from coa.recording.program import ProgramRecording, _Program, record_program, sessions_beside
+from coa.recording.program import (
+    ProgramRecording,
+    _Program,
+    record_program,
+    sessions_beside,
+    spans_beside,
+)
 from coa.recording.proxy import UNTOLD
 from coa.tasks import Task, TaskSet
-from proxy_parts import HERE, program, recorded
-from scripted_provider import Asked, Reply, ScriptedProvider
+from proxy_parts import HERE, TRACED, program, recorded
+from scripted_provider import Asked, Reply, ScriptedProvider, ToolCall
 
 KEY = "sk-planted-9f3b27"
+OTHER_KEYS = ("sk-ant-planted-41c8", "sk-planted-too-77d0", "AKIAPLANTEDTOO234567")
 SECRET = "the vault code is 4711"
 PATIENCE_S = 900
 """Until a test gives up: what it waits for comes at once, or never."""
@@ -45,6 +53,11 @@ def provider(monkeypatch: pytest.MonkeyPatch) -> object:
     with ScriptedProvider(script) as made:
         monkeypatch.setenv("OPENAI_BASE_URL", f"{made.url}/v1")
         yield made
+
+
+def traced(folder: Path, text: str, name: str = "team.py") -> list[str]:
+    """The command of a program that sends spans."""
+    return program(folder, text, name, begins=TRACED)
 
 
 def tasks_file(folder: Path, count: int) -> Path:
@@ -82,6 +95,87 @@ def test_a_program_gets_a_dummy_key_only_for_a_server_of_this_machine(
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     recorded(tmp_path / "b.jsonl", command)
     assert provider.seen[-1][2]["authorization"] == f"Bearer {KEY}"
+
+
+def test_a_program_finds_the_proxy_in_every_variable_that_clients_read(
+    tmp_path: Path, provider: ScriptedProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ANTHROPIC_API_URL", provider.url)
+    text = "ask('x'); print(json.dumps(dict(os.environ)))"
+    recorded(tmp_path / "e.jsonl", program(tmp_path, text), answer="stdout")
+    (episode,) = load_episodes(tmp_path / "e.jsonl")
+    held = json.loads(episode.answer or "")
+    address = held["ANTHROPIC_BASE_URL"]
+    assert address.startswith("http://127.0.0.1:") and address != provider.url
+    assert held["OPENAI_BASE_URL"] == held["OPENAI_API_BASE"] == f"{address}/v1"
+    assert held["ANTHROPIC_API_URL"] == address and "ANTHROPIC_API_BASE" not in held
+    assert "127.0.0.1" in held["NO_PROXY"].split(",")
+
+
+MESSAGES = """
+def say(stream, *messages):
+    tool = {"name": "look", "input_schema": {"type": "object"}}
+    body = {"model": "m", "max_tokens": 64, "stream": stream, "system": "You look up.",
+            "tools": [tool], "messages": messages}
+    return send("ANTHROPIC_BASE_URL", "/v1/messages", body, x_api_key="sk-ant-1",
+                anthropic_version="2023-06-01")
+
+asked = {"role": "user", "content": "Where is it?"}
+assert "tool_use" in say(STREAM, asked)
+used = {"type": "tool_use", "id": "c1", "name": "look", "input": {"q": "it"}}
+found = {"type": "tool_result", "tool_use_id": "c1", "content": "in Peru"}
+print(say(STREAM, asked, {"role": "assistant", "content": [used]},
+          {"role": "user", "content": [found]}))
+"""
+RESPONSES = """
+def say(stream, *items):
+    tool = {"type": "function", "name": "look", "parameters": {"type": "object"}}
+    body = {"model": "m", "stream": stream, "instructions": "You look up.", "tools": [tool],
+            "input": items}
+    return send("OPENAI_BASE_URL", "/responses", body, Authorization="Bearer sk-1")
+
+asked = {"role": "user", "content": "Where is it?"}
+assert "function_call" in say(STREAM, asked)
+used = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": '{"q": "it"}'}
+found = {"type": "function_call_output", "call_id": "c1", "output": "in Peru"}
+print(say(STREAM, asked, used, found))
+"""
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("dialect", "text"), [("anthropic", MESSAGES), ("responses", RESPONSES)])
+def test_a_program_may_speak_messages_or_responses(
+    tmp_path: Path,
+    provider: ScriptedProvider,
+    monkeypatch: pytest.MonkeyPatch,
+    capfdbinary: pytest.CaptureFixture[bytes],
+    dialect: str,
+    text: str,
+    stream: bool,
+) -> None:
+    def script(asked: Asked) -> Reply:
+        if asked.results:
+            return Reply("It is in Lima.", usage=(9, 4, 5))
+        return Reply("I look.", (ToolCall("look", {"q": "it"}, "c1"),))
+
+    provider.script = script
+    monkeypatch.setenv("ANTHROPIC_BASE_URL", provider.url)
+    out = tmp_path / "e.jsonl"
+    result = recorded(out, program(tmp_path, f"STREAM = {stream}\n{text}"))
+    assert (result.episodes, result.calls, result.failed, result.code) == (1, 2, 0, 0)
+    assert capfdbinary.readouterr().out.strip() == provider.sent[-1].strip()
+    assert [asked.dialect for asked in provider.asked] == [dialect] * 2
+    (episode,) = load_episodes(out)
+    assert episode.answer == "It is in Lima." and episode.error is None
+    assert "gaps" not in episode.meta
+    assert episode.agents[0].system == "You look up."
+    (used,) = (each for each in episode.events if isinstance(each, ToolUse))
+    assert (used.tool, used.argument, used.result) == ("look", '{"q": "it"}', "in Peru")
+    calls = [said.call for _, said in episode.model_calls() if said.call]
+    assert [(call.prompt_tokens, call.cached_tokens, call.sampled_tokens) for call in calls] == [
+        (11, 0, 7),
+        (9, 4, 5),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -243,12 +337,49 @@ def test_a_program_that_takes_too_long_is_ended_and_done(
     assert episode.error == "the program took longer than it may (--timeout)"
 
 
-def test_a_program_that_was_killed_is_marked(tmp_path: Path, provider: ScriptedProvider) -> None:
-    out = tmp_path / "e.jsonl"
-    result = recorded(out, program(tmp_path, "ask('say x'); os.kill(os.getpid(), 9)"))
+@pytest.mark.parametrize("otel", [False, True])
+def test_a_program_that_was_killed_is_marked(
+    tmp_path: Path, provider: ScriptedProvider, otel: bool
+) -> None:
+    out, dies = tmp_path / "e.jsonl", "os.kill(os.getpid(), 9)"
+    command = program(tmp_path, f"ask('say x'); {dies}")
+    if otel:
+        command = traced(tmp_path, f"export(asks(2, 'say x', 'x')); {dies}")
+    result = recorded(out, command, otel=otel)
     (episode,) = load_episodes(out)
     assert episode.meta["cut"] == episode.error == "the program was killed by SIGKILL"
+    assert [said.text for _, said in episode.model_calls()] == ["x"]
     assert result.code == 137
+
+
+@pytest.mark.parametrize("otel", [False, True])
+def test_a_task_whose_program_was_killed_is_done_again_and_the_others_are_whole(
+    tmp_path: Path,
+    provider: ScriptedProvider,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    otel: bool,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    asks = "export(asks(2, sys.argv[1], sys.argv[1].split()[-1]))" if otel else "ask(sys.argv[1])"
+    ends = "export(run())" if otel else "ask(sys.argv[1])"
+    text = f"{asks}\nif 'w1' in sys.argv[1] and not os.path.exists('ok'):\n"
+    text += f"    os.kill(os.getpid(), 9)\n{ends}\n"
+    out, tasks = tmp_path / "e.jsonl", tasks_file(tmp_path, 3)
+    command = [*(traced if otel else program)(tmp_path, text), "{question}"]
+    first = recorded(out, command, tasks=tasks, otel=otel)
+    assert (first.episodes, first.right, first.silent) == (2, 1.0, 0)
+    assert "coa: task t1: the program was killed by SIGKILL" in capsys.readouterr().err
+    assert [episode.task_id for episode in load_episodes(out)] == ["t0", "t2"]
+    Path("ok").touch()
+    second = recorded(out, command, tasks=tasks, otel=otel)
+    assert (second.episodes, second.new, second.right) == (3, 1, 1.0)
+    episodes = load_episodes(out)
+    assert [episode.task_id for episode in episodes] == ["t0", "t1", "t2"]
+    assert not any("cut" in episode.meta or episode.error for episode in episodes)
+    sessions = {each.name: each for each in read_sessions(sessions_beside(out))}
+    assert sessions["t1"].cut == "the program was killed by SIGKILL"
+    assert len(sessions["t1"].calls) == 1 and not sessions["t1~2"].cut
 
 
 def test_all_that_a_program_prints_is_read_however_slowly_it_is_shown(tmp_path: Path) -> None:
@@ -391,6 +522,115 @@ def test_a_single_run_that_was_cut_is_an_episode_that_says_so(
     assert "cut" not in second.meta and second.answer == "y"
 
 
+# -- programs that are traced ---------------------------------------------------------------------
+
+
+def test_a_traced_program_is_recorded_by_its_spans(
+    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    out = tmp_path / "e.jsonl"
+    text = "export(asks(2, 'Where?', 'Peru'))\nexport(asks(4, 'Where?', 'Peru', 'And?', 'Lima'))\n"
+    result = recorded(out, traced(tmp_path, f"{text}export(run())\nprint('done')"), otel=True)
+    assert (result.episodes, result.calls, result.failed, result.code) == (1, 2, 0, 0)
+    assert capfdbinary.readouterr().out == b"done\n"
+    (episode,) = load_episodes(out)
+    assert (episode.answer, episode.error) == ("Lima", None)
+    assert [agent.name for agent in episode.agents] == ["finder"]
+    assert episode.meta["source"] == "otel" and "cut" not in episode.meta
+    for path in tmp_path.glob("e.jsonl*"):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
+    before = out.read_bytes()
+    assert recorded(out, (), again=True).episodes == 1 and out.read_bytes() == before
+    silent = recorded(out, traced(tmp_path, "pass", "other.py"), otel=True)
+    assert (silent.episodes, silent.code) == (1, 1)
+
+
+TASK_WAITS = "export(asks(2, sys.argv[1], sys.argv[1].split()[-1]))\nif sys.argv[1] == 'say w2':\n"
+TASK_WAITS += "    open('waits', 'w').close()\n" + "".join(
+    f"    {line}\n" for line in WAIT.splitlines()
+)
+TASK_WAITS += "export(run())\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_tasks_of_a_traced_program_go_on_where_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    out, tasks = tmp_path / "e.jsonl", tasks_file(tmp_path, 4)
+    command = [*traced(tmp_path, TASK_WAITS), "{question}"]
+    running = start(out, command, "--tasks", str(tasks), "--otel", "yes")
+    wait_for((tmp_path / "waits").exists)
+    running.send_signal(number)
+    running.communicate(timeout=PATIENCE_S)
+    assert [episode.task_id for episode in load_episodes(out)] == ["t0", "t1"]
+    (tmp_path / "go").touch()
+    result = recorded(out, command, tasks=str(tasks), otel=True)
+    assert (result.episodes, result.new, result.right) == (4, 2, 1.0)
+    episodes = load_episodes(out)
+    assert [episode.task_id for episode in episodes] == ["t0", "t1", "t2", "t3"]
+    assert [episode.answer for episode in episodes] == ["w0", "w1", "w2", "w3"]
+    assert not any(episode.error or "cut" in episode.meta for episode in episodes)
+    sessions = {session.name: session for session in read_sessions(sessions_beside(out))}
+    assert sessions["t2"].cut and not sessions["t2~2"].cut
+    assert len(sessions["t2"].calls) == 1  # what had come before is there, too
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_traced_run_whose_recorder_was_killed_is_an_episode_that_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    out = tmp_path / "e.jsonl"
+    assert recorded(out, traced(tmp_path, "export(asks(2, 'x', 'X'), run())"), otel=True).new == 1
+    text = f"export(asks(2, 'say y', 'Y'))\nopen('waits', 'w').close()\n{WAIT}export(run())"
+    running = start(out, traced(tmp_path, text), "--otel", "yes")
+    wait_for((tmp_path / "waits").exists)
+    running.kill()
+    running.communicate(timeout=PATIENCE_S)
+    assert len(load_episodes(out)) == 1
+    if again:
+        assert recorded(out, (), again=True).episodes == 2
+    else:
+        other = traced(tmp_path, "export(asks(2, 'x', 'Z'), run())", "other.py")
+        assert recorded(out, other, otel=True).episodes == 3
+    first, second, *third = load_episodes(out)
+    assert "cut" not in first.meta and first.answer == "X"
+    assert second.meta["cut"] == second.error == "the recording was killed"
+    assert [said.text for _, said in second.model_calls()] == ["Y"]
+    assert [episode.answer for episode in third] == [] if again else ["Z"]
+    assert recorded(out, (), again=True).episodes == 2 + len(third)  # and not once more
+
+
+def test_no_key_is_in_what_is_written_of_spans(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("hidden").write_text(OTHER_KEYS[0])
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    monkeypatch.setenv("OPENAI_API_KEY_2", OTHER_KEYS[1])
+    tasks = TaskSet((Task(f"{KEY} say yes", ("yes",), "t0"),))
+    text = (
+        "hidden, question = open('hidden').read(), sys.stdin.read()\n"
+        "shown = f'{question} {hidden} {os.environ}'\n"
+        "tool = {'gen_ai.operation.name': 'execute_tool', 'gen_ai.tool.name': 'f',\n"
+        "        'gen_ai.tool.call.arguments': json.dumps({'q': shown}), 'a list': [shown]}\n"
+        "export(asks(2, shown, shown), span(5, 1, held=tool, error=shown, name=shown),\n"
+        "       run(), Authorization='Bearer ' + hidden)\n"
+        "print(shown)\n"
+        "sys.exit('it failed with ' + os.environ['OPENAI_API_KEY'])\n"
+    )
+    out = tmp_path / "out" / "e.jsonl"
+    assert recorded(out, traced(tmp_path, text), tasks=tasks, otel=True).episodes == 1
+    said = capfd.readouterr()
+    written = {path.name: path.read_text() for path in out.parent.iterdir()}
+    assert spans_beside(out).name in written and len(written) == 6
+    for where, content in {**written, "stdout": said.out, "stderr": said.err}.items():
+        for planted in (KEY, *OTHER_KEYS):
+            assert planted not in content, where
+    assert "[key] say yes [key] environ(" in written[spans_beside(out).name]
+
+
 # -- secrets --------------------------------------------------------------------------------------
 
 
@@ -403,7 +643,10 @@ def test_no_key_and_no_redacted_text_is_in_any_file_or_line(
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     Path("cleaning.py").write_text("def clean(text):\n    return text.replace('4711', '#')\n")
+    monkeypatch.setenv("ANTHROPIC_BASE_URL", provider.url)
+    Path("hidden").write_text(f"{OTHER_KEYS[0]} {OTHER_KEYS[1]}")
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", OTHER_KEYS[2])
     tasks = TaskSet((Task(f"{SECRET} say yes", ("yes",), "t0"), Task(f"{KEY} no", ("x",), "t1")))
     text = (
         "question = sys.stdin.read()\n"
@@ -414,19 +657,37 @@ def test_no_key_and_no_redacted_text_is_in_any_file_or_line(
         "    {'role': 'assistant', 'tool_calls': [{'id': 'c', 'type': 'function', 'function':\n"
         "     {'name': 'f', 'arguments': json.dumps({'q': question})}}]},\n"
         "    {'role': 'tool', 'tool_call_id': 'c', 'content': question}], stream=True)\n"
-        "print(question)\n"
+        "first, second = open('hidden').read().split()\n"  # keys that no variable holds
+        "shown = f'{question} {first}'\n"
+        "tool = {'name': 'f', 'description': shown, 'input_schema': {'description': shown}}\n"
+        "used = {'type': 'tool_use', 'id': 'c', 'name': 'f', 'input': {'q': shown}}\n"
+        "found = {'type': 'tool_result', 'tool_use_id': 'c', 'content': shown}\n"
+        "send('ANTHROPIC_BASE_URL', '/v1/messages', {'model': 'm', 'max_tokens': 9,\n"
+        "    'system': shown, 'tools': [tool], 'messages': [{'role': 'user', 'content': shown},\n"
+        "    {'role': 'assistant', 'content': [used]}, {'role': 'user', 'content': [found]}]},\n"
+        "    x_api_key=first)\n"
+        "shown += second\n"
+        "send('OPENAI_BASE_URL', '/responses', {'model': 'm', 'instructions': shown, 'input': [\n"
+        "    {'type': 'reasoning', 'summary': [{'type': 'summary_text', 'text': shown}]},\n"
+        "    {'type': 'function_call', 'call_id': 'c', 'name': 'f', 'arguments':\n"
+        "     json.dumps({'q': shown})},\n"
+        "    {'type': 'function_call_output', 'call_id': 'c', 'output': shown}]},\n"
+        "    Authorization='Bearer ' + second)\n"
+        "print(shown)\n"
         "sys.exit('it failed with ' + os.environ['OPENAI_API_KEY'])\n"
     )
     out = tmp_path / "out" / "e.jsonl"
     result = recorded(
         out, program(tmp_path, text), tasks=tasks, redact="cleaning:clean", answer="stdout"
     )
-    assert result.episodes == 2
+    assert (result.episodes, result.calls) == (2, 8)
+    assert {seen[2].get("x-api-key") for seen in provider.seen} == {None, OTHER_KEYS[0]}
     said = capfd.readouterr()
     written = {path.name: path.read_text() for path in out.parent.iterdir()}
     assert len(written) == 5  # episodes, log, manifest, timings, lock
     for where, content in {**written, "stdout": said.out, "stderr": said.err}.items():
-        assert KEY not in content and "4711" not in content, where
+        for planted in (KEY, *OTHER_KEYS, "4711"):
+            assert planted not in content, where
     assert "it failed with [key]" in said.err  # what is taken out is seen to be
 
 

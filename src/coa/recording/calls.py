@@ -27,6 +27,8 @@ from coa.recording.episode import ToolSpec
 from coa.recording.wire import FunctionCall, ServerUse, WireExchange, WireMessage, WireUsage
 
 Redact = Callable[[str], str]
+KILLED = "the recording was killed"
+"""Why a session that has no end was cut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,7 @@ class LoggedSession:
     def cut(self) -> str:
         """Why it is not whole; empty: it is."""
         if self.end is None:
-            return "the recording was killed"
+            return KILLED
         return str(self.end.get("cut", ""))
 
     def add(self, call: LoggedCall) -> None:
@@ -100,6 +102,16 @@ class LoggedSession:
             for place in (failed or places)[-1:]:
                 self.calls[place] = replace(self.calls[place], superseded=True)
         self.calls.append(call)
+
+
+def unused(name: str, taken: set[str]) -> str:
+    """A name for one more session, which is taken then: one that was used before has a number."""
+    free, number = name, 1
+    while free in taken:
+        number += 1
+        free = f"{name}~{number}"
+    taken.add(free)
+    return free
 
 
 def make_private(path: Path) -> None:

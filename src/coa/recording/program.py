@@ -61,6 +61,7 @@ from coa.io.runs import (
 from coa.io.settings import Option
 from coa.io.workers import shortened
 from coa.recording.calls import (
+    KILLED,
     CallLog,
     LoggedSession,
     Redact,
@@ -71,7 +72,7 @@ from coa.recording.calls import (
 from coa.recording.episode import Episode
 from coa.recording.graph import episode_of
 from coa.recording.proxy import UNTOLD, Providers, RecordingProxy, Secrets
-from coa.recording.receiver import Receiver
+from coa.recording.receiver import Receiver, after_kill
 from coa.rewards import RewardSettings, lacking, open_reward
 from coa.rewards.reward import Reward
 from coa.rollouts import ENV, SETTINGS, References
@@ -490,9 +491,10 @@ class _Recording:
         async with AsyncExitStack() as stack:
             self.judge = await stack.enter_async_context(_judging(self.job))
             log = stack.enter_context(CallLog(log_path, self.job.secrets))
+            known += after_kill(spans_beside(self.out), log, known)
             for session in known:
                 if session.end is None:
-                    session.end = log.end(session.name, cut="the recording was killed")
+                    session.end = log.end(session.name, cut=KILLED)
             done = await self._made_again(known)
             if not self.asked.again:
                 taken = {session.name for session in known}

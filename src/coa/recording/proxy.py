@@ -42,7 +42,7 @@ import httpx
 
 from coa.errors import RecordError, UsageError
 from coa.io.runs import Json
-from coa.recording.calls import CallLog, LoggedCall, LoggedSession, Redact
+from coa.recording.calls import CallLog, LoggedCall, LoggedSession, Redact, unused
 from coa.recording.wire import (
     Dialect,
     WireExchange,
@@ -151,7 +151,16 @@ def named_host(url: str) -> str:
 class Secrets:
     """Takes keys out of texts, and then what the user's own function takes out."""
 
-    _NAME = re.compile(r"(?i)(KEY|TOKEN|SECRET|PASSWORD)$")
+    _NAMED = re.compile(
+        r".*(?:KEY|SECRET|PASSWORD)S?|.*TOKEN|PASS(?:WD|PHRASE)?|PAT|CRED(?:ENTIAL)?S?"
+    )
+    """Words of a variable's name that say that it holds a secret."""
+    _ABOUT = frozenset("PATH FILE DIR NAME URL URI HOST ENDPOINT TYPE".split())
+    """Last words of a name that say that it holds something about one, as where it is."""
+    _PLAIN = re.compile(r"[a-z]+|[A-Za-z]+(?:[-_. ][A-Za-z]+)+")
+    """Words, as settings are: where the name goes on behind the secret, they are no key."""
+    HEADERS = ("authorization", "x-api-key", "api-key")
+    """Headers that keys are sent in."""
 
     def __init__(self, environment: Mapping[str, str], redact: Redact | None = None) -> None:
         self._keys: tuple[str, ...] = ()
@@ -159,8 +168,18 @@ class Secrets:
         self._short = lru_cache(4096)(self._clean)
         """By the keys, too: one may come while a text is cleaned."""
         for name, value in environment.items():
-            if self._NAME.search(name):
-                self.add(value)
+            self._heed(name, value)
+
+    def _heed(self, name: str, value: str) -> None:
+        """Add what a variable holds, if its name or an address in it says that this is a secret."""
+        with suppress(ValueError):  # it only looks like an address
+            self.add(urlsplit(value).password or "")
+        words = [word for word in re.split(r"[^A-Z]+", name.upper()) if word]
+        last = words[-1] if words else ""
+        named = last not in self._ABOUT and any(map(self._NAMED.fullmatch, words))
+        if named and (self._NAMED.fullmatch(last) or not self._PLAIN.fullmatch(value)):
+            for key in (value, *re.split(r"[\s,;]+", value)):  # it may be a list, or have lines
+                self.add(key)
 
     def add(self, key: str) -> None:
         """A key that was seen. A word such as `ollama`, which servers without keys are given, is no
@@ -168,6 +187,11 @@ class Secrets:
         secret = len(key) >= 16 or (len(key) >= 8 and any(map(str.isdigit, key)))
         if secret and key not in self._keys:
             self._keys = tuple(sorted((*self._keys, key), key=len, reverse=True))
+
+    def add_header(self, name: str, value: str) -> None:
+        """A header that was seen: it may hold a key, behind the word for its kind."""
+        if name.lower().replace("_", "-") in self.HEADERS:
+            self.add(value.strip().rpartition(" ")[2])
 
     def __call__(self, text: str) -> str:
         keys = self._keys
@@ -467,13 +491,8 @@ class RecordingProxy:
         return held.session
 
     def _open(self, name: str) -> _Held:
-        unique, number = name, 1
-        while unique in self._taken:
-            number += 1
-            unique = f"{name}~{number}"
-        self._taken.add(unique)
         self._ended.discard(name)
-        held = self._held[name] = _Held(LoggedSession(unique))
+        held = self._held[name] = _Held(LoggedSession(unused(name, self._taken)))
         held.idle.set()
         return held
 
@@ -673,11 +692,11 @@ class RecordingProxy:
             if field_ == b"x-coa-session":
                 told = value.decode("utf-8", "replace").strip()
                 continue
-            if field_ in (b"authorization", b"x-api-key", b"api-key"):
+            if field_.decode("latin-1") in Secrets.HEADERS:
                 key, mark, suffix = value.partition(b"#")
                 if mark:
                     name, value = suffix.decode("utf-8", "replace").strip() or name, key
-                self.secrets.add(value.decode("latin-1").strip().rpartition(" ")[2])
+                self.secrets.add_header(field_.decode("latin-1"), value.decode("latin-1"))
             kept.append((header, value))
         return told or name, target, kept
 

@@ -7,6 +7,9 @@ told to have arrived is on the disk. Metrics are accepted and forgotten.
 
 Which session a span belongs to stands in the address that its program was given,
 `/session/NAME/v1/traces`, and is noted as the resource's `coa.session`.
+
+The calls of a session are read from its spans when it ends. If this process is killed before, the
+file has the spans, and `after_kill` reads them at the next start.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import json
 import threading
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -25,15 +28,29 @@ from typing import Any, ClassVar, Self
 from urllib.parse import quote, unquote
 
 from coa.errors import CoaError, RecordError, UsageError
-from coa.io.runs import Appender, Json
-from coa.recording.calls import CallLog, LoggedSession, Redact, cleaned, make_private
+from coa.io.runs import Appender, Json, json_lines
+from coa.recording.calls import (
+    KILLED,
+    CallLog,
+    LoggedSession,
+    Redact,
+    cleaned,
+    make_private,
+    unused,
+)
 from coa.recording.importers.otlp import Telemetry, from_protobuf
 from coa.recording.importers.reading import Notes
 from coa.recording.importers.spans import CAPTURE_ADVICE, SESSION, assembled
 from coa.recording.importers.work import NOT_CAPTURED
+from coa.recording.proxy import Secrets
+from coa.recording.turns import strings_in
 
 LARGEST = 1 << 28
 """Bytes of a request, unpacked; exporters send batches of a few megabytes."""
+BEFORE = "spans_before"
+"""In `LoggedSession.about`: the bytes of the file of spans when the session began."""
+_STATED = ("answer", "error", "gaps", "team")
+"""What the spans of a session say of it, where its end says nothing."""
 
 CONTENT = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
 """Its values changed with 1.37 of the conventions: before, `true`; now, where the content is to be.
@@ -86,7 +103,7 @@ class Receiver:
         self,
         spans: Path,
         log: CallLog,
-        redact: Redact | None = None,
+        secrets: Secrets | None = None,
         taken: Iterable[str] = (),
         port: int = 0,
     ) -> None:
@@ -95,9 +112,10 @@ class Receiver:
         self.notes = Notes()
         self.failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
         """Done when nothing more can be recorded, with the reason."""
-        self.log, self._redact, self._port = log, redact, port
+        self.log, self._port = log, port
+        self._secrets = secrets or Secrets({})
         make_private(spans)
-        self._file = Appender(spans)
+        self._spans, self._file = spans, Appender(spans)
         self._lock = threading.Lock()
         self._loop = asyncio.get_running_loop()
         self._taken = set(taken)
@@ -131,20 +149,13 @@ class Receiver:
 
     async def begin(self, name: str, **about: Any) -> LoggedSession:
         """Spans for a session may come."""
-        session = self._open(name)
-        session.about = self.log.begin(session.name, **{**about, "source": "otel"})
+        session = LoggedSession(unused(name, self._taken))
         with self._lock:
+            before = self._spans.stat().st_size
+            about = {**about, "source": "otel", BEFORE: before}
+            session.about = self.log.begin(session.name, **about)
             self._held[name] = session, Telemetry(notes=self.notes)
         return session
-
-    def _open(self, name: str) -> LoggedSession:
-        """In the log a name that was used before has a number."""
-        unique, number = name, 1
-        while unique in self._taken:
-            number += 1
-            unique = f"{name}~{number}"
-        self._taken.add(unique)
-        return LoggedSession(unique)
 
     @property
     def named(self) -> list[str]:
@@ -152,10 +163,8 @@ class Receiver:
         with self._lock:
             told, self._others = self._others, Telemetry(notes=self.notes)
         for found in assembled(told):
-            session = self._open(found.name)
-            session.about = self.log.begin(session.name, **found.about, named=found.name)
-            self._kept(session, found)
-            self._traces[found.name] = session
+            self._traces[found.name] = _named(self.log, found, self._taken)
+            self._count(found)
         return list(self._traces)
 
     async def end(self, name: str, **end: Any) -> LoggedSession:
@@ -170,26 +179,17 @@ class Receiver:
                 session, told = self._held.pop(name)
             stated = {}
             for found in assembled(told):
-                self._kept(session, found)
+                _keep(self.log, session, found)
+                self._count(found)
                 stated = {**found.about, **(found.end or {})}
-        stated = {each: stated[each] for each in ("answer", "gaps", "team") if each in stated}
-        told_tools = [asdict(tool) for tool in session.tools]
-        end = {**stated, **{each: value for each, value in end.items() if value is not None}}
-        session.end = self.log.end(
-            session.name, **end, **({"tools": told_tools} if told_tools else {})
-        )
-        session.end.pop("tools", None)
+        known = {each: stated[each] for each in _STATED if each in stated}
+        known |= {each: value for each, value in end.items() if value is not None}
+        _end(self.log, session, known)
         return session
 
-    def _kept(self, session: LoggedSession, found: LoggedSession) -> None:
-        """Write down what was found of a session, as the log keeps it."""
-        for call in found.calls:
-            session.calls.append(self.log.write(replace(call, session=session.name)))
-            self._calls += 1
-            self._silent += call.unread == NOT_CAPTURED
-        for key, result in found.results.items():
-            session.results[key] = self.log.result(session.name, result)
-        session.tools, session.end = found.tools, found.end
+    def _count(self, found: LoggedSession) -> None:
+        self._calls += len(found.calls)
+        self._silent += sum(call.unread == NOT_CAPTURED for call in found.calls)
 
     def variables(self, environ: Mapping[str, str], name: str) -> dict[str, str]:
         """What the program of a session runs with, beside `environ`, so that its spans come here
@@ -248,6 +248,12 @@ class Receiver:
         with self._lock:
             self.counts["refused"] += times
 
+    def heed(self, headers: Iterable[tuple[str, str]]) -> None:
+        """Headers were seen, which may hold keys."""
+        with self._lock:
+            for name, value in headers:
+                self._secrets.add_header(name, value)
+
     def take(self, path: str, body: bytes, kind: str) -> int:
         """Take one request; the HTTP status that answers it."""
         parts = [part for part in path.partition("?")[0].split("/") if part]
@@ -269,9 +275,9 @@ class Receiver:
             return 200 if request == {} else 400  # an empty export is one
         name = unquote(parts[1]) if parts[0] == "session" and len(parts) == 4 else ""
         told = [_told(group, name) for group in groups if isinstance(group, dict)]
-        if self._redact:
-            with self._or_fail():
-                told = _redacted(told, self._redact)
+        self.heed(_headers_in(told))
+        with self._or_fail():
+            told = _redacted(told, self._secrets)
         with self._lock:
             with self._or_fail():
                 self._file.write({_GROUPS[signal]: told})
@@ -299,6 +305,69 @@ class Receiver:
 _GROUPS = {"traces": "resourceSpans", "logs": "resourceLogs"}
 
 
+# -- what is found goes into the log ---------------------------------------------------------------
+
+
+def _named(log: CallLog, found: LoggedSession, taken: set[str]) -> LoggedSession:
+    """A session of its own for a trace, or a conversation, that belongs to none."""
+    session = LoggedSession(unused(found.name, taken))
+    session.about = log.begin(session.name, **found.about, named=found.name)
+    _keep(log, session, found)
+    return session
+
+
+def _keep(log: CallLog, session: LoggedSession, found: LoggedSession) -> None:
+    """Write down what was found of a session, as the log keeps it."""
+    for call in found.calls:
+        session.calls.append(log.write(replace(call, session=session.name)))
+    for key, result in found.results.items():
+        session.results[key] = log.result(session.name, result)
+    session.tools, session.end = found.tools, found.end
+
+
+def _end(log: CallLog, session: LoggedSession, end: Json) -> None:
+    """Write down that a session ended, and which tools its spans declare."""
+    tools = [asdict(tool) for tool in session.tools]
+    session.end = log.end(session.name, **end, **({"tools": tools} if tools else {}))
+    session.end.pop("tools", None)
+
+
+def after_kill(spans: Path, log: CallLog, known: Sequence[LoggedSession]) -> list[LoggedSession]:
+    """What programs had sent when their recorder was killed, in the log now and marked as cut.
+
+    The sessions that never ended get the calls that are theirs. Those of traces and conversations
+    of a program without tasks are new, and are returned.
+    """
+    killed = [each for each in known if each.end is None and BEFORE in each.about]
+    if not killed or not spans.is_file():
+        return []
+    told = Telemetry()
+    with spans.open("rb") as file:
+        file.seek(min(each.about[BEFORE] for each in killed))
+        lines = (line.decode(errors="replace") for line in file)
+        for _, request in json_lines(spans, lines, growing=True):
+            told.add(request)
+    waiting = {each.about["task_id"]: each for each in killed if "task_id" in each.about}
+    since = known[next(n for n, each in enumerate(known) if each is killed[0]) :]
+    in_log = {each.about.get(name) for each in since for name in ("task_id", "named")}
+    taken, made = {each.name for each in known}, list[LoggedSession]()
+    for found in assembled(told):
+        if found.name in waiting:
+            session = waiting[found.name]
+            if not session.calls:
+                _keep(log, session, found)
+        elif len(waiting) < len(killed) and found.name not in in_log:
+            session = _named(log, found, taken)
+            made.append(session)
+        else:
+            continue
+        _end(log, session, {**(found.end or {}), "cut": KILLED})
+    return made
+
+
+# -- requests --------------------------------------------------------------------------------------
+
+
 def _told(group: Json, name: str) -> Json:
     """A group of spans, with the session that its address names."""
     resource = group.get("resource")
@@ -311,6 +380,18 @@ def _told(group: Json, name: str) -> Json:
     return {**group, "resource": {**resource, "attributes": held}}
 
 
+def _headers_in(value: Any) -> Iterator[tuple[str, str]]:
+    """(name, value) of what may be a header among attributes (`http.request.header.api-key`)."""
+    if isinstance(value, list):
+        for each in value:
+            yield from _headers_in(each)
+    elif isinstance(value, dict):
+        if isinstance(name := value.get("key"), str):
+            yield from ((name.rpartition(".")[2], text) for text in strings_in(value.get("value")))
+        for each in value.values():
+            yield from _headers_in(each)
+
+
 def _redacted(value: Any, redact: Redact) -> Any:
     """A request with each text in it as `redact` returns it, also those inside JSON in a text."""
     if isinstance(value, list):
@@ -321,7 +402,8 @@ def _redacted(value: Any, redact: Redact) -> Any:
         return value
     made: Json = {}
     for name, each in value.items():
-        texts = name in ("stringValue", "message") and isinstance(each, str)
+        texts = name in ("stringValue", "message") or (name == "name" and "spanId" in value)
+        texts = texts and isinstance(each, str)
         made[name] = _redacted_text(each, redact) if texts else _redacted(each, redact)
     return made
 
@@ -348,11 +430,13 @@ class _Answers(BaseHTTPRequestHandler):
     """HTTP, as much of it as exporters speak."""
 
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # a head and a body of two bytes: exporters would wait for them
     receiver: ClassVar[Receiver]
 
     def do_POST(self) -> None:
         kind = self.headers.get("Content-Type", "").partition(";")[0].strip().lower()
         try:
+            self.receiver.heed(self.headers.items())
             body = _unpacked(self._body(), self.headers.get("Content-Encoding", ""))
             status = self.receiver.take(self.path, body, kind)
         except (CoaError, ValueError, EOFError, OSError, zlib.error, RecursionError):
