@@ -19,8 +19,9 @@ def put(name, value, expected):
     EXPECTED[name] = expected
 
 
-def smolagents_team():
-    from smolagents import CodeAgent, Model, Tool, ToolCallingAgent
+def smolagents_parts():
+    """Two tools, and a model that says what it was told to."""
+    from smolagents import Model, Tool
     from smolagents.models import (
         ChatMessage,
         ChatMessageToolCall,
@@ -74,6 +75,14 @@ def smolagents_team():
                 tool_calls=calls,
                 token_usage=TokenUsage(input_tokens=10, output_tokens=3),
             )
+
+    return Lookup, Multiply, Scripted
+
+
+def smolagents_team():
+    from smolagents import CodeAgent, ToolCallingAgent
+
+    Lookup, Multiply, Scripted = smolagents_parts()
 
     def researcher(replies):
         return ToolCallingAgent(
@@ -166,6 +175,153 @@ def smolagents_team():
     )
 
 
+QUESTION = "What is six times the depth of the lake?"
+JOB = "Find the depth of the lake"
+PLAN = """##DAG_LIST
+[]
+##PARALLEL_LIST
+ST1, ST2
+##ST1:The depth
+1. Ask the search agent.
+##ST2:The product
+1. Multiply."""
+
+
+def oagents_results():
+    """Result lines of OAgents, a fork of smolagents, in its three variants: with the scores of its
+    reflector, with sub-plans, and with the costs of the run.
+
+    The steps are those of smolagents' own agents, whose memory OAgents writes with the names that
+    its fields had in 1.8, a list of facts beside each plan, and what its reflector said.
+    """
+    from smolagents import CodeAgent, ToolCallingAgent
+    from smolagents.memory import ActionStep, SystemPromptStep
+
+    Lookup, Multiply, Scripted = smolagents_parts()
+    calls = [[("s1", "lookup", {"word": "depth"})], [("s2", "final_answer", {"answer": "It is 7"})]]
+    searcher = ToolCallingAgent(
+        tools=[Lookup()],
+        model=Scripted(calls),
+        name="search_agent",
+        description="Searches.",
+        verbosity_level=0,
+    )
+    programs = [
+        f'found = search_agent(task="{JOB}")\nprint(found)',
+        "product = multiply(a=7, b=6)\nif product > 40:\n    print('more than 40:', product)",
+        "final_answer(42)",
+    ]
+    manager = CodeAgent(
+        tools=[Multiply()],
+        managed_agents=[searcher],
+        planning_interval=9,
+        verbosity_level=0,
+        model=Scripted([PLAN, *(f"Thought: go on.\n<code>\n{each}\n</code>" for each in programs)]),
+    )
+    answer = str(manager.run(QUESTION))
+    task, planning, asked, multiplied, last = manager.memory.steps
+    both = ActionStep(
+        step_number=1,
+        timing=asked.timing,
+        tool_calls=[*asked.tool_calls, *multiplied.tool_calls],
+        model_output=f"model_output_list: {[asked.model_output, multiplied.model_output]}",
+        observations=f"observation_list: {[asked.observations, multiplied.observations]}",
+        action_output=[asked.action_output, multiplied.action_output],
+    )
+    odd = SystemPromptStep(system_prompt="You lead.")
+    judged = [
+        _oagents_step(asked, 3.0, "No source is named."),
+        _oagents_step(multiplied, 9.0, "Sound."),
+    ]
+    joined = [_oagents_step(both, 8.0, "Both are sound.")]
+    plain = [_oagents_step(asked), _oagents_step(multiplied)]
+    model = {"model_id": "scripted", "total_prompt_tokens": 30, "total_completion_tokens": 9}
+    costs = {
+        "manager_agent_model_cost": {**model, "total_cost": 0.001},
+        "search_agent_model_cost": {},
+        "embedding_costs_by_tool": [],
+        "grand_total_task_tokens": {"total_tokens": 39},
+        "grand_total_task_cost": 0.001,
+    }
+    records = {
+        str(searcher.memory.steps[0].task): {
+            "answer": "It is 7",
+            "tool_calls": [
+                {"name": call.name, "args": call.arguments, "observation": step.observations}
+                for step in searcher.memory.steps[1:]
+                for call in step.tool_calls
+                if call.name != "final_answer"
+            ],
+        }
+    }
+    program = multiplied.tool_calls[0].arguments
+    expected = {
+        "answer": answer,
+        "tools": [
+            ["search_agent", "lookup", {"word": "depth"}, "depth is 7"],
+            ["manager", "python", program, multiplied.observations],
+        ],
+        "jobs": [["manager", "search_agent", JOB]],
+    }
+    for name, middle, more, scores in (
+        ("scores", judged, {}, [["alarm", 3.0], ["approval", 9.0]]),
+        ("sub_plans", joined, {}, [["approval", 8.0]]),
+        ("costs", [_oagents_step(odd), *plain], {"cost_summary": costs}, []),
+    ):
+        row = {
+            "agent_name": "scripted",
+            "question": QUESTION,
+            "augmented_question": QUESTION,
+            "prediction": answer,
+            "true_answer": "42",
+            "intermediate_steps": [
+                *(_oagents_step(each) for each in (task, planning)),
+                *middle,
+                _oagents_step(last),
+            ],
+            "parsing_error": False,
+            "iteration_limit_exceeded": False,
+            "agent_error": None,
+            "start_time": "2026-11-01 10:00:00",
+            "end_time": "2026-11-01 10:02:00",
+            "task": 1,
+            "task_id": f"gaia-{name}",
+            "search_agent_actions": records,
+            **more,
+        }
+        reflector = {"reflector": len(scores)} if scores else {}
+        put(
+            f"oagents_{name}.json",
+            row,
+            expected
+            | {
+                "agents": ["manager", "search_agent", *reflector],
+                "parts": [["plan", None], *scores],
+                "calls": {"manager": 5, "search_agent": 2, **reflector},
+            },
+        )
+
+
+def _oagents_step(step, score=0.0, said=None):
+    """A step of smolagents as OAgents writes it."""
+    from smolagents.memory import ActionStep, PlanningStep, TaskStep
+
+    held = step.dict()
+    for name in [name for name in held if name.startswith("model_output_message")]:
+        del held[name]
+    if isinstance(step, ActionStep):
+        for name in ("token_usage", "is_final_answer", "code_action", "observations_images"):
+            del held[name]
+        held |= held.pop("timing") | {"step": held.pop("step_number")}
+        held |= {"score": score, "evaluate_thought": said}
+    elif isinstance(step, PlanningStep):
+        del held["timing"], held["token_usage"]
+        held["facts"] = "Here are the facts that I know so far:\n```\nA lake.\n```"
+    kinds = {ActionStep: "action", PlanningStep: "planning", TaskStep: "task"}
+    emptied = {"model_input_messages": None}  # before it is written, whatever its kind
+    return held | emptied | {"step_type": kinds.get(type(step), "unknown")}
+
+
 def langchain_messages():
     from langchain_core.load import dumpd
     from langchain_core.messages import (
@@ -251,7 +407,7 @@ def langgraph_team():
 
 def main():
     FOLDER.mkdir(parents=True, exist_ok=True)
-    for write in (smolagents_team, langchain_messages, langgraph_team):
+    for write in (smolagents_team, oagents_results, langchain_messages, langgraph_team):
         write()
     (FOLDER / "expected.json").write_text(json.dumps(EXPECTED))
 

@@ -99,6 +99,70 @@ def atif_team(ref: Json | None = None, **more: Any) -> Json:
     }
 
 
+def atif_since(minor: int) -> Json:
+    """The team as version 1.`minor` of the format has it, with all that came up to then; before
+    1.7 the sub-agent stands in sub/r.json."""
+    team = atif_team({"session_id": "run-1", "trajectory_path": "sub/r.json"})
+    team |= {
+        "schema_version": f"ATIF-v1.{minor}",
+        "notes": "n",
+        "final_metrics": {"total_steps": 5},
+    }
+    asking, multiplying, answering = team["steps"][2:]
+    definitions = team["agent"].pop("tool_definitions")
+    searcher = team.pop("subagent_trajectories")
+    if minor >= 1:
+        team["extra"] = {"mine": 1}
+    if minor >= 2:  # the system may see something
+        seen = {"results": [{"content": "The door is open."}]}
+        team["steps"].insert(3, atif_step(4, "system", "", observation=seen))
+    if minor >= 3:
+        multiplying["metrics"]["completion_token_ids"] = [5, 6]
+    if minor >= 4:
+        multiplying["metrics"]["prompt_token_ids"] = [1, 2, 3]
+    if minor >= 5:
+        team["agent"]["tool_definitions"] = definitions
+    if minor >= 6:
+        image = {"type": "image", "source": {"media_type": "image/png", "path": "i.png"}}
+        answering["message"] = [{"type": "text", "text": answering["message"]}, image]
+    if minor >= 7:  # sub-agents stand in the document
+        del team["session_id"]
+        team["trajectory_id"] = "run-1"
+        team["subagent_trajectories"] = searcher
+        refs = asking["observation"]["results"][0]["subagent_trajectory_ref"]
+        refs[0] = {"trajectory_id": "researcher-1"}
+        asking |= {"llm_call_count": 1, "extra": {"mine": 2}}
+        asking["tool_calls"][0]["extra"] = {"mine": 3}
+    if minor >= 8:
+        audio = {"type": "audio", "source": {"media_type": "audio/wav", "path": "a.wav"}}
+        answering["message"].append(audio)
+    for number, step in enumerate(team["steps"], start=1):
+        step["step_id"] = number
+    return team
+
+
+def atif_expert() -> Json:
+    """Whom the researcher asks."""
+    return {
+        "schema_version": "ATIF-v1.7",
+        "trajectory_id": "expert-1",
+        "agent": {"name": "expert", "version": "1"},
+        "steps": [
+            atif_step(1, "user", "How deep are lakes?"),
+            atif_step(2, "agent", "7 m, most of them."),
+        ],
+    }
+
+
+def atif_chief(asked: Json) -> Json:
+    """The researcher, who asks an expert that `asked` refers to instead of searching."""
+    searcher = atif_searcher()
+    call = atif_call("expert", "s1", {"task": "How deep are lakes?"})
+    result = {"source_call_id": "s1", "subagent_trajectory_ref": [asked]}
+    searcher["steps"][2] |= {"tool_calls": [call], "observation": {"results": [result]}}
+    return searcher
+
+
 def adp() -> Json:
     return {
         "schema_version": "1.1.0",
@@ -232,6 +296,30 @@ def action(number: int, begun: float, ended: float, calls: Any, seen: Any, **mor
     }
 
 
+def smolagents_before(version: tuple[int, int]) -> list[Json]:
+    """The memory of one agent as an older version has it."""
+    said: Json = {"role": "assistant", "content": "I know a lake."}
+    planning: Json = {"model_input_messages": None, "plan": "1. multiply"}
+    if version < (1, 12):
+        planning |= {"facts": "A lake.", "model_output_message_facts": said}
+        planning["model_output_message_plan"] = {**said, "content": "1. multiply"}
+    else:
+        planning["model_output_message"] = {**said, "content": "1. multiply"}
+    ends: Json = {"answer": "42"}
+    steps = [
+        action(1, 21, 22, [("m2", "multiply", {"a": 7, "b": 6})], "42"),
+        action(2, 23, 24, [("m3", "final_answer", ends)], "42", action_output="42"),
+    ]
+    for step in steps:
+        step["step"] = step.pop("step_number")
+        for name in ("code_action", "is_final_answer", "observations_images"):
+            del step[name]
+        if version < (1, 17):
+            del step["token_usage"]
+            step |= step.pop("timing")
+    return [{"task": QUESTION, "task_images": None}, planning, *steps]
+
+
 def smolagents_team() -> Json:
     report = "Here is the final answer from your managed agent 'researcher':\nThe depth is 7."
     ends: Json = {"is_final_answer": True}
@@ -331,6 +419,29 @@ def oagents_row(**more: Any) -> Json:
         },
         **more,
     }  # fmt: skip
+
+
+def oagents_sub_plans() -> Json:
+    """A result of a manager who plans in sub-plans, and works on two of them in one step."""
+    plan = (
+        "Here is the plan of action that I will follow to solve the task:\n```\n##DAG_LIST\n"
+        "[]\n##PARALLEL_LIST\nST1, ST2\n##ST1:Depth\n1. Ask.\n##ST2:Product\n1. Multiply.\n```"
+    )
+    codes = [f'found = search_agent(task="{JOB}")\nprint(found)', 'print("it\'s", 7 * 6)']
+    steps = [
+        oagents_action(1, code, f"Execution logs:\n{seen}\nLast output from code snippet:\nNone")
+        for code, seen in zip(codes, ("The depth is 7.", "it's 42"), strict=True)
+    ]
+    both = oagents_action(1, "", "", [None, None], score=8, evaluate_thought="Both are sound.")
+    both |= {
+        "tool_calls": [step["tool_calls"][0] for step in steps],
+        "model_output": f"model_output_list: {[step['model_output'] for step in steps]}",
+        "observations": f"observation_list: {[step['observations'] for step in steps]}",
+    }
+    row = oagents_row()
+    task, planning, *_, last = row["intermediate_steps"]
+    row["intermediate_steps"] = [task, {**planning, "plan": plan}, both, {**last, "step": 2}]
+    return row
 
 
 def langgraph_state() -> Json:

@@ -25,6 +25,7 @@ from coa.io.runs import Json
 from coa.tasks import Task
 from coa.trajectory import Author, StopReason, load_trajectories
 from export_chains import ANSWER, SEARCH, SETS, chain, chains_of
+from import_files import atif_team, write
 
 WEB = """<think>
 I need a plan.
@@ -297,6 +298,98 @@ def test_a_file_without_any_usable_row_is_an_error(tmp_path: Path) -> None:
     source.write_text("[]")
     with pytest.raises(RecordError, match=r"sft\.json: holds no row"):
         run_import_sft(source, out)
+    assert not out.exists()
+
+
+# -- folders ---------------------------------------------------------------------------------
+
+TASK = {"extra_info": {"question": "Where?"}, "reward_model": {"ground_truth": "Lima"}}
+
+
+def command(*words: object) -> tuple[str, list[str]]:
+    """What `coa import` says: its result, and what it notes beside it."""
+    from typer.testing import CliRunner
+
+    from coa.cli import app
+
+    done = CliRunner().invoke(app, ["import", *map(str, words)], catch_exceptions=False)
+    return done.stdout, done.stderr.splitlines()
+
+
+def folder_of(path: Path, **files: object) -> Path:
+    for name, value in files.items():
+        write(path / f"{name}.json", value)
+    (path / "README.md").write_text("# what this is")
+    return path
+
+
+@pytest.mark.parametrize("into", ["beside", "inside"])
+def test_a_folder_of_published_files_is_imported_as_a_file_is(into: str, tmp_path: Path) -> None:
+    folder = folder_of(
+        tmp_path / "sft", b=[web_row(), web_row("<answer>x</answer>")], a=[web_row()]
+    )
+    out = (folder if into == "inside" else tmp_path) / "t.jsonl"
+    for _ in range(2):  # what it wrote itself is none of its files
+        said, noted = command(folder, "--out", out)
+        assert said == f"2 rows in {out} (afm-sft: chains, not episodes)\n"
+        assert noted == [
+            "files that are no afm-sft left out: 1",
+            "left out 1: not legal under 'web', illegal (first: row 3).",
+        ]
+        assert [t.answer for t in load_trajectories(out)] == ["Plaza", "Plaza"]
+    one = folder_of(tmp_path / "one", rl=[TASK])
+    said, noted = command(one, "--out", tmp_path / "tasks.jsonl")
+    assert "1 rows in" in said and noted == ["files that are no afm-rl left out: 1"]
+
+
+def test_a_folder_with_chains_and_tasks_asks_which(tmp_path: Path) -> None:
+    folder, out = folder_of(tmp_path / "all", sft=[web_row()], rl=[TASK]), tmp_path / "t.jsonl"
+    for format in ("auto", "afm"):
+        with pytest.raises(
+            UsageError, match=r"all: holds afm-rl and afm-sft; choose with --format"
+        ):
+            command(folder, "--out", out, "--format", format)
+    for words in ((folder, "--format", "afm-sft"), ("afm-sft", folder)):
+        said, noted = command(*words, "--out", out)
+        assert "1 rows in" in said and noted == ["files that are no afm-sft left out: 2"]
+    for name in ("sft", "rl"):
+        own = folder / f"{name}.json"
+        held = own.read_text()
+        with pytest.raises(UsageError, match=r"found neither|holds something else"):
+            command(folder, "--out", own, "--format", f"afm-{name}")
+        write(folder / "more.json", [web_row(), TASK][name == "rl"])
+        with pytest.raises(UsageError, match="holds something else"):
+            command(folder, "--out", own, "--format", f"afm-{name}")
+        assert own.read_text() == held
+
+
+def test_published_files_beside_those_of_a_team_are_told_by_their_names(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "all", sft=[web_row()], rl=[TASK], team=atif_team())
+    for format in ("auto", "atif"):
+        said, noted = command(folder, "--out", tmp_path / f"{format}.jsonl", "--format", format)
+        assert said.startswith("1 episodes in")
+        assert noted == [
+            "files of no known format left out: 1 (first: README.md)",
+            "files of afm-rl left out: 1 (first: rl.json)",
+            "files of afm-sft left out: 1 (first: sft.json)",
+            "not known: usage unknown 2",
+        ]
+    said, noted = command(folder, "--out", tmp_path / "t.jsonl", "--format", "afm-sft")
+    assert "1 rows in" in said and noted == ["files that are no afm-sft left out: 3"]
+
+
+def test_a_folder_without_anything_that_was_published_says_so(tmp_path: Path) -> None:
+    folder, out = folder_of(tmp_path / "none", x={"nothing": 1}), tmp_path / "t.jsonl"
+    with pytest.raises(UsageError, match="none: is of no format that is known"):
+        command(folder, "--out", out)
+    with pytest.raises(UsageError, match="none: found neither chains nor tasks as AFM published"):
+        command(folder, "--out", out, "--format", "afm-sft")
+    both = folder_of(tmp_path / "tie", x=[{**web_row(), **atif_team()}])
+    with pytest.raises(UsageError, match=r"x\.json: may be afm-sft or atif; choose with --format"):
+        command(both, "--out", out)
+    bad = folder_of(tmp_path / "bad", a=[web_row("<answer>x</answer>")], b=[web_row("no chain")])
+    with pytest.raises(RecordError, match=r"bad: no row can be imported"):
+        command(bad, "--out", out, "--grammar", "web")
     assert not out.exists()
 
 

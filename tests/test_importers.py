@@ -129,6 +129,121 @@ def test_files_that_only_refer_to_each_other_are_not_lost(tmp_path: Path) -> Non
     assert found and "files that only refer to each other: 1" in "\n".join(lines)
 
 
+@pytest.mark.parametrize("minor", range(9))
+def test_every_version_of_atif_is_read_with_what_it_had(minor: int, tmp_path: Path) -> None:
+    path = made.write(tmp_path / "run.json", made.atif_since(minor))
+    if minor < 7:
+        searcher = made.atif_searcher(schema_version=f"ATIF-v1.{minor}")
+        del searcher["trajectory_id"]
+        made.write(tmp_path / "sub" / "r.json", searcher)
+    episode, told = one(path)
+    assert uses(episode) == [
+        ("researcher", "search", {"query": "depth"}, "7 m"),
+        ("manager", "multiply", {"a": 7, "b": 6}, "42"),
+    ]
+    assert ("manager", "researcher", made.JOB) in said(episode)
+    assert ((SYSTEM, "manager", "The door is open.") in said(episode)) is (minor >= 2)
+    multiply = next(tool for tool in episode.tools if tool.name == "multiply")
+    assert bool(multiply.schema) is (minor >= 5)
+    assert (episode.answer, episode.task_id) == ("42", "run-1")
+    media = {"not_text": (minor >= 6) + (minor >= 8)} if minor >= 6 else {}
+    assert episode.meta["gaps"] == {"usage_unknown": 2, **media}
+    lines = told.splitlines()[1:-1]
+    assert [line.partition(":")[0] for line in lines] == ["parts that are no text left out"] * (
+        minor >= 6
+    )
+
+
+@pytest.mark.parametrize("version", ["ATIF-v1.9", "ATIF-v2.0", "ATIF-CTX-v1.1", 1.8])
+def test_a_version_of_atif_that_is_not_known_is_read_as_the_newest(
+    version: Any, tmp_path: Path
+) -> None:
+    team = made.atif_since(8) | {"schema_version": version}
+    episode, told = one(made.write(tmp_path / "run.json", team))
+    assert re.search(r"trajectories of (an unknown|no) version, read as ATIF 1\.8: 1 ", told), told
+    assert len(said(episode)) == 7 and episode.answer == "42"
+
+
+@pytest.mark.parametrize("where", ["in the document", "in the sub-agent", "in files"])
+def test_a_sub_agent_of_a_sub_agent_is_spliced_in_where_it_was_asked(
+    where: str, tmp_path: Path
+) -> None:
+    """A path in a file is from that file on, not from the one that is read."""
+    expert, path = made.atif_expert(), tmp_path / "run" / "a.json"
+    if where == "in files":
+        chief = made.atif_chief({"trajectory_path": "e.json"})
+        team = made.atif_team({"trajectory_path": "sub/r.json"})
+        del team["subagent_trajectories"]
+        made.write(tmp_path / "run" / "sub" / "r.json", chief)
+        made.write(tmp_path / "run" / "sub" / "e.json", expert)
+    else:
+        chief, team = made.atif_chief({"trajectory_id": "expert-1"}), made.atif_team()
+        team["subagent_trajectories"] = [chief]
+        (team if where == "in the document" else chief)["subagent_trajectories"] = (
+            [chief, expert] if where == "in the document" else [expert]
+        )
+    made.write(path, team)
+    for source in (tmp_path / "run", path):
+        (episode,), lines = imported(source)
+        assert said(episode) == [
+            (USER, "manager", made.QUESTION),
+            ("manager", "researcher", made.JOB),
+            ("researcher", "expert", "How deep are lakes?"),
+            ("expert", "researcher", "7 m, most of them."),
+            ("researcher", "manager", "The depth is 7."),
+            ("manager", SYSTEM, ""),
+            ("manager", USER, "42"),
+        ]
+        assert [use[1] for use in uses(episode)] == ["multiply"]
+        assert lines[1:] == ["not known: usage unknown 3"]
+
+
+@pytest.mark.parametrize("ref", [{"trajectory_id": "run-1"}, {"trajectory_path": "a.json"}])
+def test_a_sub_agent_that_refers_to_whoever_asked_it_is_no_endless_work(
+    ref: Json, tmp_path: Path
+) -> None:
+    team = made.atif_team(trajectory_id="run-1")
+    team["subagent_trajectories"] = [made.atif_chief(ref)]
+    episode, told = one(made.write(tmp_path / "a.json", team))
+    assert "references to a sub-agent that is there already: 1" in told
+    assert "agent runs missing 1" in told
+    assert (episode.answer, len(episode.calls)) == ("42", 5)
+
+
+@pytest.mark.parametrize("second", ["a.json", "b.json", "c.json"])
+def test_continuations_in_a_circle_end(second: str, tmp_path: Path) -> None:
+    """a goes on in b, and b in a, in itself, or in c, which goes on in b."""
+    team = made.atif_team(continued_trajectory_ref="b.json")
+    last = made.atif_step(6, "agent", "Once more: 42")
+    rest = {"agent": team["agent"], "schema_version": "ATIF-v1.8"}
+    made.write(tmp_path / "b.json", rest | {"steps": [last], "continued_trajectory_ref": second})
+    made.write(tmp_path / "c.json", rest | {"steps": [], "continued_trajectory_ref": "b.json"})
+    episode, told = one(made.write(tmp_path / "a.json", team))
+    assert "continuations that go round in a circle: 1" in told
+    assert (episode.answer, episode.error) == ("Once more: 42", None)
+
+
+def test_a_continuation_brings_its_own_sub_agents(tmp_path: Path) -> None:
+    team = made.atif_team(continued_trajectory_ref="b.json")
+    rest = {**team, "steps": team["steps"][2:], "subagent_trajectories": [made.atif_searcher()]}
+    del team["steps"][2:], rest["continued_trajectory_ref"], team["subagent_trajectories"]
+    made.write(tmp_path / "b.json", rest)
+    episode, told = one(made.write(tmp_path / "a.json", team))
+    assert ("researcher", "search", {"query": "depth"}, "7 m") in uses(episode)
+    assert "sub-agent" not in told and episode.answer == "42"
+
+
+@pytest.mark.parametrize("name", ["a\0b.json", "x" * 5000, "s3://bucket/r.json", "", "."])
+def test_a_path_that_no_file_can_have_is_a_reference_to_nothing(name: str, tmp_path: Path) -> None:
+    team = made.atif_team({"trajectory_path": name}, continued_trajectory_ref=name)
+    del team["subagent_trajectories"]
+    for source in (made.write(tmp_path / "run" / "a.json", team), tmp_path / "run"):
+        made.write(tmp_path / "run" / "b.json", {"nothing": 1})
+        (episode,), lines = imported(source)
+        assert "references to a sub-agent that is not here: 1" in "\n".join(lines)
+        assert episode.meta["gaps"]["agent_runs_missing"] == 1
+
+
 def test_a_reference_never_leads_out_of_its_folder(tmp_path: Path) -> None:
     made.write(tmp_path / "secret.json", made.atif_searcher())
     team = made.atif_team({"trajectory_path": "../secret.json"})
@@ -291,6 +406,57 @@ def test_the_same_job_twice_has_its_work_once(tmp_path: Path) -> None:
 
 def uses_of_tools(episode: Episode) -> Iterator[tuple[str, str]]:
     return ((e.agent, e.tool) for e in episode.events if isinstance(e, ToolUse))
+
+
+def test_work_on_several_sub_plans_in_one_step_is_told_apart(tmp_path: Path) -> None:
+    row = made.oagents_sub_plans()
+    episode, told = one(made.write(tmp_path / "r.jsonl", row))
+    leader = [(m.to, m.text, m.thought) for _, m in episode.model_calls() if m.agent == "manager"]
+    assert leader == [
+        (SYSTEM, "", "A lake."),
+        (SYSTEM, row["intermediate_steps"][1]["plan"], ""),
+        ("search_agent", made.JOB, "next."),
+        (SYSTEM, "", "next."),
+        (USER, "42", "next."),
+    ]
+    programs = [use for use in episode.events if isinstance(use, ToolUse) and use.tool == "python"]
+    assert [use.argument for use in programs] == ['print("it\'s", 7 * 6)']
+    assert "it's 42" in programs[0].result and "The depth" not in programs[0].result
+    judged = [m.facts for m in episode.events if isinstance(m, Message) and m.agent == "reflector"]
+    assert judged == [{"score": 8.0, "part": "approval"}]
+    both = row["intermediate_steps"][2]
+    assert "cannot be told apart" not in told
+    for broken in ({"observations": "observation_list: ['one']"}, {"model_output": "model_output_"
+        "list: [f(x)]"}, {"action_output": 7}):  # fmt: skip
+        row["intermediate_steps"][2] = both | broken
+        episode, told = one(made.write(tmp_path / "r.jsonl", row))
+        assert "steps on several sub-plans that cannot be told apart: 1" in told
+        assert episode.answer == "42"
+
+
+def test_work_on_sub_plans_ends_with_the_last_program_alone(tmp_path: Path) -> None:
+    row = made.oagents_sub_plans()
+    both = row["intermediate_steps"][2]
+    both["tool_calls"][0]["function"]["arguments"] = "final_answer(7)"
+    both["action_output"] = [7, None]
+    episode, _ = one(made.write(tmp_path / "r.jsonl", row))
+    assert [text for _, to, text in said(episode) if to == USER] == ["42"]
+    both["tool_calls"][1]["function"]["arguments"] = "final_answer(42)"
+    both["action_output"] = [7, 42]
+    del row["intermediate_steps"][3]
+    episode, _ = one(made.write(tmp_path / "r.jsonl", row))
+    assert [text for _, to, text in said(episode) if to == USER] == ["42"]
+
+
+def test_costs_of_a_whole_run_are_counted_and_given_to_no_call(tmp_path: Path) -> None:
+    model = {"model_id": "gpt-4.1", "total_prompt_tokens": 900, "total_completion_tokens": 80}
+    costs = {"manager_agent_model_cost": model, "grand_total_task_cost": 0.0123}
+    row = made.oagents_row(cost_summary=costs)
+    episode, told = one(made.write(tmp_path / "r.jsonl", row))
+    plain, _ = one(made.write(tmp_path / "plain.jsonl", made.oagents_row()))
+    assert "costs of whole runs left out (they are not told by call): 1" in told
+    assert episode.events == plain.events and episode.meta == plain.meta
+    assert {m.call and m.call.cost for _, m in episode.model_calls()} == {None}
 
 
 def test_a_reformulated_answer_is_said_by_whoever_said_it(tmp_path: Path) -> None:
@@ -730,6 +896,54 @@ def test_steps_of_an_unknown_kind_and_missing_calls_are_counted(tmp_path: Path) 
     assert "result missing 1" in told
 
 
+def test_steps_of_oagents_of_an_unknown_kind_are_counted(tmp_path: Path) -> None:
+    """OAgents itself writes `unknown` for what is no action, task or plan."""
+    row = made.oagents_row()
+    row["intermediate_steps"][2:2] = [
+        {"step_type": "unknown", "system_prompt": "You lead."},
+        {"step_type": "dance"},
+    ]
+    episode, told = one(made.write(tmp_path / "r.jsonl", row))
+    assert "steps of an unknown kind left out: 2 (first: r.jsonl: intermediate_steps 3)" in told
+    whole, _ = one(made.write(tmp_path / "whole.jsonl", made.oagents_row()))
+    assert episode.events == whole.events
+
+
+@pytest.mark.parametrize("version", [(1, 8), (1, 12), (1, 17)])
+def test_memory_of_older_versions_of_smolagents_is_read(
+    version: tuple[int, int], tmp_path: Path
+) -> None:
+    memory = made.smolagents_before(version)
+    episode, told = one(made.write(tmp_path / "memory.json", memory))
+    known = ["A lake."] if version < (1, 12) else []
+    plans = [m.call.text for _, m in episode.model_calls() if m.call][: len(known) + 1]
+    assert plans == ["I know a lake."] * len(known) + ["1. multiply"]
+    assert uses(episode) == [("agent", "multiply", {"a": 7, "b": 6}, "42")]
+    assert (episode.answer, episode.question) == ("42", made.QUESTION)
+    assert (
+        "steps with fields" not in told and f"plans whose prompt is not known: {len(plans)}" in told
+    )
+    del memory[1]
+    imported(made.write(tmp_path / "memory.json", memory))
+    assert seconds(tmp_path) == 3, "a step has its times itself"
+
+
+def test_memory_of_an_unknown_version_of_smolagents_is_counted_or_an_error(tmp_path: Path) -> None:
+    team = made.smolagents_team()
+    team["steps"][2]["calls"] = team["steps"][2].pop("tool_calls")  # a name that none has had
+    episode, told = one(made.write(tmp_path / "memory.json", team))
+    first = "memory.json: steps 3"
+    assert f"steps with fields of a version that is not known: 1 (first: {first})" in told
+    assert episode.answer == "42"
+    steps = [{"kind": "task", "text": made.QUESTION}, {"kind": "action", "said": "42"}]
+    path = made.write(tmp_path / "memory.json", {**team, "steps": steps, "managed_agents": {}})
+    with pytest.raises(UsageError, match="is of no format that is known"):
+        imported(path)
+    message = r"holds no episode: steps of an unknown kind left out: 2 .*; memories without a task"
+    with pytest.raises(RecordError, match=message):
+        imported(path, "smolagents")
+
+
 def test_results_of_calls_at_once_are_told_apart_by_their_lines_or_not_at_all(
     tmp_path: Path,
 ) -> None:
@@ -814,6 +1028,9 @@ WHOLE: dict[str, Callable[[], Any]] = {
     **made.ALL,
     "adp": made.adp,
     "langsmith": made.langsmith_runs,
+    "atif-1.8": lambda: made.atif_since(8),
+    "smolagents-1.8": lambda: made.smolagents_before((1, 8)),
+    "oagents-sub-plans": made.oagents_sub_plans,
 }
 
 
@@ -830,7 +1047,7 @@ def test_whatever_stands_where_something_else_should_is_no_traceback(
     value = given.draw(damaged(WHOLE[name]()))
     path = tmp_path / "run.json"
     path.write_text(json.dumps(value))
-    format = {"adp": "atif", "langsmith": "langgraph"}.get(name, name)
+    format = {"adp": "atif", "langsmith": "langgraph"}.get(name, name.partition("-")[0])
     try:
         found, _ = imported(path, format)
     except RecordError as error:

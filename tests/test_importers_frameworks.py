@@ -39,7 +39,13 @@ NAMES = [
     *("smolagents_full", "smolagents_succinct", "smolagents_alone_full", "smolagents_code"),
     *("smolagents_alone_succinct", "smolagents_result", "langchain_dict", "langchain_dumpd"),
     *("langchain_state", "langchain_openai", "langgraph_state"),
+    *("oagents_scores", "oagents_sub_plans", "oagents_costs"),
 ]
+
+
+def given(use: ToolUse) -> Any:
+    """The arguments of a call, or its program."""
+    return json.loads(use.argument) if use.tool != "python" else use.argument
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -51,7 +57,7 @@ def test_an_episode_says_what_the_framework_says(name: str, dumps: Path, tmp_pat
         "answer": episode.answer,
         "agents": [agent.name for agent in episode.agents],
         "tools": [
-            [use.agent, use.tool, json.loads(use.argument), use.result]
+            [use.agent, use.tool, given(use), use.result]
             for use in episode.events
             if isinstance(use, ToolUse)
         ],
@@ -61,6 +67,11 @@ def test_an_episode_says_what_the_framework_says(name: str, dumps: Path, tmp_pat
             if isinstance(m, Message) and m.call and m.to in {a.name for a in episode.agents}
         ],
         "calls": dict(Counter(message.agent for _, message in episode.model_calls())),
+        "parts": [
+            [m.facts.get("part"), m.facts.get("score")]
+            for m in episode.events
+            if isinstance(m, Message) and m.facts
+        ],
     }
     found["jobs"] = [each for each in found["jobs"] if each in expected.get("jobs", [])]
     assert {name: found[name] for name in expected} == expected

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from coa.errors import RecordError
 from coa.recording.calls import LoggedSession
+from coa.recording.episode import ToolUse
 from coa.recording.graph import episode_of
 from coa.recording.importers import FORMATS, agents_sdk, openinference, spans
 from coa.recording.importers.otlp import Telemetry, from_protobuf, read_telemetry
@@ -458,6 +459,246 @@ def test_results_without_ids_go_to_the_call_with_these_arguments(tmp_path: Path)
     }
 
 
+# -- conventions that are not known ----------------------------------------------------------------
+
+NEWER = "spans of conventions of a version that is not known, read as 1.44"
+
+
+def following(address: Any, *spans: Any) -> Any:
+    """A request of spans that say to follow these conventions."""
+    sent = request(*spans)
+    sent["resourceSpans"][0]["scopeSpans"][0]["schemaUrl"] = address
+    return sent
+
+
+@pytest.mark.parametrize(
+    ("address", "known"),
+    [
+        ("https://opentelemetry.io/schemas/1.28.0", True),
+        ("https://opentelemetry.io/schemas/1.44.0", True),
+        ("https://opentelemetry.io/schemas/1.45.0", False),
+        ("https://opentelemetry.io/schemas/2.0.0", False),
+        ("https://opentelemetry.io/schemas/gen-ai/0.1.0", False),
+        ("", True),
+        (7, True),
+    ],
+)
+def test_conventions_of_a_version_that_is_not_known_are_read_as_the_newest_and_counted(
+    tmp_path: Path, address: Any, known: bool
+) -> None:
+    web = span(7, 1, (3, 4), held={"http.request.method": "GET"})  # those are no business of ours
+    (session,), counts = sessions(tmp_path / "s.jsonl", following(address, *team(), web))
+    assert [_said(call).text for call in session.calls] == ["", "It is found."]
+    assert counts == ({} if known else {NEWER: 4})
+
+
+def test_conventions_are_told_by_protobuf_too() -> None:
+    address = b"https://opentelemetry.io/schemas/2.0.0"
+    scoped = b"\x1a" + bytes([len(address)]) + address
+    group = b"\x12" + bytes([len(scoped)]) + scoped
+    read = from_protobuf(b"\x0a" + bytes([len(group)]) + group, "traces")
+    assert read["resourceSpans"][0]["scopeSpans"][0]["schemaUrl"] == address.decode()
+
+
+def test_operations_that_are_not_known_are_model_calls_by_what_they_say_or_nothing(
+    tmp_path: Path,
+) -> None:
+    held = team()
+    _set(held[1], "gen_ai.operation.name", "converse")
+    dance = span(7, 1, (3, 4), held={"gen_ai.operation.name": "dance"})
+    plan = span(8, 1, (3, 4), held={"gen_ai.operation.name": "plan"})
+    (session,), counts = sessions(tmp_path / "s.jsonl", request(*held, dance, plan))
+    assert [call.agent for call in session.calls] == ["finder", "finder"]
+    assert session.results["c1"].text == "found"
+    assert counts == {
+        "operations that are not known, read as model calls": 1,
+        "operations that are not known, of which only the place is read": 1,
+    }
+
+
+def _set(held: Any, name: str, value: str | None) -> None:
+    """Give a span of OTLP another attribute, or none."""
+    held["attributes"] = [each for each in held["attributes"] if each["key"] != name]
+    if value is not None:
+        held["attributes"].append({"key": name, "value": {"stringValue": value}})
+
+
+@pytest.mark.parametrize(
+    ("name", "strange"),
+    [
+        ("gen_ai.input.messages", [{"role": "user", "items": ["What?"]}]),
+        ("gen_ai.output.messages", [{"role": "assistant", "words": "It is found."}]),
+        ("gen_ai.input.messages", [{"role": "user", "parts": [{"type": "text", "value": "x"}]}]),
+    ],
+)
+def test_messages_of_a_form_that_is_not_known_are_counted(
+    tmp_path: Path, name: str, strange: Any
+) -> None:
+    held = team()
+    _set(held[3], name, json.dumps(strange))
+    (session,), counts = sessions(tmp_path / "s.jsonl", request(*held))
+    assert counts == {"model calls with messages of a form that is not known": 1}
+    assert len(session.calls) == 2 and "gaps" not in session.about
+    assert episode_of(session).meta["gaps"]["not_text"] == 1
+
+
+def test_messages_that_are_all_of_a_form_that_is_not_known_are_no_content_capture_that_is_off(
+    tmp_path: Path,
+) -> None:
+    held = team()
+    for each in (held[1], held[3]):
+        _set(each, "gen_ai.input.messages", json.dumps([{"role": "user", "items": ["What?"]}]))
+        _set(each, "gen_ai.output.messages", json.dumps([{"role": "assistant", "items": ["x"]}]))
+    message = r"2 model calls and no text of any: their messages are of a form that is not known\."
+    with pytest.raises(RecordError, match=message):
+        sessions(tmp_path / "s.jsonl", request(*held))
+    for each in (held[1], held[3]):  # they may have gone to attributes of another name
+        for name in ("gen_ai.input.messages", "gen_ai.output.messages"):
+            _set(each, name, None)
+    address = "https://opentelemetry.io/schemas/2.0.0"
+    with pytest.raises(RecordError, match=r"no text of any\..*conventions are of a version not"):
+        sessions(tmp_path / "s.jsonl", following(address, *held))
+
+
+def test_messages_with_roles_alone_are_content_capture_that_is_off(tmp_path: Path) -> None:
+    held = team()
+    for each in (held[1], held[3]):
+        _set(each, "gen_ai.input.messages", json.dumps([{"role": "user", "parts": []}]))
+        _set(each, "gen_ai.output.messages", json.dumps([{"role": "assistant", "content": None}]))
+    with pytest.raises(RecordError, match=r"2 model calls and no text.*Content capture was off"):
+        sessions(tmp_path / "s.jsonl", request(*held))
+
+
+def test_spans_of_openinference_of_an_unknown_kind_are_model_calls_by_what_they_say_or_nothing(
+    tmp_path: Path,
+) -> None:
+    rows, told = _phoenix("langgraph", nested=False), captured("langgraph")
+    first = next(row for row in rows if row["span_kind"] == "LLM")
+    chain = next(row for row in rows if row["span_kind"] == "CHAIN" and not row["parent_id"])
+    first["span_kind"], chain["span_kind"] = "CONVERSE", "DANCE"
+    (session,), counts = sessions(tmp_path / "s.jsonl", *rows)
+    assert [call.exchange for call in session.calls] == [call.exchange for call in told.calls]
+    assert counts == {
+        "spans of an unknown kind, read as model calls": 1,
+        "spans of an unknown kind, of which only the place is read": 1,
+    }
+
+
+def test_messages_of_openinference_of_an_unknown_form_are_counted(tmp_path: Path) -> None:
+    rows = _phoenix("langgraph", nested=False)
+    said = "llm.output_messages.0.message"
+    held = next(
+        row["attributes"] for row in rows if row["attributes"].get(f"{said}.content") == ANSWER
+    )
+    held[f"{said}.words"] = held.pop(f"{said}.content")
+    (session,), counts = sessions(tmp_path / "s.jsonl", *rows)
+    assert counts == {"model calls with messages of a form that is not known": 1}
+    assert len(session.calls) == 5
+
+
+def test_of_two_conventions_in_one_span_that_which_is_known_counts(tmp_path: Path) -> None:
+    held = team()
+    for each in held:
+        _set(each, "openinference.span.kind", "DANCE")
+    (session,), counts = sessions(tmp_path / "s.jsonl", request(*held))
+    assert [call.agent for call in session.calls] == ["finder", "finder"] and not counts
+    assert session.results["c1"].text == "found"
+
+
+# -- references to nothing -------------------------------------------------------------------------
+
+
+def test_a_tool_that_ran_for_a_call_that_no_reply_makes_is_a_gap(tmp_path: Path) -> None:
+    stray = span(7, 1, (3, 4), held={**TOOL, "gen_ai.tool.call.id": "nobody"})
+    (session,), counts = sessions(tmp_path / "s.jsonl", request(*team(), stray))
+    assert session.about["gaps"] == {"call_missing": 1} and not counts
+    episode = episode_of(session)
+    assert [use.tool for use in episode.events if isinstance(use, ToolUse)] == ["look"]
+    rows = _phoenix("langgraph", nested=False)
+    tool = next(row["attributes"] for row in rows if row["span_kind"] == "TOOL")
+    tool["output.value"] = tool["output.value"].replace("call_lookup", "nobody")
+    (session,), _ = sessions(tmp_path / "p.jsonl", *rows)
+    assert session.about["gaps"] == {"call_missing": 1}
+
+
+def test_links_to_nothing_change_nothing(tmp_path: Path) -> None:
+    link = {"traceId": "f" * 32, "spanId": "f" * 16}
+    (session,), counts = sessions(tmp_path / "s.jsonl", request(*team(links=[link])))
+    assert (len(session.calls), session.end, counts) == (2, {}, {})
+    assert "gaps" not in session.about
+
+
+def test_log_records_of_a_span_that_is_not_there_are_counted(tmp_path: Path) -> None:
+    body = {"name": "gen_ai.user.message", "traceId": "f" * 32, "spanId": "f" * 16}
+    logs = {"resourceLogs": [{"scopeLogs": [{"logRecords": [body]}]}]}
+    (session,), counts = sessions(tmp_path / "s.jsonl", request(*team()), logs)
+    assert len(session.calls) == 2
+    assert counts == {"log records of no span left out": 1}
+
+
+# -- summaries in place of earlier turns -----------------------------------------------------------
+
+
+def _summed_up(*parts: Any, **held: Any) -> list[Any]:
+    """A run in which a server sums up what came before, `parts` being how it says so."""
+    spoken = {"role": "assistant", "parts": [*parts, *SAID["parts"]]}
+    kept = [*ASKED, spoken, LATER[-1], text("user", "And now?")]
+    answer = {"role": "assistant", "parts": [*held.get("also", ()), _text("It is found again.")]}
+    return [
+        team()[0],
+        model(2, 1, (1, 2), [*ASKED, text("assistant", "Let me think about that.")], spoken),
+        span(3, 1, (3, 4), held=TOOL),
+        model(4, 1, (5, 6), kept, answer),
+    ]
+
+
+def _text(words: str) -> Any:
+    return {"type": "text", "content": words}
+
+
+def test_a_summary_stands_in_place_of_the_turns_before_it_and_nobody_said_it(
+    tmp_path: Path,
+) -> None:
+    part = {"type": "compaction", "id": "cmp", "content": "They look for something."}
+    (session,), counts = sessions(tmp_path / "s.jsonl", request(*_summed_up(part)))
+    first, second = (call.exchange for call in session.calls)
+    assert not counts and "gaps" not in session.about
+    assert (first.reply.text, first.reply.other) == ("", ()) if first.reply else False
+    assert (second.system, [(m.role, m.text) for m in second.messages]) == (
+        "You look up.",
+        [
+            ("user", "They look for something."),
+            ("assistant", ""),
+            ("tool", ""),
+            ("user", "And now?"),
+        ],
+    )
+    episode = episode_of(session)
+    assert [m.text for _, m in episode.model_calls()] == ["", "It is found again."]
+    assert [use.tool for use in episode.events if isinstance(use, ToolUse)] == ["look"]
+    assert "gaps" not in episode.meta and episode.answer == "It is found again."
+    place = episode.calls[1]
+    given = [message.text for message in episode.messages_of(place)]
+    assert "They look for something." in given and "What?" not in given
+
+
+def test_a_summary_that_its_server_does_not_show_is_a_gap_by_its_own_name(tmp_path: Path) -> None:
+    for part in ({"type": "compaction"}, {"type": "compaction", "id": "cmp", "content": None}):
+        (session,), counts = sessions(tmp_path / "s.jsonl", request(*_summed_up(part, also=[part])))
+        assert session.about["gaps"] == {"summary_hidden": 1} and not counts
+        assert session.calls[1].exchange.messages[0].text == "What?"
+        assert episode_of(session).meta["gaps"] == {"summary_hidden": 1}
+
+
+def test_a_reply_that_is_nothing_but_a_summary_is_a_call_that_was_answered(tmp_path: Path) -> None:
+    part = {"type": "compaction", "content": "They look for something."}
+    held = team()
+    alone = model(5, 1, (2.1, 2.2), ASKED, {"role": "assistant", "parts": [part]})
+    (session,), _ = sessions(tmp_path / "s.jsonl", request(*held, alone))
+    assert [call.answered for call in session.calls] == [True] * 3
+    assert "call_failed" not in episode_of(session).meta.get("gaps", {})
+
+
 # The same trouble in files that are no OTLP: traces of the Agents SDK, and exports of Phoenix.
 
 FORMS: dict[str, Callable[[], list[Any]]] = {
@@ -495,6 +736,31 @@ def test_spans_of_other_files_that_stand_there_twice_count_once(tmp_path: Path, 
     assert [call.exchange for call in session.calls] == [c.exchange for c in captured(form).calls]
     spans_of = [each for each in lines if each.get("object") != "trace"]
     assert counts == {"spans that were sent again counted once": len(spans_of)}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("timed", [True, False])
+def test_spans_of_other_files_that_only_share_their_id_are_kept_apart(
+    tmp_path: Path, form: str, timed: bool
+) -> None:
+    """Be it that nobody knows when they began."""
+    lines, told = FORMS[form](), captured(form)
+    models = [
+        each
+        for each in lines
+        if each.get("span_kind") == "LLM" or each.get("span_data", {}).get("type") == "response"
+    ]
+    for each in (models[0], models[-1]):
+        if "context" in each:
+            each["context"]["span_id"] = models[0]["context"]["span_id"]
+        else:
+            each["id"] = models[0]["id"]
+        if not timed:
+            each |= {"start_time": None, "started_at": None, "name": "call"}
+    (session,), counts = sessions(tmp_path / "s.jsonl", *lines)
+    assert counts == {"ids of spans that repeat": 1}
+    assert [call.exchange for call in session.calls] == [call.exchange for call in told.calls]
+    assert [call.agent for call in session.calls] == WORK
 
 
 @pytest.mark.parametrize(("form", "ended"), [("openai-agents.traces", None), ("langgraph", {})])

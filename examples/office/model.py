@@ -25,6 +25,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 
 Json = dict[str, Any]
+NAME = "script-without-gold"
+"""What it says it is, whichever model was asked for, so that a comparison names it."""
 
 # -- what is asked -----------------------------------------------------------------------------
 
@@ -734,7 +736,7 @@ class _Answering(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
-        listed = {"id": "scripted", "object": "model", "created": 1, "owned_by": "nobody"}
+        listed = {"id": NAME, "object": "model", "created": 1, "owned_by": "nobody"}
         self._send(200, {"object": "list", "data": [listed]})
 
     def do_POST(self) -> None:
@@ -753,7 +755,7 @@ class _Answering(BaseHTTPRequestHandler):
         for stop in asking.stops:
             reply.text = reply.text.split(stop)[0]
         usage = self.server.usage(asking, reply)
-        made = api.write(self.server.next_key(), body.get("model", "scripted"), reply, usage)
+        made = api.write(self.server.next_key(), NAME, reply, usage)
         if isinstance(api, Responses):
             with self.server.lock:
                 api.stored[made["id"]] = body.pop("_items") + made["output"]

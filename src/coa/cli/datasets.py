@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -18,7 +21,7 @@ from coa.cli.options import (
     with_settings,
 )
 from coa.cli.things import tasks_app
-from coa.errors import CoaError, UsageError
+from coa.errors import CoaError, RecordError, UsageError
 
 if TYPE_CHECKING:
     from coa.distillation.dataset import Distilling
@@ -253,21 +256,28 @@ def import_(
         if file not in afm.KINDS or format != "auto":
             raise UsageError(f"{file}, {rest}: expected one file or folder.")
         path, format = rest, file
+    if not path.exists():
+        raise UsageError(f"{path}: no such file or folder.")
     kind = format if format in afm.KINDS else ""
-    if format == "afm" or (format == "auto" and path.is_file()):
-        kind = afm.kind_of(path)
-    if format == "auto" and kind:
-        _check_alone(path, kind)
-    elif format == "afm" and not kind:
+    if path.is_file() and format not in ("auto", "afm"):
+        published = {path: kind} if kind else {}
+    else:
+        published = _published_in(path, out, format == "auto")
+    if format == "afm" or (format == "auto" and not _holds_episodes(path, out, published)):
+        kinds = sorted({*published.values()})
+        if len(kinds) > 1:
+            raise UsageError(f"{path}: holds {' and '.join(kinds)}; choose with --format.")
+        kind = kinds[0] if kinds else ""
+    if format in ("afm", *afm.KINDS) and kind not in published.values():
         raise UsageError(f"{path}: found neither chains nor tasks as AFM published them.")
     if kind:
         if tasks is not None:
             note("--tasks is ignored: an AFM file holds chains or tasks, not episodes.")
-        _import_afm(kind, path, out, grammar, as_json)
+        _import_afm(kind, published, path, out, grammar, as_json)
         return
     if grammar:
         note("--grammar is ignored: only AFM chains have one.")
-    result = import_episodes(path, out, format, tasks)
+    result = import_episodes(path, out, format, tasks, published)
     if as_json:
         emit(result.to_json())
         return
@@ -277,23 +287,68 @@ def import_(
         note(line)
 
 
-def _check_alone(path: Path, kind: str) -> None:
-    """Refuse a file that may be of another format as well."""
-    from coa.recording.importers import formats_of, unknown_format
+def _published_in(path: Path, out: Path, alone: bool) -> dict[Path, str]:
+    """The files that AFM published, and what each holds; `alone`: one that may be of another format
+    as well is refused."""
+    from coa.environments.published import afm
+    from coa.recording.importers import files_of, formats_of, unknown_format
 
-    if others := [each.name for each in formats_of(path)]:
-        raise unknown_format(path, [kind, *others])
+    found = {}
+    for file in files_of(path, out):
+        try:
+            kind = afm.kind_of(file)
+            others = [each.name for each in formats_of(file)] if kind and alone else []
+        except CoaError:
+            if file == path:
+                raise
+            continue  # whoever reads the folder counts it
+        if others:
+            raise unknown_format(file, [kind, *others])
+        if kind:
+            found[file] = kind
+    return found
 
 
-def _import_afm(kind: str, file: Path, out: Path, grammar: str, as_json: bool) -> None:
-    from coa.environments.published.afm import run_import_rl, run_import_sft
+def _holds_episodes(path: Path, out: Path, published: Mapping[Path, str]) -> bool:
+    """Whether there is anything of a team beside what AFM published."""
+    from coa.recording.importers import files_of, formats_of
 
-    if kind == "afm-sft":
-        report = run_import_sft(file, out, grammar, note)
-    else:
-        if grammar:
-            note("--grammar is ignored: afm-rl holds tasks, which any grammar can answer.")
-        report = run_import_rl(file, out, note)
+    for file in files_of(path, out) if published else ():
+        with suppress(RecordError):  # it is counted when the folder is read
+            if file not in published and formats_of(file):
+                return True
+    return False
+
+
+def _import_afm(
+    kind: str, published: Mapping[Path, str], path: Path, out: Path, grammar: str, as_json: bool
+) -> None:
+    """Import what AFM published of one kind: a file, or all such files of a folder as if they were
+    one, in the order of their names."""
+    from coa.environments.published.afm import read_rows, run_import_rl, run_import_sft
+    from coa.io.runs import write_jsonl
+    from coa.recording.importers import files_of
+
+    files = [file for file, each in published.items() if each == kind]
+    if others := len(files_of(path, out)) - len(files):
+        note(f"files that are no {kind} left out: {others}")
+    if kind == "afm-rl" and grammar:
+        note("--grammar is ignored: afm-rl holds tasks, which any grammar can answer.")
+    with TemporaryDirectory() as folder:
+        file = files[0] if len(files) == 1 else Path(folder) / f"{path.resolve().name}.jsonl"
+        try:
+            if len(files) > 1:
+                write_jsonl(file, (row for each in files for row in read_rows(each)))
+            if kind == "afm-sft":
+                report = run_import_sft(file, out, grammar, note)
+            else:
+                report = run_import_rl(file, out, note)
+        except RecordError as error:  # nobody knows a file that is gone
+            raise RecordError(
+                str(error).replace(str(Path(folder) / file.name), str(path))
+            ) from None
+        except TypeError:  # a table may hold what JSON has no form for
+            raise RecordError(f"{path}: cannot be read as one; import its files alone.") from None
     if as_json:
         emit(report)
     else:

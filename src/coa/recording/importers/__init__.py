@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -114,10 +114,12 @@ def unknown_format(path: Path, found: Sequence[str] = (), others: Sequence[str] 
     return UsageError(f"{path}: is of no format that is known. Looked for {looked}.")
 
 
-def _files_of(path: Path, out: Path) -> list[Path]:
+def files_of(path: Path, out: Path) -> list[Path]:
+    """A file, or the files of a folder, but not those that an import to `out` writes."""
     if not path.is_dir():
         return [path]
-    beside = (out, manifest_beside(out), out.with_name(f"{out.name}.timings.jsonl"))
+    written = (f"{out.name}.timings.jsonl", f"{out.stem}.rejected.jsonl")
+    beside = (out, manifest_beside(out), *map(out.with_name, written))
     ours = {each.resolve() for each in beside}
     found = (each for each in path.rglob("*") if each.is_file() and each.resolve() not in ours)
     inside = (each for each in found if not _is_hidden(each.relative_to(path)))
@@ -129,7 +131,7 @@ def _is_hidden(path: Path) -> bool:
 
 
 def _sorted_by_format(
-    path: Path, files: Sequence[Path], asked: str, notes: Notes
+    path: Path, files: Sequence[Path], asked: str, notes: Notes, known: Mapping[Path, str]
 ) -> dict[ImportFormat, list[Path]]:
     """The files of each format; what is of none is counted where there are several files."""
     chosen = None if asked == "auto" else format_named(asked)
@@ -151,7 +153,8 @@ def _sorted_by_format(
         if found:
             held.setdefault(found[0], []).append(file)
         else:
-            notes.add("files of no known format left out", str(file.relative_to(path)))
+            what = f"files of {known[file]}" if file in known else "files of no known format"
+            notes.add(f"{what} left out", str(file.relative_to(path)))
     if not held:
         raise unknown_format(path)
     return held
@@ -195,22 +198,27 @@ class ImportReport:
 
 
 def import_episodes(
-    path: Path, out: Path, format: str = "auto", tasks: Path | None = None
+    path: Path,
+    out: Path,
+    format: str = "auto",
+    tasks: Path | None = None,
+    known: Mapping[Path, str] | None = None,
 ) -> ImportReport:
     """Read a file, or the files of a folder, and write the episodes file `out`.
 
     With `tasks` each episode has the id and the `meta` of the task that it is about, found by its
-    id or by its question; they are judged when they are distilled.
+    id or by its question; they are judged when they are distilled. `known` says of files that hold
+    no episodes what they are.
     """
     if not path.exists():
         raise UsageError(f"{path}: no such file or folder.")
     if tasks is not None:
         keep_source(tasks, out)
-    files = _files_of(path, out)
+    files = files_of(path, out)
     for file in files:
         keep_source(file, out)
     notes = Notes()
-    held = _sorted_by_format(path, files, format, notes)
+    held = _sorted_by_format(path, files, format, notes, known or {})
     names = [each.name for each in held]
     about = _Tasks(tasks, notes)
     report = ImportReport(out, names, notes=notes)

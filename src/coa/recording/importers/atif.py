@@ -103,13 +103,16 @@ class _Parts:
         self.notes = notes
         self.inside: set[Path] = set()
         self._held: dict[Path, Json | None] = {}
+        self._homes: dict[int, Path] = {}
+        """By identity of a trajectory that was loaded: the file that it came from."""
         self.several = len(files) > 1
         known = {path.resolve(): path for path in files} if self.several else {}
         silent = Notes()
         for path in known.values():
             for _, value in _values(path, self, silent):
                 for name in _references(value):
-                    other = known.get((path.parent / name).resolve())
+                    found = _file_below(path.parent, name)
+                    other = known.get(found) if found is not None else None
                     if other is not None and other != path:
                         self.inside.add(other.resolve())
 
@@ -120,18 +123,24 @@ class _Parts:
     def has_read(self, path: Path) -> bool:
         return path.resolve() in self._held
 
-    def load(self, beside: Path, name: str) -> Json | None:
-        """The trajectory in a file that a reference names; None where there is none.
+    def load(self, held: Json, beside: Path, name: str) -> Json | None:
+        """The trajectory in a file that a reference in `held` names; None where there is none.
 
         Only files below the folder of the one that refers to them are read: a file of a stranger
-        does not choose what else of a machine becomes part of an episode.
+        does not choose what else of a machine becomes part of an episode. `beside` is the file that
+        is read, where others are that `held` may have come from.
         """
-        path = (beside.parent / name).resolve()
-        if not path.is_relative_to(beside.parent.resolve()) or not path.is_file():
-            return None
-        if path not in self._held:
-            self._held[path] = self._one(path)
-        return self._held[path]
+        for home in dict.fromkeys((self._homes.get(id(held), beside), beside)):
+            path = _file_below(home.parent, name)
+            if path is not None:
+                if path not in self._held:
+                    self._held[path] = self._one(path)
+                return self._held[path]
+        return None
+
+    def leads_back(self, held: Json, beside: Path, name: str) -> bool:
+        """Whether a reference is to the file that is read, and so goes round in a circle."""
+        return _file_below(self._homes.get(id(held), beside).parent, name) == beside.resolve()
 
     def _one(self, path: Path) -> Json | None:
         try:
@@ -141,7 +150,18 @@ class _Parts:
             return None
         if len(found) > 1:
             self.notes.add("referenced files with several trajectories, the first read", path.name)
+        for each in found[:1]:
+            self._homes.update((id(part), path) for part in (each, *_embedded(each)))
         return found[0] if found else None
+
+
+def _file_below(folder: Path, name: str) -> Path | None:
+    """A file in a folder or below it; None where there is none, or a name that no file can have."""
+    try:
+        path = (folder / name).resolve()
+        return path if path.is_relative_to(folder.resolve()) and path.is_file() else None
+    except (OSError, ValueError, RuntimeError):
+        return None
 
 
 def _references(value: Any, depth: int = 0) -> Iterator[str]:
@@ -187,6 +207,8 @@ def _episode(root: Fields, path: Path, parts: _Parts) -> Iterator[Episode]:
 
 class _Step(NamedTuple):
     fields: Fields
+    part: Fields
+    """The trajectory that it stands in, which may continue another one."""
     source: str
     text: str
     calls: list[FunctionCall]
@@ -212,9 +234,10 @@ class _DocumentReading:
         if not question or not any(step.source == "agent" for step in steps):
             return None
         self._play(root, steps, USER, "", ())
-        for each in root.objects("subagent_trajectories"):
-            if id(each.held) not in self.spliced:
-                self.notes.add("sub-agents that no step refers to left out", each.where)
+        for part in dict.fromkeys([root, *(step.part for step in steps)]):
+            for held in _embedded(part.held):
+                if id(held) not in self.spliced:
+                    self.notes.add("sub-agents that no step refers to left out", part.where)
         error = None
         if self.team.answer is None:
             error = "the trajectory ends without an answer of its agent"
@@ -251,7 +274,7 @@ class _DocumentReading:
                         continue
                 elif isinstance(number, int):
                     self.notes.add("steps that share their step_id", each.where)
-                step = self._step(each)
+                step = self._step(each, part)
                 # What a continuation repeats of the part before it is there already.
                 if not (step.copied and part is not trajectory):
                     steps.append(step)
@@ -262,16 +285,19 @@ class _DocumentReading:
         name = part.text("continued_trajectory_ref")
         if not name:
             return None
-        held = self.parts.load(self.path, name)
-        if held is None or id(held) in seen:
+        held = self.parts.load(part.held, self.path, name)
+        circle = held is not None and id(held) in seen
+        if circle or self.parts.leads_back(part.held, self.path, name):
+            self.notes.add("continuations that go round in a circle", part.where)
+            return None
+        if held is None:
             self.continued = True
-            what = "that are not here" if held is None else "that go round in a circle"
-            self.notes.add(f"continuations {what}", part.at("continued_trajectory_ref"))
+            self.notes.add("continuations that are not here", part.at("continued_trajectory_ref"))
             return None
         seen.add(id(held))
         return Fields(held, f"{part.where} continued", self.notes)
 
-    def _step(self, step: Fields) -> _Step:
+    def _step(self, step: Fields, part: Fields) -> _Step:
         source = step.text("source")
         if source not in ("system", "user", "agent"):
             self.notes.add("steps of an unknown source, read as the agent's", step.where)
@@ -291,7 +317,7 @@ class _DocumentReading:
             calls.append(FunctionCall(call.text("tool_call_id"), name, arguments_of(given)))
         results = step.object("observation").objects("results")
         copied = step.flag("is_copied_context")
-        return _Step(step, source, self._content(step, "message"), calls, results, copied)
+        return _Step(step, part, source, self._content(step, "message"), calls, results, copied)
 
     def _content(self, held: Fields, name: str) -> str:
         """A text, or the texts of a list of parts."""
@@ -344,7 +370,7 @@ class _DocumentReading:
                 self._recall(run, step)
             elif step.source == "agent":
                 ends = at == own[-1] or all(s.source != "agent" for s in steps[at + 1 : at + 2])
-                self._agent(part, run, step, model, ends, above)
+                self._agent(run, step, model, ends, above)
             elif step.source == "user":
                 if asker in (USER, SYSTEM) or asked:
                     self.team.tell(run, step.text, USER if asker == USER else SYSTEM)
@@ -352,11 +378,11 @@ class _DocumentReading:
                     run.begun_anew |= step.text != job  # it stands in a frame
                     self.team.heard(run, step.text)
                 asked = True
-                self._loose(run, step.results)
+                self._loose(step.part, run, step.results)
             elif step.text or step.results:
                 if step.text:
                     self.team.tell(run, step.text)
-                self._loose(run, step.results)
+                self._loose(step.part, run, step.results)
         return name
 
     def _recall(self, run: AgentRun, step: _Step) -> None:
@@ -371,13 +397,7 @@ class _DocumentReading:
             self.team.heard(run, self._content(result, "content"))
 
     def _agent(
-        self,
-        part: Fields,
-        run: AgentRun,
-        step: _Step,
-        model: str,
-        ends: bool,
-        above: tuple[str, ...],
+        self, run: AgentRun, step: _Step, model: str, ends: bool, above: tuple[str, ...]
     ) -> None:
         fields = step.fields
         asked = fields.count("llm_call_count")
@@ -388,21 +408,21 @@ class _DocumentReading:
         if asked == 0 and not step.calls:  # what the program saw without having been asked to
             if step.text:
                 self.team.tell(run, step.text)
-            self._loose(run, step.results)
+            self._loose(step.part, run, step.results)
             return
         if not step.calls:
             if call is not None and (step.text or thought or not step.results):
                 self.team.gaps["text_not_captured"] += not (step.text or thought)
                 self.team.report(run, step.text, call, thought)
-            self._loose(run, step.results)
+            self._loose(step.part, run, step.results)
             return
         thought = "\n".join(each for each in (thought, step.text) if each)
         if ends and len(step.calls) == 1 and step.calls[0].name in FINAL and call is not None:
             self.team.report(run, answer_in(step.calls[0]), call, thought)
             return
-        done, rest = self._done(part, run, step, above)
+        done, rest = self._done(run, step, above)
         self.team.act(run, thought, call, done)
-        self._loose(run, rest)
+        self._loose(step.part, run, rest)
 
     def _call(self, step: _Step, model: str) -> ModelCall:
         metrics = step.fields.object("metrics")
@@ -415,7 +435,7 @@ class _DocumentReading:
         return model_call(model, step.text, step.calls, usage)
 
     def _done(
-        self, part: Fields, run: AgentRun, step: _Step, above: tuple[str, ...]
+        self, run: AgentRun, step: _Step, above: tuple[str, ...]
     ) -> tuple[list[Use | Job], list[Fields]]:
         """What came of the calls of a step, and the results that are of none of them."""
         by_call: dict[str, list[Fields]] = {}
@@ -441,7 +461,7 @@ class _DocumentReading:
             of_call = by_call.get(call.id, [])
             if known.count(call.id) > 1:  # each of the calls with this id has its own
                 of_call = [by_call[call.id].pop(0)] if of_call else []
-            done.append(self._one(part, run, call, of_call, above))
+            done.append(self._one(step.part, run, call, of_call, above))
         rest += (each for name, left in by_call.items() if known.count(name) > 1 for each in left)
         return done, rest
 
@@ -501,13 +521,15 @@ class _DocumentReading:
         wanted = ref.text("trajectory_id")
         held: Json | None = None
         if wanted:
-            embedded = [*_embedded(part.held), *_embedded(self.root.held)]
+            embedded = [*_embedded(part.held), self.root.held, *_embedded(self.root.held)]
             ids = list({id(e): e for e in embedded if e.get("trajectory_id") == wanted}.values())
             if len(ids) > 1:
                 self.notes.add("trajectory_ids that repeat, the first taken", ref.where)
             held = ids[0] if ids else None
         if held is None and (name := ref.text("trajectory_path")):
-            held = self.parts.load(self.path, name)
+            held = self.parts.load(part.held, self.path, name)
+            if self.parts.leads_back(part.held, self.path, name):
+                held = self.root.held
         if held is None:
             self.notes.add("references to a sub-agent that is not here", ref.where)
             return None
@@ -517,14 +539,14 @@ class _DocumentReading:
         self.spliced.add(id(held))
         return Fields(held, f"{ref.where}: sub-agent", self.notes)
 
-    def _loose(self, run: AgentRun, results: list[Fields]) -> None:
+    def _loose(self, part: Fields, run: AgentRun, results: list[Fields]) -> None:
         """Results of no call: what the program told the agent."""
         for result in results:
             text = self._content(result, "content")
             if text:
                 self.team.tell(run, text)
             for ref in _refs(result):
-                sub = self._resolve(Fields(self.root.held, self.root.where, self.notes), ref)
+                sub = self._resolve(part, ref)
                 if sub is None:
                     continue
                 steps = self._steps(sub)

@@ -10,33 +10,48 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from coa.io.runs import Json
 from coa.recording.episode import ToolSpec
 from coa.recording.importers.otlp import LogEvent, Span
 from coa.recording.importers.work import (
-    NOT_CAPTURED,
-    OTHER,
+    ROLES,
+    Kind,
     TracedWork,
     arguments_of,
     count_of,
     dicts,
     first,
-    is_captured,
     led,
     made_tool,
     messages_of,
     name_of,
     one_of,
     parsed,
+    summary_of,
     text_of,
     tool_specs,
+    unread_of,
     usage_of,
 )
 from coa.recording.wire import WireExchange
 
 _MODEL = ("chat", "text_completion", "generate_content", "completion", "responses")
+_ELSE = frozenset(
+    {
+        *("embeddings", "embedding", "rerank", "retrieval", "fetch_response", "plan", "unknown"),
+        *("create_agent", "invoke_workflow", "search_memory", "create_memory", "update_memory"),
+        *("upsert_memory", "delete_memory", "create_memory_store", "delete_memory_store"),
+    }
+)
+"""Operations that are no model call, no agent at work and no tool."""
+NEWEST = 44
+"""The minor version of OpenTelemetry's conventions up to which those for generative AI are known.
+They were last changed there in 1.41, and have gone to a repository of their own since."""
+NEWER = f"spans of conventions of a version that is not known, read as 1.{NEWEST}"
+_VERSION = re.compile(r"https?://opentelemetry\.io/schemas/1\.(\d+)\.\d+/?")
 DETAILS = "gen_ai.client.inference.operation.details"
 _SAID = ("gen_ai.input.messages", "gen_ai.output.messages")
 _NUMBERED = re.compile(r"(gen_ai\.(?:prompt|completion)|llm\.request\.functions)\.(\d+)\.(.+)")
@@ -44,42 +59,64 @@ _NUMBERED = re.compile(r"(gen_ai\.(?:prompt|completion)|llm\.request\.functions)
 
 def read_span(span: Span, logs: Sequence[LogEvent]) -> TracedWork:
     """What a span of these conventions tells; `logs` are the log records that belong to it."""
+    told = _read(span, logs)
+    matched = _VERSION.fullmatch(span.schema)
+    if not span.schema or told.kind == "other" or (matched and int(matched[1]) <= NEWEST):
+        return told
+    return replace(told, odd=told.odd or NEWER)
+
+
+def _read(span: Span, logs: Sequence[LogEvent]) -> TracedWork:
     held = span.attributes
-    kind = _kind(span)
+    kind, odd = _kind(span)
     conversation = name_of(held, "gen_ai.conversation.id", "session.id")
     agent = name_of(held, "gen_ai.agent.name", "agent_name")
     if kind == "tool":
         return _tool(held, agent, conversation)
-    exchange = _exchange(held, [*span.events, *logs]) if kind in ("model", "agent") else None
+    exchange, gap = None, ""
+    if kind in ("model", "agent"):
+        exchange, gap = _exchange(held, [*span.events, *logs])
     if kind == "model":
-        unread = "" if is_captured(exchange) else NOT_CAPTURED
-        return TracedWork("model", agent, exchange, unread=unread, conversation=conversation)
+        return TracedWork(
+            "model",
+            agent,
+            exchange,
+            unread=unread_of(exchange),
+            conversation=conversation,
+            odd=odd,
+            gap=gap,
+        )
     if kind == "agent":
         agent = agent or name_of(held, "traceloop.entity.name")
         result = first(held, "final_result", "traceloop.entity.output")
         told = None if result is None else text_of(result)
         said = exchange if exchange and exchange.reply else None
         return TracedWork("agent", agent, said, result=told, conversation=conversation)
-    return TracedWork("other", conversation=conversation) if conversation else OTHER
+    return TracedWork("other", conversation=conversation, odd=odd)
 
 
-def _kind(span: Span) -> str:
+def _kind(span: Span) -> tuple[Kind, str]:
+    """What kind of work it is; what is to be counted, where its operation is not known."""
     held = span.attributes
     operation = str(held.get("gen_ai.operation.name") or held.get("llm.request.type") or "").lower()
     entity = held.get("traceloop.span.kind")
     if operation in _MODEL:
-        return "model"
+        return "model", ""
     if operation == "invoke_agent" or entity == "agent":
-        return "agent"
+        return "agent", ""
     if operation == "execute_tool" or entity == "tool" or "gen_ai.tool.name" in held:
-        return "tool"
-    if operation:  # embeddings, retrieval, create_agent, invoke_workflow ...
-        return "other"
+        return "tool", ""
+    if operation in _ELSE:
+        return "other", ""
+    if operation and all(first(held, name) for name in _SAID):
+        return "model", "operations that are not known, read as model calls"
+    if operation:
+        return "other", "operations that are not known, of which only the place is read"
     if "gen_ai.agent.name" in held or "agent_name" in held:
-        return "agent"
+        return "agent", ""
     spoken = any(name.startswith(("gen_ai.prompt.", "gen_ai.completion.")) for name in held)
     asked = "gen_ai.request.model" in held and bool(first(held, "gen_ai.system", *_SAID))
-    return "model" if spoken or asked else "other"
+    return "model" if spoken or asked else "other", ""
 
 
 def _tool(held: Json, agent: str, conversation: str) -> TracedWork:
@@ -99,7 +136,8 @@ def _tool(held: Json, agent: str, conversation: str) -> TracedWork:
     )
 
 
-def _exchange(held: Json, events: Sequence[LogEvent]) -> WireExchange:
+def _exchange(held: Json, events: Sequence[LogEvent]) -> tuple[WireExchange, str]:
+    """A model call; what cannot be known of what it was given."""
     for event in events:
         if event.name == DETAILS:
             body = event.body if isinstance(event.body, dict) else {}
@@ -109,6 +147,8 @@ def _exchange(held: Json, events: Sequence[LogEvent]) -> WireExchange:
         asked, said = _events(held, events)
     if not asked and not said:
         asked, said, tools = _numbered(held)
+    asked = _since_summary(asked)
+    hidden = any(summary_of(part) == "" for each in asked for part in _parts(each))
     system, rest = led(system, (each for given in asked for each in messages_of(given)))
     replies = [each for given in said for each in messages_of({"role": "assistant", **given})]
     replies = [each for each in replies if each.role == "assistant"]
@@ -116,7 +156,7 @@ def _exchange(held: Json, events: Sequence[LogEvent]) -> WireExchange:
     stops = parsed(stops)
     stop = stops[0] if isinstance(stops, list) and stops else stops
     stop = stop or next((each.get("finish_reason") for each in said), "")
-    return WireExchange(
+    exchange = WireExchange(
         name_of(held, "gen_ai.response.model", "gen_ai.request.model"),
         system,
         tools or _declared(held),
@@ -143,6 +183,7 @@ def _exchange(held: Json, events: Sequence[LogEvent]) -> WireExchange:
         text_of(stop),
         name_of(held, "gen_ai.response.id"),
     )
+    return exchange, "summary_hidden" if hidden else ""
 
 
 def _attributes(held: Json) -> tuple[str, list[Json], list[Json], tuple[ToolSpec, ...]]:
@@ -153,6 +194,26 @@ def _attributes(held: Json) -> tuple[str, list[Json], list[Json], tuple[ToolSpec
     asked = _spoken(held.get("gen_ai.input.messages"))
     said = _spoken(held.get("gen_ai.output.messages"))
     return system, asked, said, tool_specs(held.get("gen_ai.tool.definitions"))
+
+
+def _since_summary(asked: list[Json]) -> list[Json]:
+    """What a model was given of a conversation: where a server put a summary in place of earlier
+    turns, that from the last one on, and the system prompts."""
+    for place in reversed(range(len(asked))):
+        parts = _parts(asked[place])
+        summed = [number for number, part in enumerate(parts) if summary_of(part)]
+        if summed:
+            before = (
+                each for each in asked[:place] if ROLES.get(str(each.get("role"))) == "system"
+            )
+            rest = {**asked[place], "parts": parts[summed[-1] :]}
+            return [*before, rest, *asked[place + 1 :]]
+    return asked
+
+
+def _parts(message: Json) -> list[Any]:
+    held = parsed(first(message, "parts", "content"))
+    return held if isinstance(held, list) else []
 
 
 def _spoken(value: Any) -> list[Json]:

@@ -5,9 +5,14 @@ its search agent did, by the text of the job. The jobs are spliced in where a pr
 asks for them. Plans are plans and the reflector's words are reflections: it says so itself, so each
 such message has its part.
 
+Where a plan parts the task into several that can be worked on at once, the manager's model is asked
+once for each, and one step holds all of it: what was written, run, seen and returned, as four
+lists. They are parted again.
+
 What the file does not have: what a model was given (it is emptied before it is written), what the
-search agent's model wrote beside its calls, prompts, tools on offer, and tokens. The true answer of
-a task is left where it is: it never becomes part of an episode.
+search agent's model wrote beside its calls, prompts, tools on offer, and the tokens of each call;
+a variant has those of whole runs. The true answer of a task is left where it is: it never becomes
+part of an episode.
 """
 
 from __future__ import annotations
@@ -105,6 +110,8 @@ class _ResultReading:
         for number in self.left:
             self.notes.add("jobs of the search agent that no step asks for", row.where)
             self.team.gaps["jobs_unplaced"] += bool(self.records[number].told)
+        if "cost_summary" in row:
+            self.notes.add("costs of whole runs left out (they are not told by call)", row.where)
         if "true_answer" in row:
             self.notes.add("true answers left out (give --tasks to have answers judged)", row.where)
         error = row.text("agent_error") or None
@@ -139,7 +146,9 @@ class _ResultReading:
         if kind == "planning":
             self._plan(step)
         elif kind == "action":
-            self._action(step)
+            for part in _parted(step):
+                self._action(part)
+            self._reflection(step)
         elif kind != "task":
             self.notes.add("steps of an unknown kind left out", step.where)
 
@@ -186,7 +195,6 @@ class _ResultReading:
         else:
             shown = "\n".join(each for each in (seen, error) if each)
             self._done(calls, thought, call, shown, bool(error))
-        self._reflection(step)
 
     def _done(
         self, calls: list[FunctionCall], thought: str, call: Any, shown: str, failed: bool
@@ -327,6 +335,39 @@ def _kind(step: Fields) -> str:
     if "plan" in step:
         return "planning"
     return "task" if "task" in step else "action"
+
+
+_LISTED = {"model_output": "model_output_list: ", "observations": "observation_list: "}
+"""Before lists that OAgents writes as Python prints them, in a step on several sub-plans."""
+
+
+def _parted(step: Fields) -> list[Fields]:
+    """A step, or the steps that it is where several sub-plans were worked on in it."""
+    written = step.value("model_output")
+    if not isinstance(written, str) or not written.startswith(_LISTED["model_output"]):
+        return [step]
+    told = [_printed(step.value(name), before) for name, before in _LISTED.items()]
+    calls, outputs = step.items("tool_calls"), step.items("action_output")
+    if not calls or {len(each) for each in (*told, outputs)} != {len(calls)}:
+        step.notes.add("steps on several sub-plans that cannot be told apart", step.where)
+        return [step]
+    parts = []
+    for number, (said, seen, call) in enumerate(zip(*told, calls, strict=True), start=1):
+        held = {**step.held, "model_output": said, "observations": seen, "tool_calls": [call]}
+        # Only the last program may end the work, and an error is of the step as a whole.
+        last = number == len(calls)
+        held |= {"action_output": outputs[-1]} if last else {"action_output": None, "error": None}
+        parts.append(Fields(held, f"{step.where}: sub-plan {number}", step.notes))
+    return parts
+
+
+def _printed(value: Any, before: str) -> list[Any]:
+    """A list that Python printed after some words; an empty one where it is something else."""
+    try:
+        held = ast.literal_eval(str(value).removeprefix(before))
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return []
+    return held if isinstance(held, list) else []
 
 
 def _content(step: Fields, name: str) -> str:

@@ -22,13 +22,11 @@ from coa.recording.episode import Episode
 from coa.recording.importers.otlp import Span, begins_table, is_single, is_text
 from coa.recording.importers.reading import Notes, opening
 from coa.recording.importers.work import (
-    NOT_CAPTURED,
-    OTHER,
+    STRANGE,
     TracedWork,
     arguments_of,
     count_of,
     first,
-    is_captured,
     joined,
     led,
     made_tool,
@@ -37,11 +35,19 @@ from coa.recording.importers.work import (
     parsed,
     text_of,
     tool_spec,
+    unread_of,
     usage_of,
 )
 from coa.recording.wire import WireExchange, WireMessage
 
 KIND = "openinference.span.kind"
+_ELSE = frozenset(
+    {
+        *("CHAIN", "RETRIEVER", "RERANKER", "EMBEDDING", "GUARDRAIL", "EVALUATOR", "PROMPT"),
+        "UNKNOWN",
+    }
+)
+"""Kinds that are no model call, no agent at work and no tool; some chains are agents."""
 _HIDDEN = "__REDACTED__"
 _SENT_AS = {"tool-call": "assistant", "tool-response": "user"}
 """How smolagents sends the roles that only it has, before it joins messages of one role."""
@@ -76,11 +82,21 @@ def read_span(span: Span) -> TracedWork | None:
     if not kind:
         return None
     conversation = name_of(held, "session.id")
+    odd = ""
+    if kind not in ("LLM", "AGENT", "TOOL", *_ELSE):
+        odd = "spans of an unknown kind, of which only the place is read"
+        if _listed(held, "llm.output_messages."):
+            kind, odd = "LLM", "spans of an unknown kind, read as model calls"
     if kind == "LLM":
         exchange = _exchange(held)
-        unread = "" if is_captured(exchange) else NOT_CAPTURED
-        agent = _named(held)
-        return TracedWork("model", agent, exchange, unread=unread, conversation=conversation)
+        return TracedWork(
+            "model",
+            _named(held),
+            exchange,
+            unread=unread_of(exchange),
+            conversation=conversation,
+            odd=odd,
+        )
     if kind == "TOOL":
         return _tool(held, span.name, conversation)
     if kind == "AGENT" or (kind == "CHAIN" and _named(held, span.name)):
@@ -93,7 +109,7 @@ def read_span(span: Span) -> TracedWork | None:
         result = _plain(held.get("output.value")) if plain else None
         told = _job(asked) if isinstance(asked, str) else ""
         return TracedWork("agent", name, None, "", "", told, result, conversation=conversation)
-    return TracedWork("other", conversation=conversation) if conversation else OTHER
+    return TracedWork("other", conversation=conversation, odd=odd)
 
 
 _MANAGED = re.compile(r"task by your manager\.\n---\nTask:\n(.+?)\n---\n", re.DOTALL)
@@ -190,6 +206,13 @@ def _without(record: Json, prefix: str) -> Json:
     }
 
 
+_FIELDS = {
+    *("role", "content", "contents", "name", "tool_calls", "tool_call_id"),
+    *("function_call_name", "function_call_arguments_json"),
+}
+"""Of a message, as far as the conventions go."""
+
+
 def _messages(record: Json, role: str = "user") -> Iterator[WireMessage]:
     """The messages that one flattened message is."""
     told = {**_without(record, "message.")} or record
@@ -208,6 +231,10 @@ def _messages(record: Json, role: str = "user") -> Iterator[WireMessage]:
         }
         for call in _listed(told, "tool_calls.")
     ]
+    if not (content or whole or calls) and any(
+        name.partition(".")[0] not in _FIELDS for name in told
+    ):
+        content.append({"type": STRANGE})
     if told.get("function_call_name"):
         given = told.get("function_call_arguments_json")
         calls.append({"id": "", "name": told["function_call_name"], "arguments": given})

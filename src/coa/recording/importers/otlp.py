@@ -21,7 +21,7 @@ import struct
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -67,6 +67,8 @@ class Span:
     """Who wrote it: the name of an instrumentation."""
     parent_here: bool | None = None
     """Whether the parent is a span of the same process; None: nobody said."""
+    schema: str = ""
+    """Which conventions it says to follow: an address that ends in their version."""
 
 
 WRONG = (RecordError, ValueError, TypeError, AttributeError, OverflowError, RecursionError)
@@ -120,10 +122,11 @@ class Telemetry:
     def _add_spans(self, group: Json) -> None:
         resource = _attributes(group.get("resource"))
         for scoped in _dicts(_first(group, *_SCOPE_SPANS)):
-            scope = _scope(scoped)
+            scope, schema = _scope(scoped), _first(scoped, "schemaUrl", "schema_url")
+            schema = schema if isinstance(schema, str) else ""
             for span in _dicts(scoped.get("spans")):
                 with self.reading("spans"):
-                    self.spans.append(_span(span, resource, scope))
+                    self.spans.append(replace(_span(span, resource, scope), schema=schema))
 
     def _add_logs(self, group: Json) -> None:
         for scoped in _dicts(_first(group, "scopeLogs", "scope_logs")):
@@ -362,7 +365,11 @@ _SCHEMA: Mapping[str, Mapping[int, _Field]] = {
     "ResourceSpans": {1: ("resource", "Resource", False), 2: ("scopeSpans", "ScopeSpans", True)},
     "ResourceLogs": {1: ("resource", "Resource", False), 2: ("scopeLogs", "ScopeLogs", True)},
     "Resource": {1: ("attributes", "KeyValue", True)},
-    "ScopeSpans": {1: ("scope", "Scope", False), 2: ("spans", "Span", True)},
+    "ScopeSpans": {
+        1: ("scope", "Scope", False),
+        2: ("spans", "Span", True),
+        3: ("schemaUrl", "text", False),
+    },
     "ScopeLogs": {1: ("scope", "Scope", False), 2: ("logRecords", "LogRecord", True)},
     "Scope": {1: ("name", "text", False), 2: ("version", "text", False)},
     "Span": {

@@ -12,6 +12,10 @@ A list of steps is one agent. For a team an object holds them:
 
 A managed agent's memory has only its last run: it is emptied at each call. What the runs before did
 is not known; their jobs and their reports are, from the manager's memory.
+
+A memory does not say its version. Steps are known as they have been since 1.8: in time they got a
+number and a time of their own, and plans lost the list of facts before them. A field that none of
+these versions has is counted: what it says may stand nowhere else.
 """
 
 from __future__ import annotations
@@ -32,6 +36,13 @@ from coa.recording.importers.work import arguments_of, led
 from coa.recording.wire import FunctionCall, WireExchange, WireMessage, WireRole, WireUsage
 
 _ACTION = frozenset({"step_number", "tool_calls", "observations", "model_output", "action_output"})
+_FIELDS = _ACTION | {
+    *("timing", "start_time", "end_time", "duration", "step", "token_usage", "error"),
+    *("model_input_messages", "model_output_message", "observations_images", "code_action"),
+    *("is_final_answer", "plan", "facts", "task", "task_images", "system_prompt", "output"),
+    *("model_output_message_facts", "model_output_message_plan"),
+}
+"""Of all kinds of steps, in the versions that are known."""
 _ROLES: dict[str, WireRole] = {
     **{"system": "system", "user": "user", "assistant": "assistant"},
     **{"tool-call": "assistant", "tool-response": "user"},
@@ -142,6 +153,9 @@ class _StepReader:
     def read(self) -> _Memory:
         for step in self.held.objects("steps"):
             kept = step.held
+            strange = [name for name in kept.keys() - _FIELDS if name in step]
+            if strange and kept.keys() & _FIELDS:
+                self.notes.add("steps with fields of a version that is not known", step.where)
             if "step_number" in kept or len(kept.keys() & _ACTION) >= 3:
                 self._action(step)
             elif "plan" in kept:
@@ -165,6 +179,9 @@ class _StepReader:
         self.sent.append(WireMessage("user", f"New task:\n{text}"))
 
     def _plan(self, step: Fields) -> None:
+        if "facts" in step:
+            self._older_plan(step)
+            return
         said = step.object("model_output_message")
         text = _text(said, "content") or step.text("plan")
         given = self._given(step)
@@ -174,6 +191,20 @@ class _StepReader:
         self._add(step, given, WireMessage("assistant", text), ())
         self.sent.append(WireMessage("assistant", step.text("plan").strip()))
         self.sent.append(WireMessage("user", _PROCEED))
+
+    def _older_plan(self, step: Fields) -> None:
+        """Before 1.12: a call for what is known, of which it is said what it was given, and one for
+        the plan."""
+        given = self._given(step)
+        for name, title in (("facts", "FACTS LIST"), ("plan", "PLAN")):
+            said = step.object(f"model_output_message_{name}")
+            if given is None:
+                self.notes.add("plans whose prompt is not known", step.where)
+                given = [*self.sent]
+            text = _text(said, "content") or step.text(name)
+            self._add(step, given, WireMessage("assistant", text), ())
+            self.sent.append(WireMessage("assistant", f"[{title}]:\n{step.text(name).strip()}"))
+            given = None
 
     def _action(self, step: Fields) -> None:
         said = step.object("model_output_message")
@@ -285,7 +316,7 @@ class _StepReader:
             reply,
             usage,
         )
-        timing = step.object("timing")
+        timing = step.object("timing") if "timing" in step else step  # before 1.17
         begun, ended = timing.number("start_time"), timing.number("end_time")
         made = _Made(self.memory.name, exchange, begun, ended, calls, step)
         self.memory.made.append(made)

@@ -39,7 +39,14 @@ from coa.recording.importers.otlp import (
     read_telemetry,
 )
 from coa.recording.importers.reading import SECONDS, Notes, opening
-from coa.recording.importers.work import NOT_CAPTURED, OTHER, TracedWork, is_captured
+from coa.recording.importers.work import (
+    NOT_CAPTURED,
+    OTHER,
+    STRANGE,
+    TracedWork,
+    is_captured,
+    is_strange,
+)
 from coa.recording.wire import FunctionCall, WireExchange, WireMessage
 
 SESSION = "coa.session"
@@ -89,10 +96,17 @@ def sessions_of(
             f"{where}: found {len(found.spans)} spans{by} and no model call among them, expected "
             "spans of OpenTelemetry's conventions for generative AI or of OpenInference."
         )
-    calls = [call for each in sessions for call in each.calls]
-    if all(call.unread == NOT_CAPTURED for call in calls):
+    unread = [call.unread for each in sessions for call in each.calls]
+    if STRANGE in unread and {*unread} <= {STRANGE, NOT_CAPTURED}:
+        raise RecordError(
+            f"{where}: {len(unread)} model calls and no text of any: their messages are {STRANGE}. "
+            f"Known are GenAI conventions up to 1.{genai.NEWEST}, OpenInference and OpenLLMetry."
+        )
+    if {*unread} == {NOT_CAPTURED}:
         advice = advice_of(source)
-        raise RecordError(f"{where}: {len(calls)} model calls and no text of any. {advice}")
+        if genai.NEWER in found.notes.counts:
+            advice += " Or it stands elsewhere: their conventions are of a version not known here."
+        raise RecordError(f"{where}: {len(unread)} model calls and no text of any. {advice}")
     return sessions
 
 
@@ -113,6 +127,10 @@ def assembled(
     nodes: dict[str, list[_Node]] = {}
     for span in spans:
         work = _work(span, logs.get((span.trace, span.id), ()), notes)
+        if work.odd:
+            notes.add(work.odd, span.trace[:8])
+        if work.kind == "model" and is_strange(work.exchange):
+            notes.add(f"model calls with messages {STRANGE}", span.trace[:8])
         nodes.setdefault(_trace_of(span), []).append(_Node(span, work))
     sessions = []
     for name, traces in _grouped(nodes, groups or {}, notes).items():
@@ -172,10 +190,7 @@ def _unique(spans: Sequence[Span], notes: Notes) -> list[Span]:
     for span in spans:
         same = kept.setdefault((_trace_of(span), span.id), [])
         for place, other in enumerate(same):
-            if (span.name, span.begun) == (other.name, other.begun) or None in (
-                span.ended,
-                other.ended,
-            ):
+            if _is_again(span, other):
                 if _completeness(span) > _completeness(other):
                     same[place] = span
                 notes.add("spans that were sent again counted once", span.trace[:8])
@@ -186,6 +201,16 @@ def _unique(spans: Sequence[Span], notes: Notes) -> list[Span]:
                 span = replace(span, id=f"{span.id}#{len(same)}")
             same.append(span)
     return [span for same in kept.values() for span in same]
+
+
+def _is_again(span: Span, other: Span) -> bool:
+    """Whether two spans with one id are one: it may have ended, and learnt more, in between."""
+    if span.begun != other.begun:
+        return False
+    if (span.ended is None) != (other.ended is None):
+        return True
+    same = (span.name, span.ended) == (other.name, other.ended)
+    return same and (bool(span.begun) or span.attributes == other.attributes)
 
 
 def _trace_of(span: Span) -> str:
@@ -204,9 +229,11 @@ def _work(span: Span, logs: Sequence[LogEvent], notes: Notes) -> TracedWork:
         if span.scope == agents_sdk.SCOPE:
             return agents_sdk.read_span(span)
         told = openinference.read_span(span)
-        if told is None or told.unread:  # some instrumentations write both conventions
+        if told is None or told.unread or told.odd:  # some instrumentations write both conventions
             other = genai.read_span(span, logs)
-            return other if told is None or (other.kind == "model" and not other.unread) else told
+            kinds = ("model",) if told and told.unread else ("model", "agent", "tool")
+            known = other.kind in kinds and not other.unread
+            return other if told is None or known else told
         return told
     except (*WRONG, KeyError, SyntaxError) as wrong:
         kind = f"spans whose content cannot be read left out ({type(wrong).__name__})"
@@ -375,6 +402,7 @@ def _session(name: str, source: str, forest: Sequence[_Tree]) -> LoggedSession:
     gaps["parent_missing"] = sum(tree.lost for tree in forest)
     gaps["span_unended"] = sum(tree.unended for tree in forest)
     gaps["text_not_captured"] = sum(node.work.unread == NOT_CAPTURED for node in calls)
+    gaps.update(node.work.gap for node in calls if node.work.gap)
     _find_results(session, nodes, calls, gaps)
     session.calls = [_call(name, node) for node in calls]
     session.tools = _tools(nodes)
@@ -434,6 +462,7 @@ def _find_results(
     """Put the results of tools and agents to the calls that they are of."""
     asked = [call.id for node in calls if (said := node.exchange.reply) for call in said.calls]
     times = Counter(asked)
+    all_read = not any(node.work.unread for node in calls)  # else it may stand in one of those
     for node in nodes:
         if node.work.kind == "other" or node in calls:
             continue
@@ -442,6 +471,8 @@ def _find_results(
             own = _asked_by(node, calls)
         if not own or node.work.kind == "model":
             continue
+        if all_read and node.work.call and own not in times:
+            gaps["call_missing"] += 1
         if times[own] > 1:  # a server that numbers the calls of each reply
             gaps["ids_repeat"] += 1
             continue

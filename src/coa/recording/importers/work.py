@@ -41,18 +41,43 @@ class TracedWork:
     """What could not be read, where that is so."""
     conversation: str = ""
     """What several traces may share."""
+    odd: str = ""
+    """What is to be counted of how it is written, as a line of `Notes`."""
+    gap: str = ""
+    """What cannot be known of it, as a session's gaps name it."""
 
 
 OTHER = TracedWork("other")
 NOT_CAPTURED = "no text was captured"
+STRANGE = "of a form that is not known"
+"""Why a text could not be read that was captured; among `WireMessage.other`, that there is one."""
 
 
 def is_captured(exchange: WireExchange | None) -> bool:
-    """Whether a model call says anything of what was said."""
-    if exchange is None:
-        return False
-    said = exchange.reply
-    return bool(exchange.messages or exchange.system or (said and (said.text or said.calls)))
+    """Whether a model call says anything of what was said, in a form that is known."""
+    return exchange is not None and bool(
+        exchange.system
+        or any(
+            each.text or each.reasoning or each.calls or {*each.other} - {STRANGE}
+            for each in _spoken(exchange)
+        )
+    )
+
+
+def is_strange(exchange: WireExchange | None) -> bool:
+    """Whether any message of a model call is of a form that is not known."""
+    return exchange is not None and any(STRANGE in each.other for each in _spoken(exchange))
+
+
+def unread_of(exchange: WireExchange | None) -> str:
+    """Why nothing of what was said can be read; empty: something can."""
+    if is_captured(exchange):
+        return ""
+    return STRANGE if is_strange(exchange) else NOT_CAPTURED
+
+
+def _spoken(exchange: WireExchange) -> list[WireMessage]:
+    return [*exchange.messages, *([exchange.reply] if exchange.reply else [])]
 
 
 # -- values ------------------------------------------------------------------------------------
@@ -127,6 +152,13 @@ ROLES: Mapping[str, WireRole] = {
 """Roles by the names that they are given; any other is the user's."""
 _TEXT = ("text", "input_text", "output_text", "refusal")
 _THOUGHT = ("reasoning", "thinking")
+_PLACED = frozenset(
+    {
+        *("role", "name", "parts", "content", "tool_calls", "tool_call_id", "id", "index", "type"),
+        *("finish_reason", "reasoning", "reasoning_content", "status"),
+    }
+)
+"""What a message may have that says nothing; what else one has may be its text."""
 
 
 def arguments_of(value: Any) -> Json | str:
@@ -139,10 +171,11 @@ def arguments_of(value: Any) -> Json | str:
 def messages_of(given: Json) -> Iterator[WireMessage]:
     """The messages that one message of a conversation is: its parts, or its content and calls.
 
-    Results of tools inside it are messages of their own, before it, as in Anthropic's.
+    Results of tools inside it are messages of their own, before it, as in Anthropic's; so is the
+    summary that a server put in place of earlier turns, which nobody said.
     """
     role = ROLES.get(str(given.get("role", "")).lower(), "user")
-    said, thought, other = list[str](), list[str](), list[str]()
+    said, thought, other, summed = list[str](), list[str](), list[str](), list[str]()
     calls, results = list[FunctionCall](), list[WireMessage]()
     content = first(given, "parts", "content")
     content = parsed(content) if role != "tool" else content
@@ -154,7 +187,11 @@ def messages_of(given: Json) -> Iterator[WireMessage]:
             continue
         kind = str(part.get("type") or "text")
         held = first(part, "content", "text", kind)
-        if kind in _THOUGHT:
+        if (summary := summary_of(part)) is not None:
+            summed.append(summary)
+        elif held is None and kind in _TEXT and _says_more(part):
+            other.append(STRANGE)
+        elif kind in _THOUGHT:
             thought.append(text_of(held))
         elif kind in ("tool_call", "tool_use", "function_call"):
             calls.append(_call(part))
@@ -167,17 +204,37 @@ def messages_of(given: Json) -> Iterator[WireMessage]:
     if isinstance(listed := parsed(given.get("tool_calls")), list):
         calls += [_call(each) for each in listed if isinstance(each, dict)]
     yield from results
+    yield from (WireMessage("user", each) for each in summed if each)
     reasoning = first(given, "reasoning_content", "reasoning")
     thought += [reasoning] if isinstance(reasoning, str) else []
     text = "\n".join(each for each in said if each)
+    if not (text or thought or calls or other or results or summed) and _says_more(given):
+        other.append(STRANGE)
+    only_others = bool(results) or (bool(summed) and role != "assistant")
     if role == "tool":
         answers = text_of(first(given, "tool_call_id", "id"))
-        if text or answers:
+        if text or answers or other:
             yield WireMessage("tool", text, answers=answers, other=tuple(other))
-    elif text or thought or calls or other or not results:
+    elif text or thought or calls or other or not only_others:
         name = name_of(given, "name")
         said_so = "\n".join(thought)
         yield WireMessage(role, text, said_so, tuple(calls), name=name, other=tuple(other))
+
+
+def summary_of(part: Any) -> str | None:
+    """The summary that a server put in place of earlier turns; empty: it does not show it; None:
+    this is another part of a message."""
+    if not isinstance(part, dict) or part.get("type") != "compaction":
+        return None
+    return text_of(part.get("content"))
+
+
+def _says_more(held: Json) -> bool:
+    """Whether a message or a part of one, in which no text was found, may have one all the same."""
+    return any(
+        value not in (None, "", [], {}) and name not in _PLACED and "." not in name
+        for name, value in held.items()
+    )
 
 
 def _call(part: Json) -> FunctionCall:
