@@ -66,6 +66,7 @@ class Team:
         id: str = "",
         follows: str = "",
         kept: str = "",
+        model: str = "model-1",
         **of_call: Any,
     ) -> None:
         begun = self.clock + 1 if begun is None else begun
@@ -73,7 +74,7 @@ class Team:
         self.clock = max(self.clock, ended)
         counted = usage or WireUsage(100, 0, 10, 0.001)
         exchange = WireExchange(
-            "model-1",
+            model,
             system,
             tuple(tools),
             tuple(messages),

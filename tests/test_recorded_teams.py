@@ -330,7 +330,8 @@ def test_a_request_that_is_sent_again_counts_once() -> None:
     team = Team()
     agent = team.agent("You are the boss.")
     agent.user(QUESTION)
-    team.write(agent.system, (), agent.messages, None, status=500)
+    # A refusal names the model that was asked for, a reply the version that answered.
+    team.write(agent.system, (), agent.messages, None, status=500, model="model")
     team.write(agent.system, (), agent.messages, WireMessage("assistant", "It i"), cut="closed")
     agent.replies("It is 42.", retry=2)
     episode = episode_of(team.session())

@@ -197,11 +197,12 @@ def _kept(
 
 
 def _request(call: LoggedCall) -> str:
-    """What a request asks for, as a text that is the same for the same request."""
+    """What a request asks for, as a text that is the same for the same request. Not of which model:
+    a reply names the version that answered, and a refusal does not."""
     exchange = call.exchange
     said = [message.to_json() for message in exchange.messages]
     tools = [(tool.name, tool.schema) for tool in exchange.tools]
-    return as_json({"": [exchange.model, exchange.system, tools, said, exchange.follows]})
+    return as_json({"": [exchange.system, tools, said, exchange.follows]})
 
 
 def _requests(calls: Sequence[LoggedCall]) -> list[str]:
