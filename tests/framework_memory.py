@@ -211,15 +211,15 @@ def oagents_results():
         "product = multiply(a=7, b=6)\nif product > 40:\n    print('more than 40:', product)",
         "final_answer(42)",
     ]
-    manager = CodeAgent(
+    lead = CodeAgent(
         tools=[Multiply()],
         managed_agents=[searcher],
         planning_interval=9,
         verbosity_level=0,
         model=Scripted([PLAN, *(f"Thought: go on.\n<code>\n{each}\n</code>" for each in programs)]),
     )
-    answer = str(manager.run(QUESTION))
-    task, planning, asked, multiplied, last = manager.memory.steps
+    answer = str(lead.run(QUESTION))
+    task, planning, asked, multiplied, last = lead.memory.steps
     both = ActionStep(
         step_number=1,
         timing=asked.timing,
