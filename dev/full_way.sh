@@ -8,8 +8,8 @@
 # tools, the questions and the reward. The team's model is a script that knows no answer
 # (examples/office/model.py), so what is measured is the way, the student, and a team's cost in tokens;
 # not how good a language model is at leading a team. Each step goes on where it was stopped.
-# TEAM (another one of examples/office), COA, PYTHON (of dev/frameworks.sh), BASE, EPISODES, TESTS, and
-# settings for the recipes in SFT and RL can be set.
+# TEAM (another one of examples/office), COA, PYTHON (of dev/frameworks.sh), BASE, EPISODES, TESTS, PORT,
+# and settings for the recipes in SFT and RL can be set.
 set -eu
 
 OUT=${1:?a folder for what is made}
@@ -23,6 +23,7 @@ PYTHON=${PYTHON:-$ROOT/.cache/frameworks/teams/bin/python}
 BASE=${BASE:-smollm2-135m}
 EPISODES=${EPISODES:-200}
 TESTS=${TESTS:-100}
+PORT=${PORT:-8765}
 SFT=${SFT:-sft.epochs=6}
 RL=${RL:-}
 STEPS=${*:-record init distill sft eval rl eval-rl compare serve}
@@ -83,16 +84,18 @@ serve() {
     # One question to the served student, as any client of OpenAI's asks it.
     stage=rl
     [ -d "$OUT/rl/adapter" ] || stage=sft
-    "$COA" serve --env "$OUT/student" --model "$BASE+$OUT/$stage/adapter" --port 8765 &
+    "$COA" serve --env "$OUT/student" --model "$BASE+$OUT/$stage/adapter" --port "$PORT" &
     server=$!
     trap 'kill $server' EXIT
+    at=http://127.0.0.1:$PORT/v1
     for _ in $(seq 120); do
-        curl -sf http://127.0.0.1:8765/v1/models >/dev/null && break
+        curl -sf "$at/models" >"$OUT/models.json" && break
         sleep 1
     done
+    name=$(sed 's/.*"id": *"\([^"]*\)".*/\1/' "$OUT/models.json")
     question=$(head -n 1 test.jsonl | sed 's/.*"question": "\([^"]*\)".*/\1/')
-    curl -s http://127.0.0.1:8765/v1/chat/completions -H 'Content-Type: application/json' \
-        -d "{\"model\": \"office\", \"messages\": [{\"role\": \"user\", \"content\": \"$question\"}]}"
+    curl -s "$at/chat/completions" -H 'Content-Type: application/json' \
+        -d "{\"model\": \"$name\", \"messages\": [{\"role\": \"user\", \"content\": \"$question\"}]}"
     echo
     kill $server
     trap - EXIT
