@@ -59,7 +59,7 @@ test-frameworks: setup  ## teams of five agent frameworks, recorded as they are,
 	@sh dev/frameworks.sh $(FRAMEWORKS)
 	@COA_TEST_FRAMEWORKS=$(FRAMEWORKS) $(VENV_PYTHON) -m pytest -m slow tests/test_frameworks.py \
 		tests/test_atif.py tests/test_importers_frameworks.py tests/test_span_teams.py \
-		tests/test_full_way.py
+		tests/test_proxy.py tests/test_full_way.py
 
 python-docs:  ## unpack Debian's documentation of Python, for a slow test; without apt it is skipped
 	@test -d $(PYTHON_DOCS)/usr || { rm -rf $(PYTHON_DOCS) && mkdir -p $(PYTHON_DOCS)/.part && \

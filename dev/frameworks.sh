@@ -3,7 +3,8 @@
 #
 #   sh dev/frameworks.sh FOLDER
 #
-#     teams      smolagents, LangGraph, OpenAI Agents SDK, pydantic-ai, what they make spans with (0.3 GB)
+#     teams      smolagents, LangGraph, OpenAI Agents SDK, pydantic-ai, what they make spans with, and
+#                Anthropic's client (0.3 GB)
 #     spans      the same one, by the name that tests/test_span_teams.py knows
 #     crewai     CrewAI, which wants an older pydantic, openai and mcp than the others (1.0 GB)
 #     spans-old  instrumentations of before the conventions of 2025 (0.1 GB)
@@ -19,7 +20,7 @@ TEAMS=${TEAMS:-smolagents[openai]==1.26.0 langgraph==1.2.22 langchain==1.4.7 lan
     openinference-instrumentation-openai-agents==2.6.0 openinference-instrumentation-langchain==0.1.80
     opentelemetry-instrumentation-openai==0.62.4 opentelemetry-instrumentation-openai-v2==2.4b0
     opentelemetry-util-genai==1.1b0 opentelemetry-sdk==1.45.2
-    opentelemetry-exporter-otlp-proto-http==1.45.1 atif==1.8.0}
+    opentelemetry-exporter-otlp-proto-http==1.45.1 atif==1.8.0 anthropic==2.10.0}
 CREWAI=${CREWAI:-crewai==1.15.30}
 OLD=${OLD:-opentelemetry-instrumentation-openai==0.33.12 opentelemetry-instrumentation-openai-v2==2.1b0
     openai==1.109.1 opentelemetry-exporter-otlp-proto-http==1.28.2}
@@ -41,7 +42,7 @@ make() {
 
 # shellcheck disable=SC2086  # lists of requirements
 {
-    make teams 1 "smolagents, langgraph, langchain_openai, agents, pydantic_ai, openinference, atif" $TEAMS
+    make teams 1 "smolagents, langgraph, langchain_openai, agents, pydantic_ai, openinference, atif, anthropic" $TEAMS
     make crewai 2 crewai $CREWAI
     make spans-old 1 "openai, opentelemetry.instrumentation.openai" $OLD
 }

@@ -21,7 +21,7 @@ from coa.errors import UsageError
 from coa.recording.calls import CallLog, LoggedSession, read_sessions
 from coa.recording.proxy import UNTOLD, Providers, RecordingProxy, Secrets
 from coa.recording.wire import FunctionCall, WireUsage
-from proxy_parts import HERE, body_for, only, path_of, proxying
+from proxy_parts import body_for, only, path_of, proxying
 from scripted_provider import (
     FAULTS,
     PATHS,
@@ -550,11 +550,9 @@ print(client.messages.count_tokens(model="m", messages=ask["messages"]).input_to
 
 @pytest.mark.slow
 async def test_anthropics_own_client_notices_nothing(tmp_path: Path) -> None:
-    python = Path(
-        os.environ.get("COA_ANTHROPIC_PYTHON", HERE.parent / ".cache/anthropic/bin/python")
-    )
-    if not python.exists():
-        pytest.skip("needs an environment with the package anthropic in .cache/anthropic")
+    if not (environments := os.environ.get("COA_TEST_FRAMEWORKS")):
+        pytest.skip("COA_TEST_FRAMEWORKS names no environments")
+    python = Path(environments).resolve() / "teams" / "bin" / "python"
     log = tmp_path / "log.jsonl"
     with ScriptedProvider(lambda asked: Reply("It is Lima.", reasoning="Well.")) as provider:
         async with proxying(provider, log) as (proxy, _):
