@@ -70,7 +70,7 @@ measure() {
 
 rl() {
     # shellcheck disable=SC2086
-    "$COA" rl rl-135m env="$OUT/student" tasks= rl.model="$BASE+$OUT/sft/adapter" out="$OUT/rl" $RL
+    "$COA" rl rl-135m env="$OUT/student" rl.model="$BASE+$OUT/sft/adapter" out="$OUT/rl" $RL
 }
 
 compare() {

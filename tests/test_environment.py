@@ -411,7 +411,7 @@ def test_an_environment_has_several_references(
             {"setup": '"tools:setup"'},
             "failed: OSError: no disk (tools.py:4)",
         ),
-        (LOOK, {"grammar": '"other.toml"'}, "names the tool 'consult', which the environment"),
+        (LOOK, {"grammar": '"other.toml"'}, "does not have; name it among the tools, or take <"),
         (LOOK, {"gramar": '"react"'}, "gramar is not a setting. Did you mean 'grammar'?"),
         (LOOK, {"tasks": '"none.csv"'}, "none.csv"),
         (LOOK, {"tasks": '"odd.csv"'}, "question"),

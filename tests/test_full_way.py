@@ -38,7 +38,7 @@ def test_a_program_becomes_a_served_student(team: str, tmp_path: Path) -> None:
         "PYTHON": str(Path(FRAMEWORKS).resolve() / "teams" / "bin" / "python"),
         "TEAM": f"{team}_team.py",
         "BASE": f"hf:{tiny}",
-        "EPISODES": "10",
+        "EPISODES": "30",  # by then each tool was called
         "TESTS": "3",
         "SFT": "sft.epochs=1 sft.dtype=float32 sft.rank=4",
         "OPENAI_AGENTS_DISABLE_TRACING": "1",

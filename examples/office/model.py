@@ -756,7 +756,8 @@ class _Answering(BaseHTTPRequestHandler):
             reply.text = reply.text.split(stop)[0]
         usage = self.server.usage(asking, reply)
         made = api.write(self.server.next_key(), NAME, reply, usage)
-        if isinstance(api, Responses):
+        if isinstance(api, Responses):  # it repeats these, and traces are made of what it says
+            made |= {"instructions": body.get("instructions"), "tools": body.get("tools") or []}
             with self.server.lock:
                 api.stored[made["id"]] = body.pop("_items") + made["output"]
         if self.server.watch:

@@ -590,7 +590,8 @@ class OpenEnvironment:
                     hint = did_you_mean(wanted, box)
                     raise ConfigError(
                         f"environment {env.name!r}: the grammar {grammar.name!r} names the tool "
-                        f"{wanted!r}, which the environment does not have.{hint}"
+                        f"{wanted!r}, which the environment does not have; name it among the "
+                        f"tools, or take <{name}> out of the grammar.{hint}"
                     )
         try:
             bound = box.bind(grammar)

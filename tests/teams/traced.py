@@ -8,6 +8,7 @@ spans go, and that they hold what was said, is in the environment.
 
 from __future__ import annotations
 
+import os
 import runpy
 import sys
 from pathlib import Path
@@ -24,10 +25,13 @@ def instrument(framework: str, provider: TracerProvider) -> None:
 
         SmolagentsInstrumentor().instrument(tracer_provider=provider)
     elif framework == "agents_sdk":
+        # The SDK is kept from telling OpenAI what it does, by the tests and by the program; spans
+        # are made of just that.
+        os.environ.pop("OPENAI_AGENTS_DISABLE_TRACING", None)
         import agents
         from openinference.instrumentation.openai_agents import OpenAIAgentsInstrumentor
 
-        # The program switches the tracing to OpenAI off, and with it what spans are made of.
+        agents.set_trace_processors([])
         agents.set_tracing_disabled = lambda disabled: None
         OpenAIAgentsInstrumentor().instrument(tracer_provider=provider)
     else:
