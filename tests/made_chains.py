@@ -24,9 +24,12 @@ def chain(
     grammar: str = "mhqa",
     question: str = "What is the capital of Peru?",
     task_id: str = "t1",
+    seen: Sequence[str] = (),
     **fields: Any,
 ) -> Trajectory:
-    """A trajectory of these blocks; after each call the environment says 'Found.'."""
+    """A trajectory of these blocks; after each call the environment says what is `seen`, in that
+    order, and then 'Found.'."""
+    answers = iter(seen)
     made = Trajectory(task_id, question, grammar, [Segment(Author.PROMPT, "Work.")])
     protocol = made.protocol
     turn = Segment(Author.MODEL, "")
@@ -39,14 +42,14 @@ def chain(
         turn.text += text + "\n"
         if role in protocol.tool_roles:
             turn.text = turn.text.rstrip("\n")
-            seen = protocol.render_observation("Found.", turn.text)
-            made.segments += [turn, Segment(Author.ENV, seen)]
+            shown = protocol.render_observation(next(answers, "Found."), turn.text)
+            made.segments += [turn, Segment(Author.ENV, shown)]
             turn = Segment(Author.MODEL, "")
     turn.text = turn.text.rstrip("\n")
     made.segments += [turn] if turn.text else []
-    answers = [body.strip() for role, body, *_ in said if role in protocol.of_kind("answer")]
-    made.answer = answers[-1] if answers else None
-    made.stop = StopReason.ANSWERED if answers else StopReason.TURNS
+    given = [body.strip() for role, body, *_ in said if role in protocol.of_kind("answer")]
+    made.answer = given[-1] if given else None
+    made.stop = StopReason.ANSWERED if given else StopReason.TURNS
     for name, value in fields.items():
         setattr(made, name, value)
     return made

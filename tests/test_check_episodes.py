@@ -216,7 +216,24 @@ def test_an_environment_judges_by_its_own_reward(tmp_path: Path) -> None:
     assert found.to_json()["success"]["verified_by"] == {"reward": 4}
     dataset = found.to_json()["dataset"]
     assert (dataset["converted"], dataset["kept"]) == (4, 1)
-    assert dataset["rejected"] == {"its task is not in the task file": 2, "wrong answer": 1}
+    assert dataset["rejected"] == {"its task is kept for the test": 2, "wrong answer": 1}
+    stranger = replace(episode(5, "11"), task_id="t500")
+    dataset = look(tmp_path, [*made, stranger], env=(str(folder),)).to_json()["dataset"]
+    assert dataset["rejected"]["its task is not in the task file"] == 1
+
+
+def test_tasks_with_other_ids_than_the_episodes_are_said(tmp_path: Path) -> None:
+    path = tmp_path / "tasks.jsonl"
+    TaskSet(tuple(Task(question(n), ("10",)) for n in range(3))).save(path)
+    found = look(tmp_path, [episode(1), episode(2)], tasks=path)
+    assert (
+        "the ids differ, the questions are the same: of 2 of 2 episodes"
+        in (said(found, "dataset")[0])
+    )
+    assert (
+        "ids differ"
+        not in said(look(tmp_path, [episode(1)], tasks=tasks(tmp_path, 2)), "dataset")[0]
+    )
 
 
 def test_cost_is_what_servers_counted(tmp_path: Path) -> None:

@@ -216,6 +216,43 @@ def test_a_handoff_without_words_says_go_on() -> None:
     assert f"<math_expert> {HANDED_OVER}</math_expert>" in chain.text
 
 
+def edited(number: int, handed: str = "") -> Episode:
+    """A clerk that looks something up, and an editor that is handed its report."""
+    customer, euros = f"Customer {number}", str(100 + number)
+    prompts = {"clerk": "You look up bills.", "editor": "You write the answer."}
+    script = Script(f"e{number}", f"What did {customer} pay?", "own", prompts, LOOKUP)
+    script.call("clerk", LOOKUP.name, euros, customer=customer)
+    script.say("clerk", "editor", handed or f"{customer}: {euros}.")
+    return script.answer("editor", euros, euros)
+
+
+@pytest.mark.parametrize("handed", ["", "transfer_to_editor"])
+def test_a_job_that_is_never_in_words_of_an_agent_without_tools_has_no_block(handed: str) -> None:
+    episodes = [edited(n, handed) for n in range(4)]
+    derived = derive_grammar(episodes)
+    assert agents_of(derived.grammar) == set() and derived.wordless == ["editor"]
+    told = "editor has no block: it was always handed the work without a word, and used no tool"
+    assert told in list(derived.lines()) and f"# {told}\n" in derived.toml()
+    text = chain_of(episodes[0], derived.grammar).text
+    assert HANDED_OVER not in text and "transfer" not in text
+    assert [b.role for b in blocks_of(chain_of(episodes[0], derived.grammar), derived.grammar)] == [
+        LOOKUP.name,
+        "answer",
+    ]
+
+
+def test_a_job_that_is_in_words_once_has_a_block() -> None:
+    episodes = [*(edited(n) for n in range(3)), edited(3, "Write it with the currency, please.")]
+    derived = derive_grammar(episodes)
+    assert agents_of(derived.grammar) == {("editor", "delegation")} and not derived.wordless
+
+
+def test_the_prompt_names_all_agents_of_a_team() -> None:
+    preamble = derive_grammar([edited(n) for n in range(4)]).grammar.preamble
+    assert preamble.endswith("share one memory: clerk and editor.")
+    assert derive_grammar(team("own_plan")).grammar.preamble.endswith("share one memory.")
+
+
 def test_a_critics_word_is_a_block_whether_it_objects_or_agrees() -> None:
     episodes = team("autogen")
     grammar = derive_grammar(episodes).grammar

@@ -7,6 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +17,7 @@ from coa.distillation import dataset as stage
 from coa.distillation.convert import NotConvertible, convert
 from coa.distillation.dataset import Distilled, DistillSettings, keys_of
 from coa.distillation.filters import FilterSettings
+from coa.distillation.home import write_home
 from coa.engines.scripted import ByteCodec, ScriptedEngine, TextCodec
 from coa.environment import Environment
 from coa.environments import make_tasks
@@ -335,6 +337,31 @@ def test_an_episode_without_its_task_cannot_be_judged(tmp_path: Path) -> None:
     done = distil(tmp_path / "d", [episode_of(LOOK)], [Task("Why?", ("?",))], env=place("mhqa"))
     (record,) = done.rejected
     assert (record["stage"], record["reason"]) == ("convert", "its task is not in the task file")
+
+
+def test_tasks_with_other_ids_than_the_episodes_are_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = distil(tmp_path / "d", [episode_of(LOOK)], [replace(TASK, id="1")], env=place("mhqa"))
+    assert not done.kept
+    assert "the ids differ, the questions are the same" in capsys.readouterr().err
+
+
+def test_it_is_said_whether_the_calls_were_answered_again_as_recorded(tmp_path: Path) -> None:
+    other = episode_of(ToolUse("a", "wiki_search", "where", "x"))
+    made = [replace(episode_of(LOOK), task_id="1"), replace(other, task_id="2")]
+    tasks = [replace(TASK, id=each.task_id) for each in made]
+    both = distil(tmp_path / "both", made, tasks, env=place("react"))
+    told = "2 calls made again; 1 of 2 chains do not replay: rejected.jsonl says where"
+    assert both.lines()[-1] == told
+    one = distil(tmp_path / "one", made[:1], tasks, env=place("react"))
+    assert one.lines()[-1] == "1 call made again, all answered as in the recording"
+    settings = DistillSettings(tools="recorded")
+    record = distil(tmp_path / "r", made, tasks, env=place("react"), recipe=settings)
+    assert record.lines()[-1] == "2 calls answered by the record; no tool was called"
+    write_home(tmp_path / "home", made[:1])
+    home = distil(tmp_path / "h", made[:1], tasks, env=(str(tmp_path / "home"),))
+    assert home.lines()[-1] == "1 call answered by the record; no tool was called"
 
 
 def test_a_tool_that_the_grammar_does_not_have_is_named() -> None:

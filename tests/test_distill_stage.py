@@ -151,6 +151,18 @@ def test_a_dataset_belongs_to_one_recipe_and_one_input(folder: Path, tmp_path: P
         run_distillation(Distilling(folder / "e.jsonl"), out)
 
 
+@pytest.mark.parametrize("mode", [0o600, 0o644])
+def test_a_dataset_is_as_private_as_its_episodes(folder: Path, tmp_path: Path, mode: int) -> None:
+    episodes = tmp_path / "e.jsonl"
+    episodes.write_bytes((folder / "e.jsonl").read_bytes())
+    episodes.chmod(mode)
+    run_distillation(Distilling(episodes, folder / "tasks.jsonl", workers=1), tmp_path / "d")
+    (tmp_path / "new").touch()
+    expected = mode if mode == 0o600 else (tmp_path / "new").stat().st_mode & 0o777
+    for name in ("converted.jsonl", "trajectories.jsonl", "rejected.jsonl", "README.md"):
+        assert (tmp_path / "d" / name).stat().st_mode & 0o777 == expected, name
+
+
 def test_the_card_and_the_funnel_tell_what_was_dropped(folder: Path, tmp_path: Path) -> None:
     TaskSet(tuple(mixed()[:3])).save(tmp_path / "heldout.jsonl")
     out = tmp_path / "d"

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coa.distillation.filters import Candidate, FilterSettings, apply_filters
+from coa.loop import REPEATED
 from coa.trajectory import Author, Segment, StopReason, Trajectory
 from made_chains import (
     LENIENT,
@@ -127,6 +128,40 @@ def test_a_call_that_was_made_before_is_redundant(first: str, second: str, repea
     made = searched(first, second)
     assert reason_for(made) == ("redundant tool call" if repeated else "")
     assert reason_for(made, replace(LENIENT, max_repeated_calls=1)) == ""
+
+
+ERROR = "Error: no plant 'Vanilla'; plants are written in lower case"
+LATE = "Error: find_plant gave no answer in time."
+
+
+@pytest.mark.parametrize(
+    ("queries", "seen", "repeated"),
+    [
+        (["Vanilla", "vanilla"], [ERROR, "Palm House"], False),
+        (['{"plant": "Vanilla"}', '{"plant": "vanilla"}'], [ERROR, "Palm House"], False),
+        (["Vanilla", "vanilla"], ["There is no such plant.", "Palm House"], False),
+        (["Vanilla", "vanilla"], ["Palm House", "Palm House"], True),
+        (["Vanilla", "vanilla", "vanilla"], [ERROR, "Palm House", "Palm House"], True),
+        (["vanilla", "vanilla"], ["Palm House", f"{REPEATED}\nPalm House"], True),
+        (["vanilla", "vanilla"], [LATE, "Palm House"], False),
+        (["vanilla", "vanilla", "vanilla"], [LATE, LATE, "Palm House"], False),
+        (["Vanilla", "Vanilla", "vanilla"], [ERROR, ERROR, "Palm House"], True),
+        (["basket", "pay", "basket"], ["2 plants", "Paid.", "empty"], False),
+    ],
+)
+def test_a_call_is_redundant_only_where_it_is_answered_as_before(
+    queries: list[str], seen: list[str], repeated: bool
+) -> None:
+    assert reason_for(searched(*queries, seen=seen)) == ("redundant tool call" * repeated)
+
+
+def test_nearly_the_same_words_after_a_mistake_are_a_correction() -> None:
+    near = replace(LENIENT, max_query_similarity=0.7)
+    south, all_of_it = " population of South Sudan", " population of Sudan"
+    made = searched(south, all_of_it, seen=[ERROR])
+    assert reason_for(made, near) == ""
+    marked = chain([PLAN, ("wiki_search", south, True), ("wiki_search", all_of_it), LIMA])
+    assert reason_for(marked, near) == ""
 
 
 def test_nearly_equal_queries_are_redundant_by_a_threshold() -> None:

@@ -13,7 +13,7 @@ recipe is run, timings are not.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from functools import cached_property
@@ -273,8 +273,10 @@ _PRESETS = GrammarBook()
 """For trajectories that nothing was stored beside."""
 
 
-def save_trajectories(path: Path, trajectories: Iterable[Trajectory]) -> None:
-    write_jsonl(path, (trajectory.to_json() for trajectory in trajectories))
+def save_trajectories(
+    path: Path, trajectories: Iterable[Trajectory], *, private: bool = False
+) -> None:
+    write_jsonl(path, (trajectory.to_json() for trajectory in trajectories), private=private)
 
 
 def load_trajectories(path: Path) -> list[Trajectory]:
@@ -298,13 +300,20 @@ class Chain:
     """Observations are not among them. Positions are those in `trajectory.text`."""
     fault: Fault | None
     """The first thing about it that is illegal."""
+    observed: Mapping[int, str]
+    """Start of a tool call -> what came back; a call that the chain ends with has nothing."""
 
     @classmethod
     def read(cls, trajectory: Trajectory) -> Chain:
         grammar = trajectory.protocol
         parsed = parse(grammar, trajectory.text, env=True)
         own = [block for block in parsed.blocks if block.role != grammar.observation]
-        return cls(trajectory, grammar, own, check(grammar, parsed))
+        observed = {
+            block.start: after.body
+            for block, after in pairwise(parsed.blocks)
+            if after.role == grammar.observation != block.role
+        }
+        return cls(trajectory, grammar, own, check(grammar, parsed), observed)
 
     def kind(self, block: Block) -> Kind:
         return self.grammar.by_name[block.role].kind

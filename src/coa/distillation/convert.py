@@ -21,7 +21,7 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import NamedTuple
 
-from coa.distillation.flow import Deed, SoFar, job_of, read_flow
+from coa.distillation.flow import HANDED_OVER, Deed, SoFar, job_of, read_flow
 from coa.errors import CoaError, did_you_mean
 from coa.grammar import Block, Fault, Grammar, GrammarState, system_prompt
 from coa.grammar.constrain import Schemas
@@ -340,7 +340,8 @@ class _ChainWriter:
             self._block(role, event.text, event.erred)
         else:
             known = self.answered if deed.doing == "answers" else ""
-            self._think(self.heard.news(event.text, known), event.erred)
+            empty = deed.begins and job_of(event.text, deed.other) == HANDED_OVER
+            self._think("" if empty else self.heard.news(event.text, known), event.erred)
 
     def _role_in_flow(self, deed: Deed) -> str:
         """The block of a message that is no job: that of a planner or a critic, in all that it says

@@ -20,7 +20,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -31,6 +31,7 @@ from coa.distillation.filters import Candidate, FilterSettings, apply_filters
 from coa.distillation.funnel import plot, stage_record, table
 from coa.engines.scripted import ScriptedEngine
 from coa.environment import (
+    SPLITS,
     Environment,
     OpenEnvironment,
     ToolSettings,
@@ -54,6 +55,7 @@ from coa.grammar.load import GrammarBook, block_names
 from coa.grammar.prompt import PromptKind
 from coa.io.collect import Line, Rehearsal, collect, spread_out, timed
 from coa.io.download import sha256_of
+from coa.io.files import is_private, make_private
 from coa.io.progress import counted, say
 from coa.io.runs import (
     Json,
@@ -82,11 +84,13 @@ from coa.rollouts import (
 )
 from coa.tasks import Task, TaskSet
 from coa.tools.base import Toolbox, clean
-from coa.tools.recorded import RecordedCall, ToolRecord
+from coa.tools.recorded import RecordedCall, RecordedTools, ToolRecord
 from coa.trajectory import Author, Trajectory, save_trajectories
 
 CONVERTED = "converted.jsonl"
 UNFIT = "its task has no grammar or no tools"
+MISSING = "its task is not in the task file"
+KEPT_BACK = "its task is kept for the test"
 _GENEROUS = Budget(turns=64, tokens=1 << 20, turn_tokens=1 << 20, context=1 << 22)
 
 
@@ -164,6 +168,33 @@ class Conversion:
         return cls(**{**record, "trajectory": chain and Trajectory.from_json(chain, book)})
 
 
+class Replayed(NamedTuple):
+    """What came of making the calls of all chains again."""
+
+    calls: int = 0
+    chains: int = 0
+    otherwise: int = 0
+    """Chains that went another way."""
+    called: bool = True
+    """Whether any tool answered, and not only the record of the same calls."""
+    recorded: tuple[str, ...] = ()
+    """The tools for which the record answered beside them."""
+
+    def lines(self) -> Iterator[str]:
+        if not self.calls:
+            return
+        calls = f"{self.calls:,} call{'s' * (self.calls != 1)}"
+        if not self.called:
+            yield f"{calls} answered by the record; no tool was called"
+        elif self.otherwise:
+            went = f"{self.otherwise:,} of {self.chains:,} chains do not replay"
+            yield f"{calls} made again; {went}: rejected.jsonl says where"
+        else:
+            record = f"; the record answered for {', '.join(self.recorded)}"
+            told = record if self.recorded else ""
+            yield f"{calls} made again, all answered as in the recording{told}"
+
+
 @dataclass(frozen=True)
 class Distilled:
     """What was kept, what was not and why."""
@@ -174,6 +205,7 @@ class Distilled:
     funnel: Json
     unjudged: int = 0
     """Kept chains whose answer nobody could judge."""
+    replayed: Replayed = field(default_factory=Replayed)
 
     def to_json(self) -> Json:
         return self.funnel
@@ -187,7 +219,7 @@ class Distilled:
         if right := funnel["right"]:
             share = 100 * funnel["right_converted"] / right
             said.append(f"{right} episodes are right, {share:.1f}% of them converted")
-        return said
+        return [*said, *self.replayed.lines()]
 
 
 def run_distillation(asked: Distilling, out: Path) -> Distilled:
@@ -200,15 +232,29 @@ def run_distillation(asked: Distilling, out: Path) -> Distilled:
         _compare_tools(asked.episodes, inputs)
     with Run.open(out, "distill", recipe.chosen(), inputs, recipe.filter.seed) as run:
         book = GrammarBook([env.value() for env in job.environments])
+        private = is_private(asked.episodes)
+        if private:  # a file that is there keeps its mode when it grows and is put into order
+            make_private(run.root / CONVERTED)
         converted = asyncio.run(_convert(job, run.root / CONVERTED, book))
         judged = job.gold is not None
         distilled = conclude([*job.unfit, *converted], recipe.filter, job.held_out, judged=judged)
         book.save(out)
-        save_distilled(out, distilled, _making(asked, job.held_out))
+        save_distilled(out, distilled, _making(asked, job.held_out), private=private)
+    distilled = replace(distilled, replayed=_by_whom(distilled.replayed, job))
     if not distilled.kept:
         reasons = ", ".join(distilled.funnel["rejected"])
         raise UsageError(f"no episode was kept: {reasons}. See {out}/rejected.jsonl.")
     return distilled
+
+
+def _by_whom(replayed: Replayed, job: _DistillJob) -> Replayed:
+    """The same with who answered: an environment, too, may have tools that a record answers for."""
+    given = [env.tools for env in job.environments]
+    tools = [each for own in given if not callable(own) for each in own]
+    sources = [each for each in tools if isinstance(each, RecordedTools)]
+    alone = bool(sources) and len(sources) == len(tools) and not any(map(callable, given))
+    recorded = tuple(name for source in sources for name in source.tools)
+    return replayed._replace(called=job.shared["called"] and not alone, recorded=recorded)
 
 
 def rehearse_distillation(asked: Distilling, out: Path) -> Rehearsal:
@@ -238,8 +284,8 @@ class _DistillJob(NamedTuple):
     """By a key of their own; each names its environment."""
     unfit: list[Conversion]
     """Lines of the file that are no episode, and episodes that have no environment."""
-    gold: dict[str, Task] | None
-    """The tasks that judge, by id; None: nobody does."""
+    gold: Gold | None
+    """The tasks that judge; None: nobody does."""
     held_out: dict[str, TaskSet]
     shared: Json
     """Settings of `converter`."""
@@ -248,19 +294,18 @@ class _DistillJob(NamedTuple):
     workers: int
 
     def has_task(self, key: str) -> bool:
-        return self.gold is None or self.episodes[key].task_id in self.gold
+        return self.gold is None or self.episodes[key].task_id in self.gold.tasks
 
     def item(self, key: str) -> Json:
         """What a process needs to convert one episode."""
         episode = self.episodes[key]
-        task = self.gold.get(episode.task_id) if self.gold is not None else None
+        task = self.gold.tasks.get(episode.task_id) if self.gold is not None else None
         return {"key": key, "episode": episode.to_json(), "task": task and task.to_json()}
 
 
 def _job(asked: Distilling) -> _DistillJob:
     recipe = asked.recipe
     episodes, public, unfit = _read(asked.episodes, not asked.env and recipe.grammar == "auto")
-    gold = {task.id: task for task in TaskSet.load(asked.tasks)} if asked.tasks else None
     if not asked.env and recipe.tools == "called":
         check_shipped(str(each.meta.get("environment", "")) for each in episodes.values())
     environments, found = choose_environments(
@@ -270,8 +315,10 @@ def _job(asked: Distilling) -> _DistillJob:
         settings=dict(asked.settings),
         grammar=recipe.grammar,
     )
-    if asked.env and gold is None and any(each.tasks is not None for each in environments):
-        gold = {task.id: task for task in tasks_of(environments, recipe.split, say)}
+    owners = environments if asked.env else ()
+    gold = gold_of(asked.tasks, owners, recipe.split, episodes.values(), say)
+    if gold is not None and (differ := gold.other_ids(episodes.values())):
+        say(differ)
     for each, task in zip(episodes.values(), found, strict=True):
         each.meta = dict(task.meta)
     for line in remarks(environments, found, asked.tools):
@@ -289,6 +336,69 @@ def _job(asked: Distilling) -> _DistillJob:
     workers = processes_for(asked.workers, len(episodes), environments)
     held_out = asked.held_out()
     return _DistillJob(environments, episodes, unfit, gold, held_out, shared, opened_with, workers)
+
+
+@dataclass(frozen=True)
+class Gold:
+    """The tasks that judge episodes, and why one is not judged."""
+
+    tasks: Mapping[str, Task]
+    """By id."""
+    splits: Mapping[str, str] = field(default_factory=dict)
+    """Id of a task that is not among them, since it belongs to another split -> that split."""
+
+    def lacks(self, task_id: str) -> str:
+        """Why there is no such task; empty: there is one."""
+        if task_id in self.tasks:
+            return ""
+        split = self.splits.get(task_id, "")
+        if split == "test":
+            return KEPT_BACK
+        return f"its task is of the split {split!r}" if split else MISSING
+
+    def other_ids(self, episodes: Iterable[Episode]) -> str:
+        """What to do where no episode finds its task by the id, though some would by the question;
+        otherwise nothing."""
+        made = list(episodes)
+        if any(self.lacks(each.task_id) != MISSING for each in made):
+            return ""
+        asked = {" ".join(task.question.split()): task.id for task in self.tasks.values()}
+        found = [(e, asked.get(" ".join(e.question.split()))) for e in made]
+        same = [(episode.task_id, own) for episode, own in found if own is not None]
+        if not same:
+            return ""
+        (recorded, given), *_ = same
+        return (
+            f"the ids differ, the questions are the same: of {len(same)} of {len(made)} episodes, "
+            f"as {recorded!r} recorded and {given!r} with the gold. Give the tasks the ids that "
+            "were recorded; in a CSV the column is called id"
+        )
+
+
+def gold_of(
+    file: Path | None,
+    environments: Sequence[Environment],
+    split: str,
+    episodes: Iterable[Episode],
+    note: Callable[[str], None],
+) -> Gold | None:
+    """The tasks that judge these episodes: those of a file, else those of a split of environments;
+    None where there are none."""
+    if file is not None:
+        return Gold({task.id: task for task in TaskSet.load(file)})
+    if all(each.tasks is None for each in environments):
+        return None
+    own = {task.id: task for task in tasks_of(environments, split, note)}
+    if all(each.task_id in own for each in episodes):
+        return Gold(own)
+    others = dict[str, str]()
+    for each in environments:
+        named = each.tasks if isinstance(each.tasks, Mapping) else SPLITS
+        for other in (name for name in named if name != split):
+            # It is only asked for its ids: that it cannot be had is no trouble of this one.
+            with suppress(CoaError):
+                others |= {task.id: other for task in each.load_tasks(other)}
+    return Gold(own, others)
 
 
 def keys_of(task_ids: Sequence[str]) -> list[str]:
@@ -391,8 +501,8 @@ async def _convert(job: _DistillJob, path: Path, book: GrammarBook) -> list[Conv
 
         def work(key: str) -> Callable[[], Awaitable[Line]]:
             async def convert() -> Line:
-                if not job.has_task(key):
-                    task_id, why = job.episodes[key].task_id, "its task is not in the task file"
+                task_id = job.episodes[key].task_id
+                if why := job.gold.lacks(task_id) if job.gold is not None else "":
                     return Line(Conversion(key, task_id, reason=why).to_json())
                 return Line(await pool.do(job.item(key), key))
 
@@ -657,15 +767,23 @@ def conclude(
         "rejected": dict(dropped.most_common()),
         "stages": [stage_record("convert", len(conversions), failed), *filtered.stages],
     }
-    return Distilled(kept, notes, funnel, filtered.unjudged)
+    calls = sum(each.trajectory.usage.tool_calls for each in candidates)
+    otherwise = sum(bool(each.replay) for each in candidates)
+    replayed = Replayed(calls, len(candidates), otherwise)
+    return Distilled(kept, notes, funnel, filtered.unjudged, replayed)
 
 
-def save_distilled(directory: Path, distilled: Distilled, making: Making | None = None) -> None:
-    """Write the dataset: trajectories.jsonl, rejected.jsonl, the funnel, and the card."""
+def save_distilled(
+    directory: Path, distilled: Distilled, making: Making | None = None, *, private: bool = False
+) -> None:
+    """Write the dataset: trajectories.jsonl, rejected.jsonl, the funnel, and the card. Of a
+    `private` one only the owner may read what holds questions and results, the card's example too.
+    """
     stages = distilled.funnel["stages"]
     making = replace(making or Making(), unjudged=distilled.unjudged)
-    save_trajectories(directory / "trajectories.jsonl", distilled.kept)
-    write_jsonl(directory / "rejected.jsonl", distilled.rejected)
+    save_trajectories(directory / "trajectories.jsonl", distilled.kept, private=private)
+    write_jsonl(directory / "rejected.jsonl", distilled.rejected, private=private)
     write_atomic(directory / "funnel.json", json.dumps(distilled.funnel, indent=2) + "\n")
     write_atomic(directory / PLOT, plot(stages))
-    write_atomic(directory / "README.md", dataset_card(distilled.kept, stages, making))
+    card = dataset_card(distilled.kept, stages, making)
+    write_atomic(directory / "README.md", card, private=private)

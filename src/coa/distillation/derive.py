@@ -22,8 +22,9 @@ from typing import Any
 
 from coa.distillation.convert import NotConvertible, convert
 from coa.distillation.evidence import LONGEST, TeamEvidence, listed, shortened_words, times
+from coa.distillation.flow import HANDED_OVER
 from coa.errors import RecordError, UsageError
-from coa.grammar import Grammar, Role, parse
+from coa.grammar import Block, Grammar, Role, parse
 from coa.grammar.grammar import Kind, is_block_name
 from coa.grammar.load import block_names, grammar_to_toml
 from coa.io.runs import Json
@@ -69,6 +70,8 @@ class Derived:
     read: int
     reasons: Mapping[str, int]
     """Why others did not become a chain."""
+    wordless: Sequence[str] = ()
+    """Agents without a block, since it would say the same in every chain."""
 
     def toml(self) -> str:
         told = {key: list(map(_in_one_line, lines)) for key, lines in self.comments.items()}
@@ -81,6 +84,7 @@ class Derived:
             "read": self.read,
             "converted": self.converted,
             "reasons": dict(self.reasons),
+            "wordless": list(self.wordless),
         }
 
     def lines(self) -> Iterator[str]:
@@ -90,6 +94,7 @@ class Derived:
         yield f"{self.converted} of {self.read} episodes become chains under it"
         for reason, count in self.reasons.items():
             yield f"  {count}: {reason}"
+        yield from _told_of_wordless(self.wordless)
 
 
 def derive_grammar(
@@ -110,16 +115,21 @@ def derive_grammar(
     if not chains:
         reason, count = reasons.most_common(1)[0]
         raise UsageError(f"none of {len(sound)} episodes becomes a chain; {count}: {reason}.")
-    order = _Order(chains, roles, team)
+    if wordless := roles.drop_wordless(chains):
+        free = roles.freely(name)
+        chains, reasons = _chains(sound, free)
+    order = _Order([[block.role for block in chain] for chain in chains], roles, team)
     grammar = order.grammar(free)
     head = [
         f"Derived from {len(sound)} episodes of {listed(sorted({e.teacher for e in sound}), 3)}.",
         "Edit it: `about` and `hint` are what a prompt says, `next` is what may follow a block.",
         "Seen 0 times: the tools of one agent may follow each other, and unused ones any tool.",
         "A model is trained on one version of it: derive and edit before `coa distill`.",
+        *_told_of_wordless(wordless),
     ]
     comments = {"": head} | roles.comments(order) | order.comments(grammar)
-    return Derived(grammar, comments, len(episodes), len(chains), len(sound), reasons)
+    counts = (len(episodes), len(chains), len(sound))
+    return Derived(grammar, comments, *counts, reasons, wordless)
 
 
 def sound_episodes(path: Path, note: Callable[[str], None]) -> list[Episode]:
@@ -132,6 +142,12 @@ def sound_episodes(path: Path, note: Callable[[str], None]) -> list[Episode]:
     if odd:
         note(f"{path}: {len(odd)} lines are no episode; {odd[0]}")
     return sound
+
+
+def _told_of_wordless(agents: Sequence[str]) -> Iterator[str]:
+    if agents:
+        have = "have no block: they were" if len(agents) > 1 else "has no block: it was"
+        yield f"{listed(agents, 8)} {have} always handed the work without a word, and used no tool"
 
 
 def _in_one_line(text: str) -> str:
@@ -281,6 +297,25 @@ class _Roles:
             "tools": self.team.tools_of(role.agent),
         }
 
+    def drop_wordless(self, chains: Iterable[Iterable[Block]]) -> list[str]:
+        """Leave out the agents whose block would say in every chain that they go on, and nothing
+        follows of it, since they have no tool: it would be learned in place of what matters."""
+        said: dict[str, set[str]] = defaultdict(set)
+        for chain in chains:
+            for block in chain:
+                said[block.role].add(block.body.strip())
+        held = Counter(role.agent for role in self.roles)
+        dropped = [
+            role
+            for role in self.roles
+            if role.kind == "delegation" and said[role.name] == {HANDED_OVER}
+            if held[role.agent] == 1 and not self.team.tools_of(role.agent)
+        ]
+        self.roles = [role for role in self.roles if role not in dropped]
+        for role in dropped:
+            del self.why[role.name]
+        return [role.agent for role in dropped]
+
     def freely(self, name: str) -> Grammar:
         """A grammar in which any block may follow any other."""
         everything = (*(role.name for role in self.roles), ANSWER)
@@ -298,8 +333,8 @@ class _Roles:
             replace(role, next=everything, pass_score=role.pass_score * plans)
             for role in self.roles
         ]
-        agents = [role.agent for role in self.roles if role.kind == "delegation"]
-        of_whom = f": {listed(agents, 8)}" if agents else ""
+        agents = list(self.team.parts)
+        of_whom = f": {listed(agents, 8)}" if len(agents) > 1 else ""
         return Grammar(
             name,
             (think, *others, answer),
@@ -326,9 +361,9 @@ class _Roles:
 # -- what follows what ------------------------------------------------------------------------
 
 
-def _chains(episodes: Iterable[Episode], free: Grammar) -> tuple[list[list[str]], Counter[str]]:
+def _chains(episodes: Iterable[Episode], free: Grammar) -> tuple[list[list[Block]], Counter[str]]:
     """The blocks of each chain, and why there is none of some episodes."""
-    chains: list[list[str]] = []
+    chains: list[list[Block]] = []
     reasons = Counter[str]()
     for episode in episodes:
         try:
@@ -337,7 +372,7 @@ def _chains(episodes: Iterable[Episode], free: Grammar) -> tuple[list[list[str]]
             reasons[cause.reason] += 1
             continue
         written = (s.text for s in chain.segments if s.author is Author.MODEL)
-        chains.append([block.role for text in written for block in parse(free, text).blocks])
+        chains.append([block for text in written for block in parse(free, text).blocks])
     return chains, reasons
 
 

@@ -31,8 +31,10 @@ from typing import NamedTuple
 from coa.distillation.contamination import find_leaks
 from coa.distillation.funnel import stage_record
 from coa.grammar import Block, alternatives, parse_code
+from coa.grammar.grammar import Body
 from coa.io.runs import Json
 from coa.io.settings import check_ranges
+from coa.loop import REPEATED
 from coa.rewards import normalise
 from coa.tasks import Task
 from coa.trajectory import CHAT_MARKER, Author, Chain, StopReason, Trajectory
@@ -126,8 +128,9 @@ class FilterSettings:
     keep_unjudged: bool = True
     """Quality: keep chains whose answer nobody could judge."""
     max_repeated_calls: int = 0
-    """Quality: how often a tool may be called with an argument that it was called with before. In
-    other words only: our runtime tells a model that a call is the same, which no episode has."""
+    """Quality: how often a tool may be called with an argument that it was called with before, and
+    be answered as before. In other words only: our runtime tells a model that a call is the same,
+    which no episode has."""
     max_query_similarity: float = 1.0
     """Quality: queries of one tool that share more of their words than this count as repeated."""
     max_answer_words: int = 0
@@ -298,32 +301,74 @@ def _violation(chain: Chain, settings: FilterSettings) -> Reason | None:
 
 
 def _redundancy(chain: Chain, settings: FilterSettings) -> Reason | None:
-    """Calls of one tool with the same argument, or with nearly the same words."""
-    made: dict[str, list[Block]] = {}
+    """Calls of one tool with the same argument, or with nearly the same words, that brought
+    nothing."""
+    calls = chain.of_kind("tool")
     repeated = []
-    for block in chain.of_kind("tool"):
-        earlier = made.setdefault(block.role, [])
-        if any(_alike(chain, block, other, settings.max_query_similarity) for other in earlier):
+    for place, block in enumerate(calls):
+        earlier = [each for each in calls[:place] if each.role == block.role]
+        later = [each for each in calls[place + 1 :] if each.role == block.role]
+        if _brought_nothing(chain, block, earlier, later, settings.max_query_similarity):
             repeated.append(block)
-        earlier.append(block)
     if len(repeated) <= settings.max_repeated_calls:
         return None
     first = repeated[0]
     return "redundant tool call", f"{first.role}: {' '.join(first.body.split())[:80]}"
 
 
-def _alike(chain: Chain, one: Block, other: Block, most: float) -> bool:
-    body = chain.grammar.by_name[one.role].body
-    # A changed program is a correction, however small the change. A tool that the grammar does not
-    # know by itself has a role of plain text, also when it runs programs or takes JSON.
-    if body == "code" or "```" in one.body:
+def _brought_nothing(
+    chain: Chain, block: Block, earlier: list[Block], later: list[Block], most: float
+) -> bool:
+    """Whether an earlier call had asked the same, or nearly, and had been answered.
+
+    The same call with another answer is a mistake put right (a tool may care for case), or a second
+    look at what changes. Where the very same call is answered in another way later, what failed was
+    the world, and each try before that was worth making.
+    """
+    same = [each for each in earlier if _is_same(chain, block, each)]
+    if not same:
+        return any(
+            _is_near(chain, block, each, most) and not _was_mistaken(chain, each)
+            for each in earlier
+        )
+    answer = _answer(chain, same[-1])
+    again = [each for each in later if each.body.strip() == block.body.strip()]
+    return _answer(chain, block) == answer and all(_answer(chain, e) == answer for e in again)
+
+
+def _answer(chain: Chain, call: Block) -> str:
+    """What came back, without what our runtime says before it of a call that was made before."""
+    return chain.observed.get(call.start, "").strip().removeprefix(REPEATED).strip()
+
+
+def _was_mistaken(chain: Chain, call: Block) -> bool:
+    return chain.is_marked(call) or _answer(chain, call).startswith("Error")
+
+
+def _is_same(chain: Chain, one: Block, other: Block) -> bool:
+    body = _body(chain, one)
+    if body == "code":
         return _program(one.body) == _program(other.body)
-    if body == "json" or one.body.lstrip().startswith("{"):
+    if body == "json":
         return _canonical(one.body) == _canonical(other.body)
-    if _query(one.body) == _query(other.body):
-        return True
+    return _query(one.body) == _query(other.body)
+
+
+def _is_near(chain: Chain, one: Block, other: Block, most: float) -> bool:
+    # A changed program is a correction, however small the change, and so is a changed object.
+    if _body(chain, one) != "text":
+        return False
     mine, theirs = set(_asked(one.body)), set(_asked(other.body))
     return len(mine & theirs) > most * len(mine | theirs)
+
+
+def _body(chain: Chain, block: Block) -> Body:
+    """What a call holds. A tool that the grammar does not know by itself has a role of plain text,
+    also when it runs programs or takes JSON."""
+    body = chain.grammar.by_name[block.role].body
+    if body == "code" or "```" in block.body:
+        return "code"
+    return "json" if body == "json" or block.body.lstrip().startswith("{") else "text"
 
 
 def _query(body: str) -> list[tuple[list[str], list[str]]]:

@@ -12,17 +12,17 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from coa.distillation.dataset import Conversion, conclude, convert_by_record
+from coa.distillation.dataset import Conversion, Gold, conclude, convert_by_record, gold_of
 from coa.distillation.derive import derive_grammar
 from coa.distillation.filters import FilterSettings
-from coa.environment import Environment, environment_name, environments_for, tasks_of
+from coa.environment import Environment, environment_name, environments_for
 from coa.errors import ModelError, RecordError, UsageError
 from coa.evaluation.contents import (
     Aspect,
@@ -438,7 +438,7 @@ class Dataset:
         self._drawn: list[tuple[int, int, Episode, AnswerVerdict]] = []
         """A heap of those with the smallest hashes of their places, negated."""
         self.sample: list[Episode] = []
-        self.grammar = self.trouble = ""
+        self.grammar = self.trouble = self.other_ids = ""
         self.converted = self.kept = self.too_long = 0
         self.reasons: dict[str, int] = {}
         self.lengths: list[int] = []
@@ -457,17 +457,18 @@ class Dataset:
         self.sample = [episode for _, _, episode, _ in drawn]
         try:
             environments, self.grammar = _grammars(self.asked, self.sample)
-            judging = _judging(self.asked)
+            gold = _gold(self.asked, self.sample)
         except UsageError as wrong:  # nobody answered, say: there is no grammar, and no chain
             self.trouble = str(wrong)
             return
         made = await convert_by_record(self.sample, environments)
         judged = [
             replace(conversion, score=verdict.score)
-            if judging is None or conversion.task_id in judging
-            else Conversion(conversion.key, conversion.task_id, reason=NOT_JUDGING)
+            if gold is None or not (why := gold.lacks(conversion.task_id))
+            else Conversion(conversion.key, conversion.task_id, reason=why)
             for conversion, (_, _, _, verdict) in zip(made, drawn, strict=True)
         ]
+        self.other_ids = gold.other_ids(self.sample) if gold is not None else ""
         distilled = conclude(judged, FilterSettings())
         self.converted = sum(each.trajectory is not None and not each.replay for each in made)
         self.kept = len(distilled.kept)
@@ -514,7 +515,8 @@ class Dataset:
             "ok" if enough and self.kept else "!!",
             "dataset",
             found,
-            "coa distill says of each why: rejected.jsonl" if self.reasons else "",
+            self.other_ids
+            or ("coa distill says of each why: rejected.jsonl" if self.reasons else ""),
         )
         if not self.whole:
             expected = self.expected()
@@ -558,18 +560,10 @@ class Dataset:
         }
 
 
-NOT_JUDGING = "its task is not in the task file"
-"""As a distillation says it, also of tasks that an environment keeps for the test."""
-
-
-def _judging(asked: Looking) -> Container[str] | None:
-    """Ids of the tasks whose episodes a distillation takes; None: of any."""
-    if asked.tasks is not None:
-        return {task.id for task in TaskSet.load(asked.tasks)}
-    environments = environments_for(asked.env, **asked.settings)
-    if all(env.tasks is None for env in environments):
-        return None
-    return {task.id for task in tasks_of(environments, "train", lambda line: None)}
+def _gold(asked: Looking, episodes: Sequence[Episode]) -> Gold | None:
+    """The tasks whose episodes a distillation takes; None: of any."""
+    environments = () if asked.tasks else environments_for(asked.env, **asked.settings)
+    return gold_of(asked.tasks, environments, "train", episodes, lambda line: None)
 
 
 def _grammars(asked: Looking, episodes: Sequence[Episode]) -> tuple[tuple[Environment, ...], str]:

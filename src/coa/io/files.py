@@ -48,6 +48,18 @@ def whole_file(path: Path, *, private: bool = False) -> Iterator[IO[bytes]]:
         raise
 
 
+def make_private(path: Path) -> None:
+    """Create a file that only its owner may read, or make it one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))
+    path.chmod(0o600)
+
+
+def is_private(path: Path) -> bool:
+    """Whether nobody but its owner may read a file: then the same holds for what is made of it."""
+    return not _permissions(path) & 0o077
+
+
 def check_replaceable(
     path: Path, kind: str, again: Callable[[dict[str, Any]], dict[str, Any]]
 ) -> None:

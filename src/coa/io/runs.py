@@ -51,15 +51,16 @@ def dumps(record: Mapping[str, Any]) -> str:
     return line
 
 
-def write_atomic(path: Path, text: str | Iterable[str]) -> None:
-    """Write a whole file so that a reader sees the old content or the new, never a part."""
-    with whole_file(path) as file:
+def write_atomic(path: Path, text: str | Iterable[str], *, private: bool = False) -> None:
+    """Write a whole file so that a reader sees the old content or the new, never a part; only its
+    owner may read a `private` one."""
+    with whole_file(path, private=private) as file:
         file.writelines(part.encode() for part in ([text] if isinstance(text, str) else text))
 
 
-def write_jsonl(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
+def write_jsonl(path: Path, records: Iterable[Mapping[str, Any]], *, private: bool = False) -> None:
     """Write a whole file of records, one a line."""
-    write_atomic(path, (dumps(record) + "\n" for record in records))
+    write_atomic(path, (dumps(record) + "\n" for record in records), private=private)
 
 
 def read_jsonl(path: Path, growing: bool = False) -> Iterator[tuple[int, Json]]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import threading
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from coa.errors import RecordError
+from coa.io.files import make_private
 from coa.io.runs import Appender, Json, dumps, read_jsonl
 from coa.recording.episode import ToolSpec
 from coa.recording.wire import FunctionCall, ServerUse, WireExchange, WireMessage, WireUsage
@@ -112,13 +112,6 @@ def unused(name: str, taken: set[str]) -> str:
         free = f"{name}~{number}"
     taken.add(free)
     return free
-
-
-def make_private(path: Path) -> None:
-    """Create a file that only its owner may read, or make it one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))
-    path.chmod(0o600)
 
 
 class CallLog:

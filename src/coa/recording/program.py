@@ -22,6 +22,7 @@ import json
 import os
 import re
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -33,6 +34,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import IO, Annotated, Any, NamedTuple
 
@@ -44,6 +46,7 @@ from coa.environment import (
     tasks_of,
 )
 from coa.errors import UsageError
+from coa.io.files import make_private
 from coa.io.machine import signal_name
 from coa.io.plugins import load_object
 from coa.io.progress import counted, say
@@ -66,7 +69,6 @@ from coa.recording.calls import (
     LoggedSession,
     Redact,
     cleaned,
-    make_private,
     read_sessions,
 )
 from coa.recording.episode import Episode
@@ -91,6 +93,12 @@ _NOTED = 4000
 _FRUITLESS = 3
 """So many programs in a row that call no model, the first ones, and the others are not started."""
 _QUESTION, _ID = "{question}", "{id}"
+_PLACE = re.compile(r"(?:[\w-]+=)?\{\s*([A-Za-z_][\w-]*)\s*\}")
+"""A whole argument, or the value of an option, that looks like a place for something."""
+_MEANT = {"question": _QUESTION, "id": _ID, "task_id": _ID}
+_NEAR = 0.85
+"""How alike a name has to be to one of these: so are two letters that were swapped, and `uid` is
+not."""
 
 
 @dataclass(frozen=True)
@@ -222,6 +230,8 @@ def _prepared(asked: ProgramRecording, out: Path) -> _Prepared:
     environments, tasks = _work(asked)
     if tasks is None and asked.one_process:
         raise UsageError("--one-process: give the tasks, with --tasks or --env.")
+    if not asked.again:
+        _check_places(asked, tasks is not None)
     redact: Redact | None = None
     if asked.redact:
         redact = load_object(asked.redact, "--redact")
@@ -246,6 +256,31 @@ def _prepared(asked: ProgramRecording, out: Path) -> _Prepared:
         pattern,
         claimed,
     )
+
+
+def _check_places(asked: ProgramRecording, has_tasks: bool) -> None:
+    """Refuse what would go to the program as it stands, though it was meant for a task.
+
+    Braces mean much else (JSON, a shell's variables, a program after -c), so only an argument that
+    is nothing but a name in braces is looked at. Where another argument has a place for the task,
+    that name may be the program's own, unless it is near to one of ours.
+    """
+    if not has_tasks or asked.one_process:
+        if not has_tasks and _QUESTION in asked.command:
+            raise UsageError(f"{_QUESTION}: there is no question; give them with --tasks or --env.")
+        return
+    placed = any(each in word for word in asked.command for each in (_QUESTION, _ID))
+    for word in asked.command:
+        found = _PLACE.fullmatch(word)
+        if found is None or any(each in word for each in (_QUESTION, _ID)):
+            continue
+        near = get_close_matches(found[1].lower(), _MEANT, n=1, cutoff=_NEAR)
+        if near or not placed:
+            hint = f" Did you mean {_MEANT[near[0]]}?" if near else ""
+            raise UsageError(
+                f"{word!r} in the command: nothing of a task has that name.{hint} There are "
+                f"{_QUESTION} and {_ID}; without {_QUESTION} the question is on stdin."
+            )
 
 
 def _work(asked: ProgramRecording) -> tuple[tuple[Environment, ...], tuple[Task, ...] | None]:
@@ -804,11 +839,22 @@ class _Recording:
         if ran.stopped:
             return f"coa: no model call was seen before the end ({ran.stopped})"
         if ran.code:
-            return (
-                f"coa: no model call was seen: {_ended(ran)}{self._last_line(ran)}. Does it run "
-                "without coa?"
-            )
+            last = self._last_line(ran)
+            return f"coa: no model call was seen: {_ended(ran)}{last}. {self._advice(last)}"
         return f"coa: {self.capture.why_silent()}"
+
+    def _advice(self, last: str) -> str:
+        """What to look at where the program fails; `last` is what it said. A bare `python` is
+        whichever comes first on the path, and a program's packages are in its own."""
+        name = self.asked.command[0]
+        found = shutil.which(name)
+        if found is None or Path(name).name != name or not name.startswith("python"):
+            return "Does it run without coa?"
+        which = f"{name!r} was {found}"
+        ours = Path(found).parent == Path(sys.executable).parent
+        if ours and ("No module named" in last or "ImportError" in last):
+            return f"{which}, which is coa's own: give the full path of the program's own python."
+        return f"{which}. Does it run without coa?"
 
 
 def _cut(ran: _Ran) -> Json:

@@ -28,6 +28,7 @@ from typing import Any, ClassVar, Self
 from urllib.parse import quote, unquote
 
 from coa.errors import CoaError, RecordError, UsageError
+from coa.io.files import make_private
 from coa.io.runs import Appender, Json, json_lines
 from coa.recording.calls import (
     KILLED,
@@ -35,7 +36,6 @@ from coa.recording.calls import (
     LoggedSession,
     Redact,
     cleaned,
-    make_private,
     unused,
 )
 from coa.recording.importers.otlp import Telemetry, from_protobuf
