@@ -107,9 +107,10 @@ def test_the_table_says_what_is_known(both: tuple[Path, Path]) -> None:
     assert "65.9% fewer [65.9, 65.9]" in text and "  tool calls                    1" in text
     assert "  seconds                       3                       0.5" in text
     assert "with up to 96 rollouts at once on 2 cores, 8 GB, the team's as it was recorded" in text
-    assert "left out: 1 episodes of tasks that the run does not have. The first: line 9, 't40'" in (
-        text
+    assert (
+        "  1 episode is of questions that the run was not tested on, as those that train." in text
     )
+    assert "  left out: 1 tasks of the run that have no episode." in text
     assert "money: give --prices FILE.toml" in text
     assert "a cache is a perfect one of the task on both sides" in text
 
@@ -121,7 +122,7 @@ def test_what_a_few_tasks_took_has_no_bounds(both: tuple[Path, Path]) -> None:
     tokens = row["measures"]["tokens_uncached"]
     assert tokens["difference"] == {"value": -290.0, "ci95": [None, None]}
     assert tokens["reduction"]["ci95"] == tokens["per_solved"]["reduction"]["ci95"] == [None, None]
-    assert row["claim"]["sentence"].startswith("not clearly fewer tokens, ")
+    assert row["claim"]["sentence"].startswith("not clearly fewer tokens; ")
     text = "\n".join(lines(compare_with_team(Beside(path, [run]))))
     assert "65.9% fewer [no bound, no bound]" in text
     episodes(path, [episode(n) for n in range(6)])
@@ -138,6 +139,24 @@ def test_what_is_equal_on_average_has_an_interval(both: tuple[Path, Path]) -> No
     seconds = next(line for line in text.splitlines() if line.startswith("  seconds"))
     assert "0.0% less [-" in seconds and "the same" not in seconds
     assert "0.0% fewer [0.0, 0.0]" in text  # tool calls: one on either side in every task
+
+
+def test_a_bound_of_nothing_is_written_without_a_sign(both: tuple[Path, Path]) -> None:
+    row = row_of(*both)
+    row["measures"]["tool_calls"]["reduction"] = {"value": -0.125, "ci95": [-0.429, 0.0]}
+    row["success"] |= {"difference": -0.0, "difference_ci95": [-0.0, 0.02]}
+    text = "\n".join(lines({"team": "e.jsonl", "runs": [row]}))
+    assert "12.5% more [0.0, 42.9]" in text and "+0.0 points [+0.0, +2.0]" in text
+    assert "between +0.00 and" in claim(row["success"], row["measures"], 2.0)["sentence"]
+
+
+def test_no_more_rollouts_than_there_were_ran_at_once(both: tuple[Path, Path]) -> None:
+    path, run = both
+    timings(path, {f"t{n}": 3.0 for n in range(8)})
+    seconds = [f'{{"task_id": "t{n}", "sample": 0, "total": 0.5}}\n' for n in range(9)]
+    (run / "timings.jsonl").write_text("".join(seconds))
+    (run / "latency.json").write_text('{"n": 9, "concurrency": 96, "machine": "2 cores"}')
+    assert any("with up to 9 rollouts at once on 2 cores" in n for n in row_of(path, run)["notes"])
 
 
 def test_several_runs_stand_beside_the_team(both: tuple[Path, Path], tmp_path: Path) -> None:
@@ -256,7 +275,7 @@ def test_without_a_tokenizer_tokens_are_not_known(both: tuple[Path, Path]) -> No
     episodes(path, [episode(1), episode(2, counted={})])
     row = row_of(path, run)
     assert row["measures"]["tokens_uncached"]["team"] is None
-    assert row["claim"]["sentence"].startswith("tokens are not known, and")
+    assert row["claim"]["sentence"].startswith("tokens are not known; these tasks")
     assert not row["claim"]["fewer_tokens_at_the_same_success"]
     assert any("the student's tokenizer is not here" in note for note in row["notes"])
 
@@ -289,8 +308,11 @@ def test_fewer_tokens_at_the_same_success_is_said_only_where_it_is_sure() -> Non
         "fewer tokens at the same success": claimed(-1.9, 1.0, fewer),
         "fewer tokens at higher success": claimed(0.1, 5.0, fewer),
         "fewer tokens at lower success": claimed(-9.0, -3.0, fewer),
-        "fewer tokens and whether at the same success these tasks do not say": claimed(
+        "fewer tokens; these tasks do not say whether at the same success": claimed(
             -2.1, 4.0, fewer
+        ),
+        "not clearly fewer tokens; these tasks do not say whether at the same success": claimed(
+            -2.1, 4.0, unsure
         ),
         "not clearly fewer tokens, at the same success": claimed(-1.0, 1.0, unsure),
         "more tokens at the same success": claimed(-1.0, 1.0, more),
@@ -346,6 +368,38 @@ def test_other_gold_is_refused(both: tuple[Path, Path], tmp_path: Path) -> None:
     assert "nowhere.jsonl: " in said and "Name the file with --tasks" not in said
     other.save(run.parent / "tasks.jsonl")
     assert "are not there or have changed. Name the file with --tasks." in refused(path, run)
+
+
+def test_a_file_with_more_tasks_than_the_run_had_is_accepted(
+    both: tuple[Path, Path], tmp_path: Path
+) -> None:
+    path, run = both
+    whole = tmp_path / "whole.jsonl"
+    rest = [task(n) for n in range(20, 24)]
+    TaskSet((*rest, *map(task, reversed(range(9))))).save(whole)
+    assert row_of(path, run, tasks=whole) == row_of(path, run)
+    TaskSet((*rest, *(replace(task(n), meta={"set": "new"}) for n in range(9)))).save(whole)
+    assert row_of(path, run, tasks=whole) == row_of(path, run)
+    (run.parent / "tasks.jsonl").unlink()
+    assert "or what else a task holds has changed" in refused(path, run, tasks=whole)
+    TaskSet((*rest, *map(task, range(9)))).save(whole)
+    assert row_of(path, run, tasks=whole)["n"] == 8
+
+
+def test_what_differs_in_a_file_of_tasks_is_said(both: tuple[Path, Path], tmp_path: Path) -> None:
+    path, run = both
+    whole = tmp_path / "whole.jsonl"
+    TaskSet(tuple(map(task, range(7)))).save(whole)
+    said = refused(path, run, tasks=whole)
+    assert "the task 't7' is not in it, nor are 1 others of the run" in said
+    for changed, told in {
+        "answers": "the answer of the task 't8' was '10' and is '11'",
+        "question": f"the question of the task 't8' was {question(8)!r} and is 'Which?'",
+        "gold": "the gold of the task 't8' was '{}' and is \"{'tests': 2}\"",
+    }.items():
+        value: Any = {"answers": ("11",), "question": "Which?", "gold": {"tests": 2}}[changed]
+        TaskSet((*map(task, range(8)), replace(task(8), **{changed: value}))).save(whole)
+        assert told in refused(path, run, tasks=whole)
 
 
 def test_gold_that_is_the_teams_own_answer_is_said(both: tuple[Path, Path], tmp_path: Path) -> None:

@@ -191,9 +191,11 @@ def test_a_summary_of_several_samples_has_a_line_for_each_figure() -> None:
         "avg@2   25.0% [",
         "majority   50.0% [",
         "best by first   50.0% [",
-        "calls by agent  wiki_search 1",
+        "tokens_per_task  100.0 with a cache, 100.0 without",
+        "tokens_per_solved  400.0 with a cache",
+        "calls by tool  wiki_search 1",
         "money  0.000105 per task, 0.00042 per solved task EUR",
-        "seconds per task  mean 1.5, p50 1, p95 3, up to 8 at once",
+        "seconds per task  mean 1.5, p50 1, p95 3, up to 4 at once",
         "hops 1    0.0% [",
     ):
         assert part in text, part

@@ -754,6 +754,7 @@ def test_a_redaction_that_fails_ends_the_recording_and_quotes_nothing(
         ({"command": ("no-such-program-here",)}, "'no-such-program-here': no such command"),
         ({"command": ("true",), "answer": "(("}, "--answer: expected last, stdout or a regular"),
         ({"command": ("true",), "one_process": True}, "--one-process: give the tasks"),
+        ({"command": ("true", "{question}")}, "{question}: there is no question; give them with"),
         ({"command": ("true",), "upstream": "localhost"}, "--upstream: found no address"),
         ({"again": True}, "there is no log to read again"),
         ({"command": ("true",), "redact": "json:nothing_such"}, "json has no 'nothing_such'"),
@@ -768,6 +769,57 @@ def test_what_cannot_be_recorded_is_said_in_one_line(
             tmp_path / "e.jsonl",
         )
     assert said in str(wrong.value) and "\n" not in str(wrong.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("{questoin}",), "'{questoin}' in the command: nothing of a task has that name. Did you"),
+        (("--ask={Question}",), "Did you mean {question}? There are {question} and {id}; without"),
+        (("{question}", "Q={task_id}"), "'Q={task_id}' in the command: nothing of a task has that"),
+        (("{question}", "{ID}"), "Did you mean {id}?"),
+        (("{name}",), "has that name. There are {question} and {id}"),
+    ],
+)
+def test_a_place_for_a_task_that_does_not_exist_is_refused_before_anything_runs(
+    tmp_path: Path, words: tuple[str, ...], said: str
+) -> None:
+    with pytest.raises(UsageError) as wrong:
+        recorded(tmp_path / "e.jsonl", ["true", *words], tasks=tasks_file(tmp_path, 1))
+    assert said in str(wrong.value) and "\n" not in str(wrong.value)
+    assert not sessions_beside(tmp_path / "e.jsonl").exists()
+
+
+def test_other_braces_in_a_command_are_the_programs_own(
+    tmp_path: Path, provider: ScriptedProvider
+) -> None:
+    own = ['{"a": 1}', "{}", "${X}", "--set={x: 1}", "f'{name}'", "{uid}", "--as={user}"]
+    text = f"assert sys.argv[2:] == {own!r}, sys.argv\nask(sys.argv[1])"
+    command = [*program(tmp_path, text), "{question}", *own]
+    result = recorded(tmp_path / "e.jsonl", command, tasks=tasks_file(tmp_path, 1))
+    assert (result.episodes, result.code) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("import no_such_module_here", ", which is coa's own: give the full path of the program's"),
+        ("sys.exit(3)", ". Does it run without coa?"),
+    ],
+)
+def test_a_program_that_fails_is_told_which_python_it_was(
+    tmp_path: Path,
+    provider: ScriptedProvider,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    text: str,
+    said: str,
+) -> None:
+    beside = Path(sys.executable).parent
+    monkeypatch.setenv("PATH", f"{beside}{os.pathsep}{os.environ['PATH']}")
+    command = ["python", *program(tmp_path, text)[1:]]
+    recorded(tmp_path / "e.jsonl", command, tasks=tasks_file(tmp_path, 1))
+    assert f"'python' was {beside / 'python'}{said}" in capsys.readouterr().err
 
 
 def test_another_program_does_not_go_on_with_these_tasks(

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -225,20 +228,40 @@ def test_an_environment_of_ones_own_is_served_with_a_state_for_each_request(tmp_
     }
     script = ScriptedEngine({**turns, "broken": []})
     with Server(tmp_path, script, key=KEY, env=env, grammars=(), out=tmp_path / "t.jsonl") as own:
+        listed = [model.id for model in client_of(own).models.list()]
         asking = client_of(own).chat.completions
         for question, name in ((each, each.split()[0]) for _ in range(2) for each in turns):
             asked = [{"role": "user", "content": question}]
-            done = asking.create(model="scripted:react", messages=asked)
+            done = asking.create(model="words", messages=asked)
             assert done.choices[0].message.content == "a 1"
             told = [(step["role"], step["text"]) for step in done.coa["steps"]]
             assert told == [("think", "t"), (name, "a"), ("observation", "a 1"), ("think", "u")]
         broken = {"model": "scripted", "messages": [{"role": "user", "content": "broken"}]}
         status, _, message = refused(post(own, broken))
     assert status == 503 and "private" not in message
+    assert listed == ["words", "scripted", "scripted:react"]
     assert any("a-private-place" in line for line in own.lines)
     assert [list(each) for each in made[1:]] == [["a"]] * 4 and all(each.closed for each in made)
     kept = load_trajectories(tmp_path / "t.jsonl")
     assert [each.protocol.tool_roles for each in kept[:2]] == [("look",), ("peek",)]
+
+
+def test_a_name_that_was_given_comes_before_that_of_the_environment(tmp_path: Path) -> None:
+    env = Environment("words", tools=[], grammar="react")
+    with Server(tmp_path, key=KEY, env=env, grammars=(), name="clerk") as own:
+        assert [m.id for m in client_of(own).models.list()] == ["clerk", "words", "clerk:react"]
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="no curl here")
+@pytest.mark.parametrize("key", ["", KEY])
+def test_the_request_that_is_shown_can_be_pasted(tmp_path: Path, key: str) -> None:
+    with Server(tmp_path, key=key, name="it's") as own:
+        (line,) = [each for each in own.lines if each.startswith("to ask it: ")]
+        assert not key or key not in line
+        shell = ["sh", "-c", line.removeprefix("to ask it: ").replace("curl ", "curl -s ", 1)]
+        variables = {**os.environ, "COA_SERVE_KEY": key, "NO_PROXY": "*"}
+        done = subprocess.run(shell, env=variables, capture_output=True)
+    assert json.loads(done.stdout)["model"] == "it's", done
 
 
 def test_liveness_needs_no_key_and_tells_nothing_else(server: Server) -> None:

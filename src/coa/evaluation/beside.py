@@ -24,7 +24,7 @@ from coa.environment import Environment, environments_for
 from coa.errors import ConfigError, ModelError, UsageError
 from coa.evaluation.compare import CHAINS, Resamples, brief, load_measured
 from coa.evaluation.run import TASKS
-from coa.evaluation.spending import LATENCY, ModelPrices, name_in_prices
+from coa.evaluation.spending import LATENCY, ModelPrices, at_once, name_in_prices
 from coa.evaluation.team import (
     MEASURES,
     NEEDS_STATE,
@@ -48,7 +48,7 @@ from coa.rewards import REWARDS, JudgeSettings, RewardSettings, parse_expression
 from coa.rewards.reward import names_in
 from coa.rollouts import choose_environments
 from coa.statistics import RESAMPLES, Estimate, bootstrap, estimate, interval, paired
-from coa.tasks import TaskSet
+from coa.tasks import Task, TaskSet
 from coa.trajectory import Usage
 from coa.view.terminal import harmless, percent, significance
 
@@ -131,7 +131,7 @@ class Student:
             str(summary.get("tasks", "")),
             {name: measured.mean(name) for name in measured.scores},
             _work_of(run, model, prices),
-            int(latency.get("concurrency") or 0),
+            at_once(latency),
             str(latency.get("machine") or ""),
             inputs,
         )
@@ -139,23 +139,65 @@ class Student:
     def tasks(self, given: Path | None) -> TaskSet:
         """The tasks that it was judged by, from where the run, or the caller, says they are."""
         if given:
-            tasks = TaskSet.load(given)
-            if self.fingerprint in ("", tasks.fingerprint()):
-                return tasks
-            raise UsageError(
-                f"{given}: holds other tasks, or other gold, than {self.run} was judged by; "
-                "the team and the student have to be judged by the same."
-            )
+            return self._given(given)
+        if (own := self._own_tasks()) is not None:
+            return own
+        raise UsageError(
+            f"{self.run}: its tasks with gold, {self.tasks_named!r}, are not there or have "
+            "changed. Name the file with --tasks."
+        )
+
+    def _own_tasks(self) -> TaskSet | None:
+        """The very tasks that it was judged by, where they still are where the run says."""
         named = Path(self.tasks_named)
         for path in (self.run / TASKS, named, self.run.parent / named.name):
             if path.name and path.is_file():
                 tasks = TaskSet.load(path)
                 if self.fingerprint in ("", tasks.fingerprint()):
                     return tasks
+        return None
+
+    def _given(self, path: Path) -> TaskSet:
+        """The tasks of a file that the caller names, which may hold more than were evaluated: an
+        environment keeps a part of its file for the test."""
+        tasks = TaskSet.load(path)
+        if self.fingerprint in ("", tasks.fingerprint()):
+            return tasks
+        by_id = {task.id: task for task in tasks}
+        evaluated = TaskSet(tuple(by_id[name] for name in self.scores if name in by_id), tasks.name)
+        if evaluated.fingerprint() == self.fingerprint:
+            return evaluated
+        own = self._own_tasks()
+        missing = [name for name in self.scores if name not in by_id]
+        if missing:
+            differs = f"the task {missing[0]!r} is not in it"
+            if len(missing) > 1:
+                differs += f", nor are {len(missing) - 1:,} others of the run"
+        elif own is None:
+            differs = "a question, an answer or what else a task holds has changed"
+        else:
+            found = (_difference(task, by_id[task.id]) for task in own if task.id in by_id)
+            differs = next(filter(None, found), "")
+            if not differs:
+                return own  # with the meta that it had then, so that both are judged as it was
         raise UsageError(
-            f"{self.run}: its tasks with gold, {self.tasks_named!r}, are not there or have "
-            "changed. Name the file with --tasks."
+            f"{path}: holds other tasks, or other gold, than {self.run} was judged by: {differs}. "
+            "The team and the student have to be judged by the same."
         )
+
+
+def _difference(was: Task, now: Task) -> str:
+    """What is another in the same task of two files; empty: nothing that it is judged by."""
+    pairs = {
+        "question": (was.question, now.question),
+        "answer": (" | ".join(was.answers), " | ".join(now.answers)),
+        "gold": (dict(was.gold), dict(now.gold)),
+    }
+    for what, (one, other) in pairs.items():
+        if one != other:
+            one, other = shortened(str(one), 60), shortened(str(other), 60)
+            return f"the {what} of the task {was.id!r} was {one!r} and is {other!r}"
+    return ""
 
 
 def _work_of(run: Path, model: str, prices: ModelPrices) -> dict[str, dict[str, float | None]]:
@@ -522,18 +564,19 @@ def claim(success: Json, measures: Json, margin: float) -> Json:
     sure that the student's is below the team's by less than `margin` points.
     """
     spent = {name: measures[name]["difference"] for name in TOKENS if measures[name]["difference"]}
-    low, high = (100 * side for side in success["difference_ci95"])
+    low, high = (100 * side + 0.0 for side in success["difference_ci95"])  # no -0
     same, less = low > -margin, [name for name, e in spent.items() if (e["ci95"][1] or 0.0) < 0]
     more = [name for name, e in spent.items() if (e["ci95"][0] or 0.0) > 0]
     fewer = bool(spent) and len(less) == len(spent)
     if not spent:
-        tokens = "tokens are not known,"
+        tokens = "tokens are not known"
     elif fewer or len(more) == len(spent):
         tokens = "fewer tokens" if fewer else "more tokens"
     elif less:
-        tokens = f"fewer tokens only {'with' if less == ['tokens'] else 'without'} a cache,"
+        tokens = f"fewer tokens only {'with' if less == ['tokens'] else 'without'} a cache"
     else:
-        tokens = "not clearly fewer tokens,"
+        tokens = "not clearly fewer tokens"
+    joined = " " if tokens in ("fewer tokens", "more tokens") else ", "
     if low > 0:
         told = "at higher success"
     elif same:
@@ -541,7 +584,7 @@ def claim(success: Json, measures: Json, margin: float) -> Json:
     elif high < 0:
         told = "at lower success"
     else:
-        told = "and whether at the same success these tasks do not say"
+        joined, told = "; ", "these tasks do not say whether at the same success"
     bounds = f"between {low:+.2f} and {high:+.2f} points of success"  # all digits that decide
     rule = f"the same would be above {f'{-margin:+g}' if margin else 0}"
     return {
@@ -549,15 +592,15 @@ def claim(success: Json, measures: Json, margin: float) -> Json:
         "same_success": same,
         "fewer_tokens_at_the_same_success": fewer and same,
         "margin": margin,
-        "sentence": f"{tokens} {told}: {bounds} at 95%; {rule}",
+        "sentence": f"{tokens}{joined}{told}: {bounds} at 95%; {rule}",
     }
 
 
 def _about_seconds(student: Student, episodes: Path) -> str:
-    at_once = f"with up to {student.concurrency} rollouts at once" if student.concurrency else ""
+    beside = f"with up to {student.concurrency} rollouts at once" if student.concurrency else ""
     here = f"on {student.machine}" if student.machine else "on a machine that nobody noted"
     return (
-        f"seconds: the student's {f'{at_once} {here}'.strip()}, the team's as it was recorded, "
+        f"seconds: the student's {f'{beside} {here}'.strip()}, the team's as it was recorded, "
         "perhaps on another machine and with other work beside it"
     )
 
@@ -585,12 +628,12 @@ def _lines_of(row: Json, team: str) -> Iterator[str]:
     yield f"{row['run']} ({row['model']}) beside the team of {team}{models}"
     told = f"{row['n']:,} tasks, judged by {row['reward']}"
     yield f"{told:<{_WIDE}}{'team':<{_SIDE}}{'student':<{_SIDE}}student against team"
-    low, high = success["difference_ci95"]
+    low, high = (100 * side + 0.0 for side in success["difference_ci95"])
     one, other = (percent(e["accuracy"], e["ci95"]) for e in (success["team"], success["student"]))
     won = f"wins {success['wins']} losses {success['losses']} {significance(success['p_value'])}"
     yield (
         f"{'  success':<{_WIDE}}{one.strip():<{_SIDE}}{other.strip():<{_SIDE}}"
-        f"{100 * success['difference']:+.1f} points [{100 * low:+.1f}, {100 * high:+.1f}], {won}"
+        f"{100 * success['difference'] + 0.0:+.1f} points [{low:+.1f}, {high:+.1f}], {won}"
     )
     for name, title in MEASURES.items():
         found = row["measures"][name]
@@ -605,7 +648,12 @@ def _lines_of(row: Json, team: str) -> Iterator[str]:
     yield f"  {row['claim']['sentence']}"
     for what, count in row["left_out"].items():
         example = f" {row['first_left_out'][what]}" if what in row["first_left_out"] else ""
-        yield f"  left out: {count:,} {what}.{example}"
+        if what == OTHER_TASK:  # no fault: the questions that train are such, where a file is split
+            be = "is" if count == 1 else "are"
+            of = f"{count:,} episode{'s' * (count != 1)} {be} of questions"
+            yield f"  {of} that the run was not tested on, as those that train.{example}"
+        else:
+            yield f"  left out: {count:,} {what}.{example}"
     for note in row["notes"]:
         yield f"  {note}"
 
@@ -620,7 +668,7 @@ def _row(title: str, team: float | None, student: float | None, reduction: Json 
         word = (
             "more" if value < 0 else "fewer" if title[:5] in ("token", "model", "tool ") else "less"
         )
-        told = f"{100 * abs(value):.1f}% {word} {interval(bounds, '.1f')}"
+        told = f"{100 * abs(value):.1f}% {word} {interval(bounds, 'z.1f')}"
     sides = f"{_figure(team):<{_SIDE}}{_figure(student):<{_SIDE}}"
     return f"{f'  {title}':<{_WIDE}}{sides}{told}".rstrip()
 

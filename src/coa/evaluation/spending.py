@@ -144,6 +144,12 @@ def latency(directory: Path, solved: float, concurrency: int) -> Json:
     }
 
 
+def at_once(latency: Json) -> int:
+    """Rollouts that ran together, at most: no more than there were. 0: nobody noted it."""
+    asked = int(latency.get("concurrency") or 0)
+    return min(asked, int(latency.get("n") or asked))
+
+
 def load_latency(directory: Path) -> Json:
     """Read what `latency` found, where an evaluation has kept it."""
     path = directory / LATENCY

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import math
 import os
+import shlex
 import signal
 import socket
 from collections.abc import AsyncIterator
@@ -134,6 +136,7 @@ async def listening(
         note(f"serving {', '.join(agents)} on {url}/v1")
         if not serving.key:
             note(f"no key: only this machine is served; set {KEY_VARIABLE} or --key-file for more")
+        note(f"to ask it: {_request(url, next(iter(agents)), serving.key)}")
         try:
             yield Listening(url, session, server)
         except BaseException:
@@ -142,6 +145,14 @@ async def listening(
         finally:
             await running
         note("stopped")
+
+
+def _request(url: str, name: str, key: str) -> str:
+    """A request as one pastes it into a shell; the key itself is written nowhere."""
+    asked = {"model": name, "messages": [{"role": "user", "content": "a question"}]}
+    sends = f' -H "Authorization: Bearer ${KEY_VARIABLE}"' if key else ""
+    sends += " -H 'Content-Type: application/json'"
+    return f"curl {shlex.quote(url)}/v1/chat/completions{sends} -d {shlex.quote(json.dumps(asked))}"
 
 
 def _bind(host: str, port: int) -> socket.socket:

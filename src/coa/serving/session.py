@@ -1,7 +1,8 @@
 """What is served, and how a request is answered: one engine, agents, and a rollout for each.
 
 An agent is what clients can name as a model: `NAME` is the first environment, `NAME:GRAMMAR` that
-one. Everything that can be missing (a corpus, a sandbox) is found out before the first request.
+one, and an environment that was asked for has its own name besides. Everything that can be missing
+(a corpus, a sandbox) is found out before the first request.
 
 A rollout is a task of its own: it gives its place back when it ends, however slowly its client
 reads, and is cancelled when the client goes away or the server has to stop.
@@ -121,7 +122,8 @@ def public_name(model: str) -> str:
 async def open_agents(
     serving: Serving, note: Note = lambda line: None
 ) -> AsyncIterator[dict[str, Agent]]:
-    """The agents of a model by the names that clients use; the first is the default.
+    """The agents of a model by the names that clients use; the first is the default, under the name
+    of its environment where one was asked for and the model was given no other.
 
     Without an environment they are the shipped one in the grammars that were asked for, or in
     those that the model was trained on, first the one that `coa ask` takes; of these, one whose
@@ -149,7 +151,11 @@ async def open_agents(
             if full in agents:
                 raise UsageError(f"two grammars are named {grammar.name!r}; rename one.")
             agent = Agent(bound, prompt, opened)
-            agents.setdefault(name, agent)
+            names = [name]
+            if serving.env:
+                names.insert(1 if serving.name else 0, wanted.name)
+            for each in names:
+                agents.setdefault(each, agent)
             agents[full] = agent
         if not agents:
             raise UsageError(f"{serving.model}: no grammar can be served. {why}")

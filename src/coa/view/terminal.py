@@ -253,19 +253,29 @@ def _summary_lines(summary: Json, latency: Json) -> Iterator[tuple[str, Any]]:
     yield "model", summary.get("model", "")
     for key in ("tokens_per_task", "tokens_per_solved", "tool_calls_per_task", "f1"):
         if key in summary:
-            yield key, summary[key]
+            yield key, _figure(key, summary)
     if called := summary.get("tool_calls_by_agent"):
-        yield "calls by agent", ", ".join(f"{role} {mean:g}" for role, mean in called.items())
+        yield "calls by tool", ", ".join(f"{role} {mean:g}" for role, mean in called.items())
     if cost := summary.get("money"):
         solved = "" if cost["per_solved"] is None else f", {cost['per_solved']:g} per solved task"
         yield "money", f"{cost['per_task']:g} per task{solved} {cost['currency']}".rstrip()
     if latency.get("n"):
         figures = ", ".join(f"{name} {latency[name]:g}" for name in ("mean", "p50", "p95"))
-        yield "seconds per task", f"{figures}, up to {latency['concurrency']} at once"
+        most = min(latency["concurrency"], latency["n"])
+        yield "seconds per task", f"{figures}, up to {most} at once"
     stops = summary["stop_reasons"].items()
     yield "stop reasons", ", ".join(f"{name} {count}" for name, count in stops)
     if ended := summary["environment"]:
         yield "!!", f"{ended} rollouts were ended by the environment and count as 0"
+
+
+def _figure(key: str, summary: Json) -> Any:
+    """A value as it is told: of tokens also whether a cache keeps what earlier turns have read."""
+    value = summary[key]
+    if not key.startswith("tokens_") or value is None:
+        return value
+    whole = summary.get("tokens_per_task_uncached") if key == "tokens_per_task" else None
+    return f"{value} with a cache" + ("" if whole is None else f", {whole} without")
 
 
 def significance(p_value: float) -> str:
