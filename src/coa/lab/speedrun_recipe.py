@@ -70,8 +70,8 @@ PACE = {
 }
 
 
-_LEARNT = 3.0
-"""What a rollout of RL costs, as a multiple: it is sampled, and trained on."""
+_LEARNT = 1.5
+"""What a rollout of RL costs, as a multiple: it is sampled, and some are trained on."""
 STAGES = ("train", "rl", "check", "all")
 """What the files of tasks are called that are not measured on: tasks-STAGE.jsonl."""
 Who = Literal["team", "base", "sft", "rl", "longer", "all"]
