@@ -108,7 +108,7 @@ def pick(what: str, values: Tensor, kept: Tensor, sequence: Tensor | None = None
         at = int(kept[place])
         whose = "" if sequence is None else f" (sequence {int(sequence[at])})"
         raise TrainingError(
-            f"Loss: the {what} of token {at}{whose} is {float(picked[place])}; expected a finite "
+            f"Loss: the {what} of token {at}{whose} is {picked[place].item()}; expected a finite "
             f"number ({int((~finite).sum())} of {len(picked)} are not)."
         )
     return picked
