@@ -57,7 +57,7 @@ test-parity: setup  ## our losses against those that TRL and verl compute, in th
 
 test-frameworks: setup  ## teams of five agent frameworks, recorded as they are, and what their files and atif's say
 	@sh dev/frameworks.sh $(FRAMEWORKS)
-	@COA_TEST_FRAMEWORKS=$(FRAMEWORKS) $(VENV_PYTHON) -m pytest -m slow tests/test_frameworks.py \
+	@COA_TEST_FRAMEWORKS=$(FRAMEWORKS) $(VENV_PYTHON) -m pytest -m slow -rP tests/test_frameworks.py \
 		tests/test_atif.py tests/test_importers_frameworks.py tests/test_span_teams.py \
 		tests/test_proxy.py tests/test_full_way.py
 

@@ -197,4 +197,5 @@ def test_successful_episodes_become_legal_chains(recorded: Recorded) -> None:
     coa(folder, "distill", "--episodes", "episodes.jsonl", "--env", ".", "--out", "dataset")
     good = [episode for episode in recorded.episodes if episode.meta["success"] == 1.0]
     kept = (folder / "dataset" / "trajectories.jsonl").read_text().splitlines()
+    print(f"{recorded.team.name}: {len(kept)} of {len(good)} right episodes become chains")
     assert len(kept) >= 0.95 * len(good), (len(kept), len(good))

@@ -137,9 +137,7 @@ def report(
 def bench(
     name: Annotated[
         str,
-        typer.Argument(
-            help="What to measure: ask, parse, proxy, rl, rollout, sandbox, search or sft."
-        ),
+        typer.Argument(help="ask, busy, parse, proxy, rl, rollout, sandbox, search or sft."),
     ],
     overrides: Annotated[
         list[str] | None, typer.Argument(help="Of ask, rl and sft: name=value ...")

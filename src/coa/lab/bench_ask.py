@@ -1,15 +1,20 @@
 """`coa bench ask`: one question at a time, with full weights and with weights of 8 bits.
 
-Goes in: how many questions and chains. Comes out: sampled tokens per second of the engine as
-`coa ask` uses it, one question in a fresh engine, free and constrained; and on how many tokens the
-two kinds of weights agree. For that both are led along the same chains, which full weights wrote in
-a large batch, and each says what it would have chosen in every place: teacher-forced.
+Goes in: how many questions, chains and starts. Comes out: sampled tokens per second of the engine
+as `coa ask` uses it, one question in a fresh engine, free and constrained; on how many tokens the
+two kinds of weights agree; and when a started command says its first word. For the agreement both
+are led along the same chains, which full weights wrote in a large batch, and each says what it
+would have chosen in every place: teacher-forced.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import statistics
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
@@ -19,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from coa.engines import Engine, load_engine
 from coa.environment import open_environments
 from coa.environments import make_tasks
-from coa.errors import ConfigError, MissingExtra
+from coa.errors import ConfigError, EngineError, MissingExtra
 from coa.io.machine import cores
 from coa.io.runs import Json
 from coa.io.settings import load_recipe
@@ -34,6 +39,7 @@ if TYPE_CHECKING:
 
 WEIGHTS = ("full", "int8")
 CONTEXT, PIECE = 3072, 256
+QUESTION = "What is the capital of the country where Osaka is located?"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,9 +56,14 @@ class AskSetup:
     """0: all cores."""
     concurrency: int = 64
     """Of the chains, when full weights write them."""
+    guess: bool = True
+    """Whether tokens are guessed ahead."""
+    starts: int = 0
+    """How often the command is started, for the seconds to its first word."""
 
     def __post_init__(self) -> None:
-        for name, least in {"questions": 1, "chains": 0, "threads": 0, "concurrency": 1}.items():
+        least_of = {"questions": 1, "chains": 0, "threads": 0, "concurrency": 1, "starts": 0}
+        for name, least in least_of.items():
             if getattr(self, name) < least:
                 found = getattr(self, name)
                 raise ConfigError(f"{name}: found {found}, expected at least {least}.")
@@ -79,7 +90,9 @@ def bench_ask(overrides: Sequence[str] = (), note: Callable[[str], None] = print
         for mode, found in speeds.items()
     }
     ratio = {mode: round(each["int8"] / each["full"], 2) for mode, each in medians.items()}
-    result = {"unit": "tokens/s", "speed": medians, "ratio": ratio, "runs": speeds}
+    result: Json = {"unit": "tokens/s", "speed": medians, "ratio": ratio, "runs": speeds}
+    if setup.starts:
+        result["first_word_s"] = first_words(setup, note)
     if setup.chains:
         note(f"{setup.chains} chains are written and led along")
         result["agreement"] = agreement(setup, _play(setup, led, "full", slots=setup.concurrency))
@@ -112,7 +125,31 @@ def _play(
 
 def _load(setup: AskSetup, weights: str, slots: int) -> Engine:
     threads = setup.threads or cores()
-    return load_engine(setup.model, slots=slots, context=CONTEXT, threads=threads, weights=weights)
+    how: Json = {"threads": threads, "weights": weights, "guess": setup.guess}
+    return load_engine(setup.model, slots=slots, context=CONTEXT, **how)
+
+
+def first_words(setup: AskSetup, note: Callable[[str], None]) -> list[float]:
+    """Seconds from starting the command to the first word of the model on the terminal, of each
+    start; one before them warms up the file cache."""
+    command = [sys.executable, "-m", "coa", "ask", "--model", setup.model, QUESTION]
+    command += ["--threads", str(setup.threads)] if setup.threads else []
+    found = list[float]()
+    for at in range(setup.starts + 1):
+        started = time.perf_counter()
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as asked:
+            assert asked.stdout is not None
+            said = b""
+            while not _begun(said) and (piece := os.read(asked.stdout.fileno(), 4096)):
+                said += piece
+            seconds = time.perf_counter() - started
+            asked.kill()
+        if not _begun(said):
+            raise EngineError(f"{' '.join(command)}: ended without a word: {said[-200:]!r}.")
+        if at:
+            found.append(round(seconds, 2))
+            note(f"start {at}: first word after {seconds:.2f} s")
+    return found
 
 
 def agreement(setup: AskSetup, chains: Sequence[Trajectory]) -> Json:
@@ -145,6 +182,12 @@ def agreement(setup: AskSetup, chains: Sequence[Trajectory]) -> Json:
         "batched": same("batched"),
         "logprob_gap": round(sum(abs(a - b) for a, b in pairs) / max(count, 1), 5),
     }
+
+
+def _begun(said: bytes) -> bool:
+    """Whether a word of the model stands on the terminal: below the line that names the model."""
+    _, named, rest = said.partition(b" model  ")
+    return bool(named and rest.partition(b"\n")[2].strip())
 
 
 def _tokens(chain: Trajectory) -> tuple[list[int], list[bool]]:
@@ -187,7 +230,13 @@ def ask_lines(result: Json) -> Iterator[str]:
             ratio = f"   int8 / full {result['ratio'][mode]:.2f}" if weights == "int8" else ""
             yield f"{f'{weights}, {mode}':<28} {speed:>10.1f} {result['unit']}{ratio}"
     setup = result["setup"]
-    yield f"{setup['model']}, one question at a time, median of {setup['questions']}"
+    guessing = "" if setup["guess"] else ", nothing guessed"
+    yield f"{setup['model']}, one question at a time, median of {setup['questions']}{guessing}"
+    if words := result.get("first_word_s"):
+        yield (
+            f"first word after {statistics.median(words):.2f} s, median of {len(words)} "
+            f"starts of the command, {min(words):.2f} to {max(words):.2f}"
+        )
     if found := result.get("agreement"):
         yield (
             f"the same token: int8 and full {found['int8']:.2%}, full alone and in a batch "

@@ -1,10 +1,9 @@
 """`coa bench busy`: what our jobs keep of their speed when others use the same cores.
 
-Goes in: nothing. Comes out: the speed of sampling (32 rollouts at once, and one) and of fine-tuning
-alone, beside a process that counts, and beside another job of the same kind. RL is sampling and
-training in turn. Two processes of a job load and warm up once; then each works for some seconds
-whenever it is told to. The three situations follow one another in every round, so that all see the
-same machine.
+Goes in: nothing. Comes out: the speed of sampling (32 rollouts at once, and one), of fine-tuning
+and of RL alone, beside a process that counts, and beside another job of the same kind. Two
+processes of a job load and warm up once; then each works for some seconds whenever it is told to.
+The three situations follow one another in every round, so that all see the same machine.
 """
 
 from __future__ import annotations
@@ -26,13 +25,15 @@ from coa.errors import EngineError
 from coa.io.runs import Json
 from coa.models.references import BASE
 
-JOBS = ("rollout", "ask", "sft")
+JOBS = ("rollout", "ask", "sft", "rl")
 ALONE, BUSY, OURS = BESIDE = ("alone", "beside a busy process", "beside another of ours")
 SECONDS, ROUNDS = 8.0, 3
 _STREAMS = {"rollout": 32, "ask": 1}
 _TOKENS = 1000
 _LONGEST = 512
 """Tokens of a row: what every model bears."""
+_RL_TOKENS = 64
+"""Sampled for a rollout of RL."""
 _COUNT = "while True: pass"
 
 
@@ -205,8 +206,28 @@ def _sample(orders: Orders, streams: int, model: str) -> None:
         runner.run(engine.close())
 
 
+class _Windows:
+    """Whole updates of a trainer, counted from one order to the next."""
+
+    def __init__(self, orders: Orders, tokens: float) -> None:
+        self._orders, self._told = orders, iter(orders)
+        self._tokens = tokens
+        """Of one update."""
+        self._updates, self._started, self._seconds = 0, 0.0, 0.0
+
+    def update(self, number: int) -> None:
+        """An update is done; the first ones only warm up."""
+        self._updates += 1
+        spent = time.perf_counter() - self._started
+        if number < 3 or (self._seconds and spent < self._seconds):
+            return
+        if self._seconds:
+            self._orders.say(self._updates * self._tokens / spent)
+        self._seconds = next(self._told)  # ends the process when nobody tells it any more
+        self._started, self._updates = time.perf_counter(), 0
+
+
 def _fine_tune(orders: Orders, model: str) -> None:
-    """Count the tokens of whole updates."""
     from coa.lab.bench_train import distilled_rows
     from coa.models.codec import Codec
     from coa.models.references import model_folder, resolve
@@ -217,33 +238,43 @@ def _fine_tune(orders: Orders, model: str) -> None:
     codec = Codec.from_folder(model_folder(resolve(model)))
     rows = [row for row in distilled_rows(codec, 24) if len(row.ids) <= _LONGEST]
     settings = SftSettings(model=model, batch_size=1, epochs=1000, checkpoint_every=10**6)
-    each = sum(len(row.ids) for row in rows) / len(rows)
-    told, started, done, seconds = iter(orders), 0.0, 0, 0.0
+    windows = _Windows(orders, sum(len(row.ids) for row in rows) / len(rows))
 
     def on_update(report: UpdateReport) -> None:
-        nonlocal started, done, seconds
-        done += 1
-        spent = time.perf_counter() - started
-        if report.update < 3 or (seconds and spent < seconds):
-            return
-        if seconds:
-            orders.say(done * each / spent)
-        seconds = next(told)  # ends the process when nobody tells it any more
-        started, done = time.perf_counter(), 0
+        windows.update(report.update)
 
     with tempfile.TemporaryDirectory() as folder:
         policy = make_policy(settings)
         run_sft(settings, rows, Path(folder) / "run", on_update=on_update, policy=policy)
 
 
+def _reinforce(orders: Orders, model: str) -> None:
+    """The updates of `coa bench rl`, smaller ones, without end."""
+    from coa.lab.bench_coa import rl
+    from coa.lab.bench_train import RlSetup, rl_work
+    from coa.train.rl import RlLoop
+
+    work = rl_work(RlSetup(model=model, tasks=2, tokens=_RL_TOKENS))
+    windows = _Windows(orders, work.tokens[0])
+    record = RlLoop._record
+
+    def counted(loop: RlLoop, done: int, *known: Any) -> None:
+        record(loop, done, *known)
+        windows.update(done)
+
+    RlLoop._record = counted  # type: ignore[method-assign, assignment]
+    with tempfile.TemporaryDirectory() as folder:
+        rl(work.asked | {"updates": 10**6}, Path(folder))
+
+
 def main(job: str, model: str) -> None:
     # Libraries may write to stdout as well; what is said gets a copy of it to itself.
     orders = Orders(os.fdopen(os.dup(1), "w"))
     os.dup2(2, 1)
-    if job == "sft":
-        _fine_tune(orders, model)
-    else:
+    if job in _STREAMS:
         _sample(orders, _STREAMS[job], model)
+    else:
+        {"sft": _fine_tune, "rl": _reinforce}[job](orders, model)
 
 
 if __name__ == "__main__":

@@ -223,8 +223,10 @@ PEERS: Mapping[str, Trainer] = {
     "trl-float32": partial(train_trl, changes={"dtype": "float32"}),
     "trl-no-autocast": partial(train_trl, changes={"settings": {"bf16": False}}),
     "trl-padding-free": partial(train_trl, changes={"settings": {"padding_free": True}}),
+    "trl-compiled": partial(train_trl, changes={"settings": {"torch_compile": True}}),
+    "trl-checkpointing": partial(train_trl, changes={"settings": {"gradient_checkpointing": True}}),
 }
-"""TRL, and other ways to run it, to see that the first is the fastest."""
+"""TRL, and other ways to run it, to see which is the fastest and which holds least."""
 
 
 def _train(command: Sequence[str], asked: Json) -> TrainedBench:
