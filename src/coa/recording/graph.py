@@ -126,6 +126,7 @@ class _EpisodeWriter:
             agents=self._agents(),
             events=[each.event for each in self.placed],
             tools=self._tools(),
+            history=self.task.history if self.task else (),
             seconds=self._seconds(),
         )
         self._end(episode)

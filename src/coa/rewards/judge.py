@@ -26,6 +26,7 @@ from pathlib import Path
 
 from coa.engines.chat import ChatModel, ChatSettings
 from coa.errors import ConfigError, EngineError, Unavailable
+from coa.grammar.prompt import conversation
 from coa.io.runs import Json
 from coa.models.references import resolve
 from coa.rewards.answers import Part, same_words
@@ -167,6 +168,7 @@ class Judge:
         if spoken := _TO_THE_JUDGE.search(answer):
             return Part(0.0, f"it speaks to the judge: {spoken[0]!r}"[:200], suspect=True)
         case: Json = {"question": task.question, "accepted_answers": list(task.answers)}
+        case |= {"earlier_messages": conversation(task.history)} if task.history else {}
         return await self.verdict({**case, "given_answer": answer})
 
     async def verdict(self, case: Json) -> Part:

@@ -37,7 +37,8 @@ FAREWELL_S = 2.0
 
 
 def read_key(path: Path | None) -> str:
-    """The key of clients, from a file or else from the environment; empty when there is none."""
+    """The keys of clients, one a line, from a file or else from the environment; empty when there
+    is none."""
     where = KEY_VARIABLE if path is None else f"--key-file {path}"
     if path is None:
         key = os.environ.get(KEY_VARIABLE, "").strip()
@@ -46,9 +47,10 @@ def read_key(path: Path | None) -> str:
             key = path.read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"{where}: cannot be read ({type(error).__name__}).") from None
-        if len(key.splitlines()) != 1:
-            raise UsageError(f"{where}: expected one line that is the key.")
-    if not (key.isascii() and key.isprintable()):  # no client could send it
+        if not key:
+            raise UsageError(f"{where}: expected a line that is a key, or several.")
+    key = "\n".join(line.strip() for line in key.split("\n") if line.strip())
+    if not all(each.isascii() and each.isprintable() for each in key.split("\n")):
         raise UsageError(f"{where}: expected printable ASCII, as headers hold nothing else.")
     return key
 
@@ -129,6 +131,7 @@ async def listening(
             note(f"the engine keeps {at_once} rollouts at a time; further ones wait")
         serving = replace(serving, limits=replace(serving.limits, rollouts=at_once))
         session = ServingSession(engine, agents, serving, note, out)
+        stack.push_async_callback(session.close)
         server = Server(session)
         host, port = door.getsockname()[:2]
         url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
