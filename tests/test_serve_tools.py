@@ -234,7 +234,7 @@ def test_after_its_time_a_chain_is_rendered_again_and_that_is_said(tmp_path: Pat
     assert lost.stop is StopReason.CANCELLED and lost.usage.turns == 1
     shown = [segment for segment in again.segments if segment.author is Author.ENV]
     assert len(shown) == 2 and again.usage.turns == 1  # nobody trains on what was not sampled
-    assert again.meta["continued"] == "rendered again"
+    assert again.meta["steps"] == "rendered again"
 
 
 def test_after_a_restart_a_chain_is_rendered_again(tmp_path: Path) -> None:

@@ -103,6 +103,7 @@ class Serving:
     host: Annotated[str, Option("Others than this machine need a key.")] = "127.0.0.1"
     port: Annotated[int, Option("0 takes any that is free.")] = 8000
     key: str = field(default="", repr=False)
+    """Of clients: one, or several, a line each. Empty: only this machine is served."""
     limits: ServingLimits = field(default_factory=ServingLimits)
     temperature: Annotated[float, TEMPERATURE] = 0.0
     constrain: Annotated[bool, CONSTRAIN] = False
@@ -261,6 +262,7 @@ class Chain:
         self.call: ClientCall | None = None
         """What it waits for."""
         self.expiry: asyncio.TimerHandle | None = None
+        self._continued = RENDERED
         self._result: asyncio.Future[str]
         self._waits = asyncio.Event()
         self._told = Usage()
@@ -295,6 +297,7 @@ class Chain:
     def answer(self, reply: Reply, tell: Tell) -> None:
         """Go on with the result that a request brings."""
         self.reply, self._tell, self.call = reply, tell, None
+        self._continued = KEPT
         self._waits.clear()
         self.narrator.go_on()
         self._result.set_result(reply.asked.steps[-1].results[0])
@@ -308,14 +311,15 @@ class Chain:
             await asyncio.wait({self.work, waits}, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
             self.work.cancel()
-            await asyncio.wait({self.work})
+            await asyncio.gather(self.work, return_exceptions=True)
             raise
         finally:
             waits.cancel()
         made = self.work.result() if self.work.done() else self.rollout.trajectory
         usage, self._told = made.usage.since(self._told), replace(made.usage)
         seconds = {**made.seconds, "total": time.monotonic() - started}
-        return replace(made, usage=usage, seconds=seconds)
+        meta = {**made.meta, "continued": self._continued}
+        return replace(made, usage=usage, seconds=seconds, meta=meta)
 
     @property
     def size(self) -> int:
@@ -401,7 +405,6 @@ class ServingSession:
             else:
                 self._direct(chain.rollout, reply.asked)
                 chain.answer(reply, tell)
-                chain.rollout.trajectory.meta["continued"] = KEPT
             trajectory = await chain.played()
         if trajectory.stop is None:
             assert chain.call is not None, trajectory.meta
@@ -432,7 +435,7 @@ class ServingSession:
             trajectory.meta["request"] = chain.reply.id
             if asked.steps:
                 rollout.recall(_blocks(asked.steps, rollout))
-                trajectory.meta["continued"] = RENDERED
+                trajectory.meta["steps"] = RENDERED
             try:
                 async with aclosing(rollout.steps()) as steps:
                     async for step in steps:
