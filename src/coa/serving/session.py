@@ -263,6 +263,7 @@ class Chain:
         """What it waits for."""
         self.expiry: asyncio.TimerHandle | None = None
         self._continued = RENDERED
+        """How the steps of the present request came here, where it has any."""
         self._result: asyncio.Future[str]
         self._waits = asyncio.Event()
         self._told = Usage()
