@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +61,7 @@ def with_result(messages: list[Any], done: Any, *results: str) -> list[Any]:
 def called(done: Any) -> tuple[str, Any]:
     """The one call of a reply, which says nothing else."""
     (choice,) = done.choices
-    assert choice.finish_reason == "tool_calls" and choice.message.content is None
+    assert choice.finish_reason == "tool_calls" and not choice.message.content
     (call,) = choice.message.tool_calls
     return call.function.name, json.loads(call.function.arguments)
 
@@ -80,6 +79,7 @@ def test_a_chain_stops_at_a_call_and_goes_on_with_the_result(tmp_path: Path) -> 
         client = client_of(server)
         first = ask(client, [ASKED])
         assert called(first) == ("get_weather", {"city": "Lima"})
+        assert first.choices[0].message.content is None
         assert first.choices[0].message.tool_calls[0].id.startswith("call_")
         assert first.coa["stop"] == "tool_calls" and server.busy == (0, 0)
         assert [step["role"] for step in first.coa["steps"]][-1] == "get_weather"
@@ -204,7 +204,7 @@ def test_one_key_cannot_go_on_with_the_chain_of_another(tmp_path: Path) -> None:
     with Server(tmp_path, engine, key="one\ntwo") as server:
         mine, other = client_of(server, "one"), client_of(server, "two")
         with pytest.raises(openai.AuthenticationError):
-            ask(client_of(server, "one\ntwo".replace("\n", "")), [ASKED])
+            ask(client_of(server, "onetwo"), [ASKED])
         messages = with_result([ASKED], ask(mine, [ASKED]), "21 degrees")
         theirs = ask(other, messages)
         assert theirs.coa["continued"] == "rendered again"
@@ -245,15 +245,17 @@ def test_after_a_restart_a_chain_is_rendered_again(tmp_path: Path) -> None:
         check_rendered(server, engine, ask(client_of(server), messages))
 
 
-@pytest.mark.parametrize("bound", [{"waiting": 1}, {"waiting_bytes": 90_000}])
-def test_where_there_is_no_room_the_oldest_chain_goes_first(
-    tmp_path: Path, bound: dict[str, int]
-) -> None:
-    engine = ScriptedEngine({"A": ROUND, "B": ROUND})
-    with Server(tmp_path, engine, limits=limits(**bound)) as server:
-        client, asked = client_of(server), [[{"role": "user", "content": each}] for each in "AB"]
-        sent = [with_result(each, ask(client, each), "21 degrees") for each in asked]
-        assert len(server.at.session._waiting) == 1
+@pytest.mark.parametrize("bound", ["waiting", "waiting_bytes"])
+def test_where_there_is_no_room_the_oldest_chain_goes_first(tmp_path: Path, bound: str) -> None:
+    asked = [[{"role": "user", "content": each}] for each in ("Warm?", "Cold?")]
+    with Server(tmp_path, ScriptedEngine(ROUND), limits=limits(waiting=1)) as server:
+        client, session = client_of(server), server.at.session
+        sent = [with_result(asked[0], ask(client, asked[0]), "21 degrees")]
+        if bound == "waiting_bytes":
+            (chain,) = session._waiting.values()
+            session.limits = limits(waiting_bytes=chain.size * 3 // 2)
+        sent.append(with_result(asked[1], ask(client, asked[1]), "21 degrees"))
+        assert len(session._waiting) == 1
         assert [ask(client, each).coa["continued"] for each in sent] == ["rendered again", "kept"]
 
 
@@ -300,7 +302,7 @@ def test_a_server_ends_with_chains_that_wait(tmp_path: Path) -> None:
     kept = tmp_path / "kept.jsonl"
     with Server(tmp_path, ScriptedEngine(ROUND), out=kept) as server:
         ask(client_of(server), [ASKED])
-    assert server.lines[-1] == "stopped"
+    assert "stopped" in server.lines and not server.at.session._waiting
     assert [each.stop for each in load_trajectories(kept)] == [StopReason.CANCELLED]
 
 
@@ -319,7 +321,11 @@ def choose(name: str) -> Json:
     ],
 )
 def test_a_choice_is_a_constraint(tmp_path: Path, choice: Any, may_end: list[str]) -> None:
-    engine = ScriptedEngine([END, f'{PLAN}<think>t</think><get_time>{{"zone": "x"}}</get_time>'])
+    turns = [
+        f"{PLAN}<think>t</think><answer>no</answer>",
+        '<think>t</think><get_time>{"zone": "x"}</get_time>',
+    ]
+    engine = ScriptedEngine(turns)
     with Server(tmp_path, engine) as server:
         done = ask(client_of(server), [ASKED], WEATHER, TIME, tool_choice=choice)
     assert called(done) == ("get_time", {"zone": "x"})
@@ -330,12 +336,12 @@ def test_a_choice_is_a_constraint(tmp_path: Path, choice: Any, may_end: list[str
 
 
 def test_a_tool_that_may_not_be_called_is_not(tmp_path: Path) -> None:
-    engine = ScriptedEngine([CALL, f"{PLAN}<think>t</think><answer>I guess</answer>"])
+    engine = ScriptedEngine([CALL, "<think>t</think><answer>I guess</answer>"])
     with Server(tmp_path, engine) as server:
         done = ask(client_of(server), [ASKED], tool_choice="none")
     assert done.choices[0].message.content == "I guess"
     told = "<get_weather> may not be written now; write <wiki_search> or <answer>."
-    assert told.replace("<", "&lt;") in prompts_of(engine)[1] or told in prompts_of(engine)[1]
+    assert told.replace("<", "&lt;") in prompts_of(engine)[1]
 
 
 def test_a_choice_is_that_of_its_request(tmp_path: Path) -> None:
@@ -530,7 +536,7 @@ RESULT = {"role": "tool", "tool_call_id": "c", "content": "x"}
 @pytest.mark.parametrize(
     ("messages", "message"),
     [
-        ([CALLED, RESULT], "messages[1].role is 'tool', expected"),
+        ([CALLED, RESULT], "expected one of the user among them, which is the question."),
         ([ASKED, CALLED], "the last message is the question, or what a tool"),
         ([ASKED, RESULT], "messages[1].tool_call_id is 'c', expected the id of a call"),
         ([ASKED, CALLED, RESULT, RESULT], "messages[3].tool_call_id is 'c', expected"),
@@ -699,4 +705,3 @@ def test_the_shipped_model_calls_a_tool_that_it_never_saw(tmp_path: Path) -> Non
     assert trajectory.usage.tool_calls >= 2 and "<get_time>" in first_call(trajectory)
     turns = [s for s in trajectory.segments if s.author is Author.MODEL]
     assert all(len(s.ids or ()) == len(s.logprobs or ()) for s in turns)
-    assert all(one is not other for one, other in pairwise(turns))

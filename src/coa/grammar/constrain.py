@@ -287,8 +287,9 @@ def _guarded(schema: Any) -> Any:
     kind = schema.get("type")
     texts = kind == "string" or (isinstance(kind, list) and "string" in kind)
     if texts and not {"enum", "const", "pattern", "format"} & set(schema):
-        longest = min(schema.get("maxLength", _JSON_STRING), _JSON_STRING)
-        shortest = min(schema.get("minLength", 0), longest)
+        shortest, longest = schema.get("minLength", 0), schema.get("maxLength", _JSON_STRING)
+        longest = min(longest, _JSON_STRING) if isinstance(longest, int) else _JSON_STRING
+        shortest = min(shortest, longest) if isinstance(shortest, int) else 0
         guarded = {k: v for k, v in guarded.items() if k not in ("maxLength", "minLength")}
         guarded["pattern"] = f"^[^<\\x00-\\x1F]{{{shortest},{longest}}}$"
     elif kind == "object":

@@ -135,10 +135,15 @@ def refuse_stranger(key: str, headers: Mapping[str, str]) -> Refused | None:
         message = "this server has no key and is for this machine alone; use 127.0.0.1."
         return Refused(message, 403, code="host_not_allowed")
     given = owner_of(headers)
-    if any(hmac.compare_digest(given, _digest(each)) for each in key.split("\n")):
+    if any(hmac.compare_digest(given, _digest(each)) for each in keys_in(key)):
         return None
     message = "the key is missing or wrong; send it as Authorization: Bearer KEY."
     return Refused(message, 401, code="invalid_api_key")
+
+
+def keys_in(text: str) -> list[str]:
+    """Keys of clients, a line each."""
+    return [line.strip() for line in text.split("\n") if line.strip()]
 
 
 def owner_of(headers: Mapping[str, str]) -> bytes:
@@ -348,12 +353,15 @@ def _conversation(
         if role not in ROLES:
             expected = f"an object with a role, one of {', '.join(ROLES)}"
             raise _wrong(f"messages[{place}]", message, expected)
-    asked = max((at for at, each in enumerate(messages) if each["role"] == "user"), default=None)
     last = messages[-1]["role"]
-    if last not in ("user", "tool") or asked is None:
+    if last not in ("user", "tool"):
         expected = "'user' or 'tool': the last message is the question, or what a tool of the "
         expected += "client's returned for it"
         raise _wrong(f"messages[{len(messages) - 1}].role", last, expected)
+    asked = max((at for at, each in enumerate(messages) if each["role"] == "user"), default=None)
+    if asked is None:
+        expected = "one of the user among them, which is the question"
+        raise _wrong("messages", messages, expected)
     read = [_Message(each, f"messages[{at}]", ignored) for at, each in enumerate(messages)]
     question = read[asked].text
     where = f"messages[{asked}].content"

@@ -25,7 +25,7 @@ from coa.engines import Engine, load_engine, rollouts_at_once, slots_for
 from coa.errors import MissingExtra, UsageError
 from coa.io.runs import Appender
 from coa.models.references import pull_missing, resolve_default
-from coa.serving.request import is_loopback
+from coa.serving.request import is_loopback, keys_in
 from coa.serving.session import Note, Serving, ServingSession, open_agents
 
 if TYPE_CHECKING:
@@ -49,10 +49,9 @@ def read_key(path: Path | None) -> str:
             raise UsageError(f"{where}: cannot be read ({type(error).__name__}).") from None
         if not key:
             raise UsageError(f"{where}: expected a line that is a key, or several.")
-    key = "\n".join(line.strip() for line in key.split("\n") if line.strip())
-    if not all(each.isascii() and each.isprintable() for each in key.split("\n")):
+    if not all(each.isascii() and each.isprintable() for each in keys_in(key)):
         raise UsageError(f"{where}: expected printable ASCII, as headers hold nothing else.")
-    return key
+    return "\n".join(keys_in(key))
 
 
 @dataclass
