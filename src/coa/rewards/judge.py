@@ -167,8 +167,7 @@ class Judge:
             return Part(1.0, "exact match")
         if spoken := _TO_THE_JUDGE.search(answer):
             return Part(0.0, f"it speaks to the judge: {spoken[0]!r}"[:200], suspect=True)
-        case: Json = {"question": task.question, "accepted_answers": list(task.answers)}
-        case |= {"earlier_messages": conversation(task.history)} if task.history else {}
+        case: Json = {**asked_in(task), "accepted_answers": list(task.answers)}
         return await self.verdict({**case, "given_answer": answer})
 
     async def verdict(self, case: Json) -> Part:
@@ -239,6 +238,12 @@ class Judge:
         await self._model.close()
         if self._cache is not None:
             self._cache.close()
+
+
+def asked_in(task: Task) -> Json:
+    """What a judge is told of a question."""
+    told = {"question": task.question}
+    return {**told, "earlier_messages": conversation(task.history)} if task.history else told
 
 
 def read_verdict(reply: str, case: str = "") -> Part | None:
