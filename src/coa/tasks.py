@@ -109,16 +109,15 @@ def read_history(given: Any) -> tuple[ChatMessage, ...]:
     """Earlier messages of a record."""
     if not isinstance(given, (list, tuple)):
         raise RecordError(f"'history': found {str(given)[:60]!r}, expected a list of messages.")
-    messages = []
     for each in given:
-        role, text = (each.get("role"), each.get("content")) if isinstance(each, dict) else (0, 0)
-        if role not in get_args(Speaker) or not isinstance(text, str) or len(each) != 2:
-            raise RecordError(
-                f"'history': found {str(each)[:60]!r}, expected an object with a role (one of "
-                f"{', '.join(get_args(Speaker))}) and a content that is a text."
-            )
-        messages.append(ChatMessage(role, text))
-    return tuple(messages)
+        match each:
+            case {"role": role, "content": str(), **more} if role in get_args(Speaker) and not more:
+                continue
+        raise RecordError(
+            f"'history': found {str(each)[:60]!r}, expected an object with a role (one of "
+            f"{', '.join(get_args(Speaker))}) and a content that is a text."
+        )
+    return tuple(ChatMessage(each["role"], each["content"]) for each in given)
 
 
 def _answers(given: Any) -> tuple[str, ...]:

@@ -19,12 +19,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from coa.grammar import ChatMessage
 from coa.recording.calls import LoggedSession
 from coa.recording.episode import (
     SYSTEM,
     USER,
     AgentSpec,
-    ChatMessage,
     Episode,
     EpisodeEvent,
     Message,
