@@ -134,7 +134,9 @@ def test_a_stream_brings_the_call_and_the_next_one_the_answer(tmp_path: Path) ->
     assert rest[-2].coa["continued"] == "kept" and rest[-1].usage.completion_tokens == len(END)
 
 
-def test_the_clients_sdk_helper_for_streams_puts_the_call_together(tmp_path: Path) -> None:
+def test_the_official_client_puts_the_call_of_a_stream_together(
+    tmp_path: Path,
+) -> None:
     with Server(tmp_path, ScriptedEngine(ROUND)) as server:
         chat = client_of(server).chat.completions
         with chat.stream(model="scripted", messages=[ASKED], tools=[WEATHER]) as stream:

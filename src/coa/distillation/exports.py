@@ -138,14 +138,9 @@ def export(
     report["files"] = _save(to, out, rows, name, codec) if rows else []
     if judged:
         system, tools = _opening(used, grammar or name)
-
-        def opening(task: Task) -> str:
-            if not task.history:
-                return system
-            protocol = used[0].protocol if used else load_grammar(grammar or name)
-            return system + earlier(protocol, task.history)
-
-        _save_parquet(out / RL, [_rl_row(task, opening(task), tools, truth) for task in judged])
+        prompts = [system + _history(task, used, grammar or name) for task in judged]
+        made = [_rl_row(*each, tools, truth) for each in zip(judged, prompts, strict=True)]
+        _save_parquet(out / RL, made)
         report["files"].append(RL)
     return report
 
@@ -178,6 +173,13 @@ def _opening(used: Sequence[Trajectory], grammar: str) -> tuple[str, Sequence[st
     except GrammarError as error:
         raise UsageError(f"{error} Give its file with --grammar FILE.toml.") from None
     return system_prompt(loaded), list(loaded.tool_roles)
+
+
+def _history(task: Task, used: Sequence[Trajectory], grammar: str) -> str:
+    """What a prompt says of the messages before the question of a task."""
+    if not task.history:
+        return ""
+    return earlier(used[0].protocol if used else load_grammar(grammar), task.history)
 
 
 # ------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ one, and an environment that was asked for has its own name besides. Everything 
 A request has a place while its rollout moves: it gives that back when there is an answer, however
 slowly its client reads, and the rollout is cancelled when the client goes away or the server has to
 stop. A rollout that calls a tool of its client waits without a place, and goes on in the request
-that brings the result (`Chain`).
+that brings the result (`ServedChain`).
 """
 
 from __future__ import annotations
@@ -249,7 +249,7 @@ class Admission:
             self._free.release()
 
 
-class Chain:
+class ServedChain:
     """One rollout, over as many requests as it takes: it waits wherever it calls a tool of its
     client, and the request that brings the result goes on with it."""
 
@@ -349,7 +349,7 @@ class ServingSession:
         self.admission = Admission(serving.limits.rollouts)
         self.stopping = False
         self._at_work: set[asyncio.Task[Trajectory]] = set()
-        self._waiting: dict[str, Chain] = {}
+        self._waiting: dict[str, ServedChain] = {}
         """Chains that wait for tools of their clients, by the id of the call, the oldest first."""
         self._ending: set[asyncio.Task[Trajectory]] = set()
 
@@ -401,7 +401,7 @@ class ServingSession:
         async with self.admission.place(self.limits.seconds):
             chain = self._waiting_for(reply)
             if chain is None:
-                chain = Chain(reply, tell)
+                chain = ServedChain(reply, tell)
                 chain.work = asyncio.create_task(self._play(chain))
             else:
                 self._direct(chain.rollout, reply.asked)
@@ -413,7 +413,7 @@ class ServingSession:
             tell(chain.call)  # its result may come from now on
         return trajectory
 
-    async def _play(self, chain: Chain) -> Trajectory:
+    async def _play(self, chain: ServedChain) -> Trajectory:
         """A rollout from its beginning to its end."""
         asked, limits = chain.reply.asked, self.limits
         agent, task = self.agent(asked.model), Task(asked.question, history=asked.history)
@@ -484,7 +484,7 @@ class ServingSession:
 
     # -- chains that wait ---------------------------------------------------------------------
 
-    def _keep(self, chain: Chain, call: ClientCall) -> None:
+    def _keep(self, chain: ServedChain, call: ClientCall) -> None:
         """Let a chain wait for its client, for a while and as far as there is room."""
         loop, limits, waiting = asyncio.get_running_loop(), self.limits, self._waiting
         waiting[call.id] = chain
@@ -495,7 +495,7 @@ class ServingSession:
         ):
             self._drop(next(iter(waiting)))
 
-    def _waiting_for(self, reply: Reply) -> Chain | None:
+    def _waiting_for(self, reply: Reply) -> ServedChain | None:
         """The chain that waits for what a request brings, which waits no more."""
         last = reply.asked.steps[-1] if reply.asked.steps else ClientStep("")
         chain = self._waiting.get(last.calls[0].id) if len(last.calls) == 1 else None
