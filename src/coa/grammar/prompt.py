@@ -41,8 +41,8 @@ def system_prompt(
 
 
 def earlier(grammar: Grammar, history: Sequence[ChatMessage]) -> str:
-    """What a prompt says of earlier messages, which no text of theirs can change: none of it reads
-    as a tag. Nothing where there are none."""
+    """What a prompt says of earlier messages, in which nothing reads as a tag; nothing where there
+    are none."""
     return f"{EARLIER}{grammar.escape(conversation(history))}" if history else ""
 
 

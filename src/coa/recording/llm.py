@@ -311,7 +311,7 @@ class LLMTeam:
 
 
 def _asked(episode: Episode) -> str:
-    """The question, after what was said before it."""
+    """The question, with what was said before it."""
     if not episode.history:
         return episode.question
     return f"{episode.question}\nEarlier messages:\n{conversation(episode.history)}"

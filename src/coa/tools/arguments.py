@@ -39,8 +39,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
 }
 
 
-_Fits = tuple[Callable[[Value], bool], str]
-_KEYWORDS: dict[str, _Fits] = {
+_KEYWORDS: dict[str, tuple[Callable[[Value], bool], str]] = {
     "type": (
         lambda v: v in _TYPES if isinstance(v, str) else _are_texts(v) and {*v} <= {*_TYPES},
         "a type of JSON, or a list of these",
