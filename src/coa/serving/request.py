@@ -21,11 +21,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, NamedTuple, TypeVar
 
-from coa.errors import CoaError
+from coa.errors import CoaError, ToolMistake
 from coa.grammar import ChatMessage
 from coa.io.runs import Json
 from coa.io.settings import Option
-from coa.tools.arguments import canonical, described, schema_problem
+from coa.tools.arguments import canonical, described, known_schema, plain_words, without_words
 from coa.tools.base import clean
 from coa.view.terminal import fold
 
@@ -46,6 +46,8 @@ NAMED = 20
 """Most ignored parameters that a response names."""
 TOOLS = 128
 """Most tools of a client."""
+WORDS = 1000
+"""Most characters of what is said of one."""
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 NOT_TEXT = "this agent answers in plain text"
 CANNOT: dict[str, tuple[tuple[Any, ...], str]] = {
@@ -490,20 +492,19 @@ def _tool(given: Any, where: str, ignored: list[str]) -> ClientTool:
         raise _wrong(where, function, "an object with a name and parameters")
     name, said = function.get("name"), function.get("description") or ""
     schema = function.get("parameters")
-    schema = {"type": "object", "properties": {}} if schema is None else schema
     if not isinstance(name, str) or not _TOOL_NAME.fullmatch(name):
         raise _wrong(f"{where}.name", name, "1 to 64 letters, digits, underscores and hyphens")
     if not isinstance(said, str):
         raise _wrong(f"{where}.description", said, "a text")
+    if not isinstance(schema, dict | None):
+        raise _wrong(f"{where}.parameters", schema, "a JSON schema of type object")
     try:
-        problem = schema_problem(schema)
-        about = "" if problem else clean(described(clean(said).rstrip("."), schema))
-        written = json.dumps(schema, allow_nan=False)
-    except (RecursionError, ValueError):
-        problem = "it cannot be written out."
-    if problem:
-        message = fold(f"{where}.parameters: {problem}", 300)
-        raise Refused(message, code="invalid_value", param=f"{where}.parameters")
+        known = known_schema(schema or {})
+        about = described(plain_words(said, WORDS).rstrip("."), known)
+        written = json.dumps(without_words(known), allow_nan=False)
+    except (ToolMistake, ValueError) as error:
+        message = fold(f"{where}.parameters: {error}", 300)
+        raise Refused(message, code="invalid_value", param=f"{where}.parameters") from None
     known = ("name", "description", "parameters", "strict")  # arguments are checked in any case
     extra = [f"{where}.{each}" for each in function if each not in known]
     extra += [f"{outer}.{each}" for each in given if each not in ("type", "function")]
