@@ -499,9 +499,9 @@ def _tool(given: Any, where: str, ignored: list[str]) -> ClientTool:
     if not isinstance(schema, dict | None):
         raise _wrong(f"{where}.parameters", schema, "a JSON schema of type object")
     try:
-        known = known_schema(schema or {})
-        about = described(plain_words(said, WORDS).rstrip("."), known)
-        written = json.dumps(without_words(known), allow_nan=False)
+        arguments = known_schema(schema or {})
+        about = described(plain_words(said, WORDS).rstrip("."), arguments)
+        written = json.dumps(without_words(arguments), allow_nan=False)
     except (ToolMistake, ValueError) as error:
         message = fold(f"{where}.parameters: {error}", 300)
         raise Refused(message, code="invalid_value", param=f"{where}.parameters") from None
