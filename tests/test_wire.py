@@ -287,7 +287,7 @@ def test_tools_that_the_server_ran_are_beside_the_reply_which_stays_final() -> N
     )
     assert made.reply is not None
     assert made.reply.text == "Lima" and not made.reply.calls
-    assert made.reply.other == ("web_search_call", "mcp_call")
+    assert made.reply.other == ()
     assert [(use.call.name, use.call.arguments, use.result) for use in made.ran] == [
         ("web_search", {"query": "Lima"}, ""),
         ("look", {"a": 1}, "found"),

@@ -121,7 +121,8 @@ def derive_grammar(
     order = _Order([[block.role for block in chain] for chain in chains], roles, team)
     grammar = order.grammar(free)
     head = [
-        f"Derived from {len(sound)} episodes of {listed(sorted({e.teacher for e in sound}), 3)}.",
+        f"Derived from {len(sound)} episode{'s' * (len(sound) > 1)} of "
+        f"{listed(sorted({e.teacher for e in sound}), 3)}.",
         "Edit it: `about` and `hint` are what a prompt says, `next` is what may follow a block.",
         "Seen 0 times: the tools of one agent may follow each other, and unused ones any tool.",
         "A model is trained on one version of it: derive and edit before `coa distill`.",

@@ -118,6 +118,7 @@ class _EpisodeWriter:
             self._begin(work)
         for turn in turns:
             self._say(turn)
+            self.count.gap("asked_again", self.task is None and self._asked_again(turn))
         self.placed.sort(key=lambda each: (each.after, each.order))
         known_id = self.task.id if self.task else str(self.about.get("task_id") or "")
         episode = Episode(
@@ -137,6 +138,16 @@ class _EpisodeWriter:
         self, after: float, order: int, event: EpisodeEvent, turn: AgentTurn | None = None
     ) -> None:
         self.placed.append(_Placed(after, order, event, turn))
+
+    def _asked_again(self, turn: AgentTurn) -> bool:
+        """Whether an agent that had given its last word, and that no other one asked, is told more
+        by the program, or by a user."""
+        last, work = turn.own, self.team.work_of[turn.number]
+        if last is None or turn.aside or last[1].aside or last[1].number != turn.number - 1:
+            return False
+        told = [message.role for message in turn.new()]
+        alone = not (work.asker or work.inside) and {*told} == {"user"}
+        return alone and self.team.is_final(last[1])
 
     def _begin(self, work: AgentWork) -> None:
         """What the program gives an agent that no other agent asked."""

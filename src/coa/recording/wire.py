@@ -33,6 +33,10 @@ _ROLES: Mapping[str, WireRole] = {
 }
 
 
+HIDDEN = "encrypted_reasoning"
+"""Among `WireMessage.other`: a thought that its server does not show."""
+
+
 @dataclass(frozen=True, slots=True)
 class FunctionCall:
     """A call of a tool that a model wrote."""
@@ -585,16 +589,16 @@ class _Responses:
             in_full, _ = _parts(item.get("content"), self._texts, "content")
             said = in_full or thought
             hidden = not said and item.get("encrypted_content")
-            other = ("encrypted_reasoning",) if hidden else ()
-            return WireMessage("assistant", reasoning=said, other=other)
+            return WireMessage("assistant", reasoning=said, other=(HIDDEN,) if hidden else ())
         if kind.endswith("_call_output"):
             given = item.get("output")
             text, other = _parts(
                 json.dumps(given) if isinstance(given, dict) else given, self._texts, "output"
             )
             return WireMessage("tool", text, answers=called, other=other)
-        if kind.endswith("_call") and called:
-            return WireMessage("assistant", calls=(_client_call(kind, called, item),))
+        if kind.endswith("_call"):  # without an id the server has answered it: `beside` reads it
+            calls = (_client_call(kind, called, item),) if called else ()
+            return WireMessage("assistant", calls=calls)
         return WireMessage("assistant", other=(kind,))
 
     def _server_use(self, item: Json) -> ServerUse | None:
@@ -780,14 +784,15 @@ class _Anthropic:
                 calls.append(FunctionCall(*used, _arguments(part.get("input"))))
             elif kind == "thinking":
                 thought.append(_text(part.get("thinking")))
-            else:
+            elif not _text(kind).endswith(_OF_SERVERS):  # `beside` reads those
                 said.append(part)
         text, other = _parts(said, self._texts, "content")
-        hidden = ("encrypted_reasoning",)
-        other = tuple(
-            h for kind in other for h in (hidden if kind == "redacted_thinking" else (kind,))
-        )
+        other = tuple(HIDDEN if kind == "redacted_thinking" else kind for kind in other)
         return WireMessage("assistant", text, "\n".join(thought), tuple(calls), other=other)
+
+
+_OF_SERVERS = ("server_tool_use", "mcp_tool_use", "_tool_result")
+"""Ends of the kinds of parts that tell of tools that the server ran."""
 
 
 def _without_secrets(value: Any) -> Any:

@@ -280,7 +280,7 @@ class TeamAtWork:
             work = self.work_of[own[1].number]
             lost = [each for each, _ in turn.lost]
             since = work.turns[work.turns.index(own[1]) + 1 :]
-            unfinished = bool(since) or own[1].aside or not self._is_final(own[1])
+            unfinished = bool(since) or own[1].aside or not self.is_final(own[1])
             return work if unfinished and all(each in lost for each in since) else None
         given = [squash(each.text) for each in turn.messages if each.role == "user"]
         for work in reversed(self.works):  # its own words may have been left out, or summed up
@@ -290,7 +290,7 @@ class TeamAtWork:
                 if summed_up and not self._shown_to_others(last, turn):
                     return work
                 grown = len(turn.ids) > len(first.ids) and turn.ids[:1] == first.ids[:1]
-                return work if grown and not self._is_final(last) else None
+                return work if grown and not self.is_final(last) else None
         return None
 
     def _shown_to_others(self, turn: AgentTurn, until: AgentTurn) -> bool:
@@ -302,7 +302,7 @@ class TeamAtWork:
             if each.agent != turn.agent
         )
 
-    def _is_final(self, turn: AgentTurn) -> bool:
+    def is_final(self, turn: AgentTurn) -> bool:
         return not self.asked[turn.number] or self.ends(turn)
 
     def _find_asker(self, work: AgentWork) -> None:
