@@ -24,7 +24,9 @@ from coa.recording.episode import SYSTEM, Episode, EpisodeEvent, Message, ToolUs
 
 _PLANNER = re.compile(r"plan", re.I)
 _CRITIC = re.compile(
-    r"critic|critiq|review|reflect|verif|evaluat|judge|audit|check|approv|quality|\bqa\b", re.I
+    r"critic|critiq|review|reflect|verif|evaluat|judge|audit|check|approv|assess|\bgrad(?:e|ing)|"
+    r"quality|\bqa\b",
+    re.I,
 )
 _STEP = re.compile(r"^\s*(?:\d{1,2}[.)]|[-*]|step\s+\d)", re.I | re.M)
 _REWORK = 0.3
