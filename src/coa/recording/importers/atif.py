@@ -22,7 +22,7 @@ from coa.errors import RecordError
 from coa.io.runs import Json
 from coa.recording.atif import restored
 from coa.recording.episode import SYSTEM, USER, ChatMessage, Episode, ModelCall
-from coa.recording.importers.reading import Fields, Notes, documents, opening
+from coa.recording.importers.reading import Fields, Notes, documents, moment_of, opening
 from coa.recording.importers.team import (
     FINAL,
     AgentRun,
@@ -33,9 +33,8 @@ from coa.recording.importers.team import (
     declared_tool,
     job_in,
     model_call,
-    text_of,
 )
-from coa.recording.importers.work import arguments_of
+from coa.recording.importers.work import arguments_of, text_of
 from coa.recording.wire import FunctionCall, WireUsage
 
 _VERSION = re.compile(r"ATIF-v1\.([0-8])(?:\.\d+)?$")
@@ -302,7 +301,7 @@ class _DocumentReading:
         if source not in ("system", "user", "agent"):
             self.notes.add("steps of an unknown source, read as the agent's", step.where)
             source = "agent"
-        if (moment := _moment(step.text("timestamp"))) is not None:
+        if (moment := moment_of(step.text("timestamp"))) is not None:
             self.times.append(moment)
         elif step.text("timestamp"):
             self.notes.add("timestamps that are none", step.where)
@@ -624,11 +623,3 @@ def _embedded(held: Json, depth: int = 0) -> Iterator[Json]:
 
 def _are_numbers(values: list[Any]) -> TypeGuard[list[int]]:
     return all(isinstance(each, int) and not isinstance(each, bool) for each in values)
-
-
-def _moment(text: str) -> datetime | None:
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        return None
-    return moment if moment.tzinfo else moment.astimezone()

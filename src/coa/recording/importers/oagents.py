@@ -20,13 +20,12 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from coa.io.runs import Json
 from coa.recording.episode import SYSTEM, USER, Episode, Message, ToolSpec
-from coa.recording.importers.reading import Fields, Notes, documents_of, opening
+from coa.recording.importers.reading import Fields, Notes, documents_of, moment_of, opening
 from coa.recording.importers.team import (
     FINAL,
     AgentRun,
@@ -36,9 +35,8 @@ from coa.recording.importers.team import (
     answer_in,
     job_in,
     model_call,
-    text_of,
 )
-from coa.recording.importers.work import arguments_of
+from coa.recording.importers.work import arguments_of, text_of
 from coa.recording.wire import FunctionCall, WireUsage
 
 LEADER, SEARCHER, REFLECTOR, REFORMULATOR = "manager", "search_agent", "reflector", "reformulator"
@@ -402,13 +400,8 @@ def _said_beside(written: str) -> str:
 
 
 def _seconds(row: Fields) -> float | None:
-    try:
-        begun, ended = (datetime.fromisoformat(row.text(n)) for n in ("start_time", "end_time"))
-    except ValueError:
-        return None
-    if (begun.tzinfo is None) != (ended.tzinfo is None):
-        return None
-    return max(0.0, (ended - begun).total_seconds())
+    begun, ended = moment_of(row.text("start_time")), moment_of(row.text("end_time"))
+    return max(0.0, (ended - begun).total_seconds()) if begun and ended else None
 
 
 def jobs_in(code: str, agent: str) -> tuple[list[str | None], bool]:

@@ -14,6 +14,7 @@ import re
 import sys
 import zlib
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any, TypeGuard
 
@@ -141,6 +142,17 @@ def is_finite(value: Any) -> TypeGuard[int | float]:
     if not isinstance(value, int | float) or isinstance(value, bool):
         return False
     return abs(value) <= sys.float_info.max
+
+
+def moment_of(value: Any) -> datetime | None:
+    """A moment, of a text too; UTC where it does not say."""
+    try:
+        when = datetime.fromisoformat(value) if isinstance(value, str) else value
+    except ValueError:
+        return None
+    if not isinstance(when, datetime):
+        return None
+    return when if when.tzinfo else when.replace(tzinfo=UTC)
 
 
 _KINDS = {dict: "an object", list: "a list", str: "a text", bool: "true or false"}

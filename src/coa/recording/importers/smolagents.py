@@ -31,8 +31,8 @@ from coa.io.runs import Json
 from coa.recording.calls import LoggedCall, LoggedSession
 from coa.recording.episode import ToolSpec
 from coa.recording.importers.reading import SECONDS, Fields, Notes, documents_of, opening
-from coa.recording.importers.team import declared_tool, text_of
-from coa.recording.importers.work import arguments_of, led
+from coa.recording.importers.team import declared_tool
+from coa.recording.importers.work import arguments_of, led, made_tool, text_of
 from coa.recording.wire import FunctionCall, WireExchange, WireMessage, WireRole, WireUsage
 
 _ACTION = frozenset({"step_number", "tool_calls", "observations", "model_output", "action_output"})
@@ -328,15 +328,9 @@ def _tools(held: Fields) -> tuple[ToolSpec, ...]:
     for each in held.objects("tools") if isinstance(held.held.get("tools"), list) else []:
         inputs = each.held.get("inputs")
         if isinstance(inputs, dict):
-            required = [
-                name
-                for name, spec in inputs.items()
-                if not (isinstance(spec, dict) and spec.get("nullable"))
-            ]
-            schema = {"type": "object", "properties": inputs, "required": required}
-            made = {**each.held, "parameters": schema}
-            each = Fields(made, each.where, each.notes)
-        found.append(declared_tool(each))
+            found.append(made_tool(each.text("name"), each.text("description"), inputs))
+        else:
+            found.append(declared_tool(each))
     return tuple(each for each in found if each.name)
 
 
@@ -400,7 +394,7 @@ def _session(held: Fields) -> LoggedSession | None:
         notes.add("memories without a task or a step left out", held.where)
         return None
     name = held.text("task_id", "id") or held.where
-    about: Json = {"task_id": name, "question": _question(leader.task), "source": "smolagents"}
+    about: Json = {"task_id": name, "question": leader.task.strip(), "source": "smolagents"}
     about["agents"] = agents
     # The time of a step is also that of its tools.
     about[SECONDS] = [] if any(each.begun is None for each in made) else ["total"]
@@ -423,10 +417,6 @@ def _session(held: Fields) -> LoggedSession | None:
     if held.value("state") == "max_steps_error":
         session.end = {**(session.end or {}), "error": "the steps of the agent ran out"}
     return session
-
-
-def _question(task: str) -> str:
-    return task.strip()
 
 
 def _managed(held: Fields, notes: Notes) -> Iterator[tuple[str, _Memory | None]]:

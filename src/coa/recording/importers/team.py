@@ -31,6 +31,8 @@ from coa.recording.episode import (
     ToolUse,
 )
 from coa.recording.importers.reading import Fields
+from coa.recording.importers.work import text_of
+from coa.recording.turns import as_json
 from coa.recording.wire import FunctionCall, WireUsage
 from coa.tools.base import Failure
 
@@ -173,7 +175,7 @@ class TeamWriter:
         name = use.call.name or "tool"
         self.tool(ToolSpec(name, body="json"))
         self.gaps["result_missing"] += use.result is None
-        argument = argument_of(use.call.arguments)
+        argument = as_json(use.call.arguments)
         self.events.append(ToolUse(run.name, name, argument, use.result or "", use.failure))
         self.heard(run, use.result or "")
 
@@ -254,15 +256,8 @@ def declared_tool(given: Fields) -> ToolSpec:
 
 def sampled_text(said: str, calls: Sequence[FunctionCall]) -> str:
     """A reply as one text: what it says, then a line for each call."""
-    lines = (f"{call.name}({argument_of(call.arguments)})" for call in calls)
+    lines = (f"{call.name}({as_json(call.arguments)})" for call in calls)
     return "\n".join(each for each in (said, *lines) if each)
-
-
-def argument_of(arguments: Json | str) -> str:
-    """The arguments of a call as an episode has them: JSON with sorted keys, or the text itself."""
-    if isinstance(arguments, str):
-        return arguments
-    return json.dumps(arguments, sort_keys=True, ensure_ascii=False)
 
 
 def answer_in(call: FunctionCall) -> str:
@@ -290,16 +285,7 @@ def job_in(call: FunctionCall, told: str = "") -> str:
         return told
     named = [call.arguments.get(name) for name in _JOBS]
     found = next((each for each in named if isinstance(each, str) and each.strip()), None)
-    return found or (texts[0] if len(texts) == 1 else argument_of(call.arguments))
+    return found or (texts[0] if len(texts) == 1 else as_json(call.arguments))
 
 
 _JOBS = ("task", "prompt", "request", "query", "question", "instructions", "message", "input")
-
-
-def text_of(value: Any) -> str:
-    """A value as a text: JSON where it is none."""
-    if value is None:
-        return ""
-    if isinstance(value, str):
-        return value
-    return json.dumps(value, sort_keys=True, ensure_ascii=False)
