@@ -437,8 +437,9 @@ def _is_cut(error: Exception, near: int) -> bool:
 
 # -- what a file begins with -------------------------------------------------------------------
 
-_STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
-_SCALAR = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?|true|false|null|NaN|-?Infinity")
+_MARK = re.compile(r'"(?:[^"\\]|\\.)*(?:"|\\?\Z)|[{}\[\],]', re.DOTALL)
+_DEEPEST = 100
+"""Objects within objects that are looked into."""
 
 
 def opening(head: bytes) -> Any:
@@ -449,77 +450,26 @@ def opening(head: bytes) -> Any:
     text = head.decode("utf-8-sig", "ignore").lstrip()
     if text[:1] not in ("{", "["):
         return None
-    return _Opening(text).value()
-
-
-class _Ended(Exception):
-    """Not an error: the head is read."""
-
-
-class _Opening:
-    """Reads one JSON value of a text that may be cut anywhere."""
-
-    def __init__(self, text: str) -> None:
-        self.text, self.place = text, 0
-
-    def value(self) -> Any:
-        """Containers are kept from their first character on, so that what is cut is in place."""
-        root: list[Any] = []
-        open_ones: list[tuple[Any, str]] = [(root, "")]
-        name = ""
-        while not (root and len(open_ones) == 1):
-            try:
-                held, _ = open_ones[-1]
-                mark = self._peek()
-                if mark in "}]":
-                    self.place += 1
-                    open_ones.pop()
-                    continue
-                if mark == ",":
-                    self.place += 1
-                    continue
-                if isinstance(held, dict):
-                    name = self._string()
-                    if self._peek() != ":":
-                        break
-                    self.place += 1
-                    mark = self._peek()
-                made = self._start(mark)
-            except _Ended:
-                break
-            if isinstance(held, dict):
-                held[name] = made
-            else:
-                held.append(made)
-            if isinstance(made, dict | list):
-                open_ones.append((made, name))
-        return root[0] if root else None
-
-    def _peek(self) -> str:
-        while self.place < len(self.text) and self.text[self.place] in " \t\r\n":
-            self.place += 1
-        if self.place >= len(self.text):
-            raise _Ended
-        return self.text[self.place]
-
-    def _start(self, mark: str) -> Any:
-        if mark in "{[":
-            self.place += 1
-            return {} if mark == "{" else []
-        if mark == '"':
-            return self._string()
-        found = _SCALAR.match(self.text, self.place)
-        if not found:
-            raise _Ended
-        self.place = found.end()
-        return json.loads(found[0])
-
-    def _string(self) -> str:
-        found = _STRING.match(self.text, self.place)
-        if not found:
-            raise _Ended
-        self.place = found.end()
-        try:
-            return str(json.loads(found[0], strict=False))
-        except ValueError:
-            raise _Ended from None
+    decoder = json.JSONDecoder(strict=False)
+    try:
+        return decoder.raw_decode(text)[0]
+    except json.JSONDecodeError as error:
+        text = text[: error.pos]
+    except RecursionError:
+        pass
+    at, ends = 0, ""  # up to where no value is cut, and what closes those that are open there
+    for found in _MARK.finditer(text):
+        mark = found[0]
+        if mark in "}]" and not ends.startswith(mark):
+            break
+        if mark in "{[}]":
+            ends = {"{": "}", "[": "]"}[mark] + ends if mark in "{[" else ends[1:]
+        if len(ends) > _DEEPEST:
+            ends = ends[1:]
+            break
+        if mark[0] != '"':
+            at = found.start() if mark == "," else found.end()
+    try:
+        return decoder.decode(text[:at] + ends)
+    except ValueError:
+        return None
