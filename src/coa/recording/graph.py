@@ -35,7 +35,7 @@ from coa.recording.episode import (
     common,
 )
 from coa.recording.identities import agent_named_in, find_agents, name_agents, reaches_an_agent
-from coa.recording.programs import PYTHON, functions_in
+from coa.recording.programs import PYTHON, PYTHON_TOOL, functions_in
 from coa.recording.text_calls import tools_in
 from coa.recording.turns import AgentTurn, Count, as_json, squash, turns_of
 from coa.recording.wire import ServerUse, WireMessage
@@ -51,9 +51,6 @@ from coa.recording.works import (
     opening_of,
 )
 from coa.tasks import Task
-
-PYTHON_TOOL = ToolSpec("python", "Runs a program and shows what it prints.", "code")
-"""The tool of a program that is more than calls of tools."""
 
 
 def episode_of(session: LoggedSession, task: Task | None = None) -> Episode:

@@ -370,17 +370,16 @@ class _DocumentReading:
             elif step.source == "agent":
                 ends = at == own[-1] or all(s.source != "agent" for s in steps[at + 1 : at + 2])
                 self._agent(run, step, model, ends, above)
-            elif step.source == "user":
-                if asker in (USER, SYSTEM) or asked:
-                    self.team.tell(run, step.text, USER if asker == USER else SYSTEM)
-                else:  # the job, which the asking agent has said already
+            else:
+                is_user = step.source == "user"
+                if is_user and not (asker in (USER, SYSTEM) or asked):
+                    # The job, which the asking agent has said already.
                     run.begun_anew |= step.text != job  # it stands in a frame
                     self.team.heard(run, step.text)
-                asked = True
-                self._loose(step.part, run, step.results)
-            elif step.text or step.results:
-                if step.text:
-                    self.team.tell(run, step.text)
+                elif is_user or step.text:
+                    by = USER if is_user and asker == USER else SYSTEM
+                    self.team.tell(run, step.text, by)
+                asked |= is_user
                 self._loose(step.part, run, step.results)
         return name
 
@@ -475,14 +474,10 @@ class _DocumentReading:
         texts = [self._content(result, "content") for result in results]
         stated = any(result.value("content") is not None for result in results)
         known = "\n".join(text for text in texts if text) if stated else None
-        found: list[Fields] = []
         referred = [ref for result in results for ref in _refs(result)]
-        for ref in referred:
-            sub = self._resolve(part, ref)
-            if sub is not None:
-                found.append(sub)
         if not referred:
             return Use(call, known)
+        found = [sub for ref in referred if (sub := self._resolve(part, ref)) is not None]
         waiting = (*above, run.name)
         if len(waiting) > _MAX_DEPTH:
             self.notes.add("sub-agents that are nested too deeply left out", part.where)
@@ -495,8 +490,8 @@ class _DocumentReading:
             self.notes.add("calls with several sub-agents, taken one after the other", part.where)
         subs = [(each, self._steps(each)) for each in found]
         told = next((s.text for s in subs[0][1] if s.source == "user" and not s.copied), "")
-        name = self._name_of(subs[0][0], call.name, waiting)
-
+        name = found[0].object("agent").text("name")
+        name = self.team.agent(call.name if not name or name in waiting else name, "", waiting)
         job = job_in(call, told)
 
         def play() -> bool:
@@ -505,10 +500,6 @@ class _DocumentReading:
             return self._answered(name, run.name)
 
         return Job(name, job, play, known)
-
-    def _name_of(self, sub: Fields, reached: str, above: tuple[str, ...]) -> str:
-        name = sub.object("agent").text("name")
-        return self.team.agent(reached if not name or name in above else name, "", above)
 
     def _answered(self, agent: str, asker: str) -> bool:
         """Whether the last thing that was said is an agent's answer."""
@@ -545,11 +536,8 @@ class _DocumentReading:
             if text:
                 self.team.tell(run, text)
             for ref in _refs(result):
-                sub = self._resolve(part, ref)
-                if sub is None:
-                    continue
-                steps = self._steps(sub)
-                self._play(sub, steps, SYSTEM, "", ())
+                if (sub := self._resolve(part, ref)) is not None:
+                    self._play(sub, self._steps(sub), SYSTEM, "", ())
 
 
 # -- ADP, which became ATIF -----------------------------------------------------------------------
@@ -563,7 +551,7 @@ def _from_adp(held: Fields) -> Fields:
         if kind in ("api_action", "code_action"):
             steps.append(_adp_action(each, kind, len(steps)))
         elif kind == "message_action":
-            steps.append(_adp_said("agent", each, each.text("content")))
+            steps.append(_adp_said(each, each.text("content")))
         elif kind in ("text_observation", "web_observation"):
             text = each.text("content") if kind == "text_observation" else each.text("axtree")
             if kind == "web_observation":
@@ -596,12 +584,14 @@ def _adp_action(each: Fields, kind: str, number: int) -> Json:
     else:
         name, arguments = each.text("language") or "code", {"code": each.text("content")}
     call = {"tool_call_id": f"call-{number}", "function_name": name, "arguments": arguments}
-    return _adp_said("agent", each, each.text("description")) | {"tool_calls": [call]}
+    return _adp_said(each, each.text("description")) | {"tool_calls": [call]}
 
 
-def _adp_said(source: str, each: Fields, text: str) -> Json:
+def _adp_said(each: Fields, text: str) -> Json:
     thought = each.text("reasoning_content")
-    return {"source": source, "message": text} | ({"reasoning_content": thought} if thought else {})
+    return {"source": "agent", "message": text} | (
+        {"reasoning_content": thought} if thought else {}
+    )
 
 
 def _refs(result: Fields) -> list[Fields]:

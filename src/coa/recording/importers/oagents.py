@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from coa.io.runs import Json
-from coa.recording.episode import SYSTEM, USER, Episode, Message, ToolSpec
+from coa.recording.episode import SYSTEM, USER, Episode, Message
 from coa.recording.importers.reading import Fields, Notes, documents_of, moment_of, opening
 from coa.recording.importers.team import (
     FINAL,
@@ -35,14 +35,13 @@ from coa.recording.importers.team import (
     answer_in,
     job_in,
     model_call,
+    smolagents_call,
 )
 from coa.recording.importers.work import arguments_of, text_of
+from coa.recording.programs import PYTHON, PYTHON_TOOL
 from coa.recording.wire import FunctionCall, WireUsage
 
 LEADER, SEARCHER, REFLECTOR, REFORMULATOR = "manager", "search_agent", "reflector", "reformulator"
-PYTHON = "python_interpreter"
-PYTHON_TOOL = ToolSpec("python", "Runs a program and shows what it prints.", "code")
-"""What a program is that does more than to ask, as in recordings of code-writing agents."""
 POOR = 5
 """Of the reflector's scale of 0 to 10: what is less is poor by its own instructions."""
 _CODE = re.compile(r"(?:Code:\s*)?```.*|<code>.*", re.DOTALL)
@@ -163,7 +162,7 @@ class _ResultReading:
 
     def _action(self, step: Fields) -> None:
         written = _content(step, "model_output")
-        calls = [_call(each) for each in step.objects("tool_calls")]
+        calls = [smolagents_call(each) for each in step.objects("tool_calls")]
         error = text_of(step.object("error").value("message"))
         output = step.value("action_output")
         if not written and not calls:
@@ -375,16 +374,6 @@ def _content(step: Fields, name: str) -> str:
     if value is not None and not isinstance(value, str):
         step.wrong(name, "a text")
     return text_of(value)
-
-
-def _call(held: Fields) -> FunctionCall:
-    inner = held.object("function")
-    given = inner.value("arguments")
-    name = inner.text("name")
-    arguments: Json | str = given if isinstance(given, str) and name == PYTHON else {}
-    if not isinstance(given, str) or name != PYTHON:
-        arguments = arguments_of(given)
-    return FunctionCall(held.text("id"), name, arguments)
 
 
 def _code(call: FunctionCall) -> str:

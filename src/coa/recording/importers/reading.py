@@ -192,8 +192,7 @@ def documents(path: Path, notes: Notes, *, spread: bool = False) -> Iterator[tup
     `spread`: the elements of a list that is a whole file are values of their own, and are read one
     by one, however large it is. A line that is no JSON is counted and passed over.
     """
-    lined = _is_lined(path)
-    if lined:
+    if _is_lined(path):
         yield from _lines(path, notes)
     elif spread and _begins(path) == b"[":
         yield from _elements(path, notes)
@@ -252,9 +251,9 @@ def note_cut(path: Path, file: IO[bytes], notes: Notes) -> None:
         notes.add("gzip files that are cut, read up to there", path.name)
 
 
-def _read(path: Path, file: IO[bytes], size: int = -1) -> bytes:
+def _read(path: Path, file: IO[bytes], size: int = -1, line: bool = False) -> bytes:
     try:
-        return file.read(size)
+        return file.readline(size) if line else file.read(size)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise RecordError(f"{path}: not a whole gzip file ({error}).") from None
 
@@ -287,7 +286,7 @@ def _is_lined(path: Path) -> bool:
     with open_bytes(path) as file:
         whole = 0
         for number in range(1, 5):
-            line = _read_line(path, file)
+            line = _read(path, file, line=True)
             if not line:
                 break
             whole += line[:1] in b"{[" and _is_json(line)
@@ -300,16 +299,9 @@ def _goes_on(path: Path) -> bool:
     """Whether anything stands after the first line, which may be a list of gigabytes: no more than
     a piece of it is held."""
     with open_bytes(path) as file:
-        while (piece := _read_line(path, file, _CHUNK)) and not piece.endswith(b"\n"):
+        while (piece := _read(path, file, _CHUNK, line=True)) and not piece.endswith(b"\n"):
             pass
         return bool(_read(path, file, _CHUNK).strip())
-
-
-def _read_line(path: Path, file: IO[bytes], size: int = -1) -> bytes:
-    try:
-        return file.readline(size)
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise RecordError(f"{path}: not a whole gzip file ({error}).") from None
 
 
 def _is_json(line: bytes) -> bool:
@@ -322,7 +314,7 @@ def _is_json(line: bytes) -> bool:
 def _lines(path: Path, notes: Notes) -> Iterator[tuple[str, Any]]:
     number = 0
     with open_bytes(path) as file:
-        while line := _read_line(path, file):
+        while line := _read(path, file, line=True):
             number += 1
             if not line.strip():
                 continue

@@ -31,7 +31,8 @@ from coa.recording.episode import (
     ToolUse,
 )
 from coa.recording.importers.reading import Fields
-from coa.recording.importers.work import text_of
+from coa.recording.importers.work import arguments_of, text_of
+from coa.recording.programs import PYTHON
 from coa.recording.turns import as_json
 from coa.recording.wire import FunctionCall, WireUsage
 from coa.tools.base import Failure
@@ -238,6 +239,15 @@ def _object_in(argument: str) -> Json | str:
     except (ValueError, RecursionError):
         return argument
     return held if isinstance(held, dict) else argument
+
+
+def smolagents_call(held: Fields) -> FunctionCall:
+    """A call as smolagents writes it; what its interpreter is given is a program, whatever it looks
+    like."""
+    inner = held.object("function") if "function" in held else held
+    given, name = inner.value("arguments"), inner.text("name")
+    program = isinstance(given, str) and name == PYTHON
+    return FunctionCall(held.text("id"), name, given if program else arguments_of(given))
 
 
 def model_call(model: str, said: str, calls: Sequence[FunctionCall], usage: WireUsage) -> ModelCall:
