@@ -154,7 +154,10 @@ def test_a_tool_that_only_reaches_an_agent_is_no_tool_where_the_agent_was_not_as
         ("Returns a value of type: string\nYou find the bills of customers.", ""),
         ("Tool Name: look up\nYour goal is: find the bills.", "Your goal is: find the bills"),
         ("Never guess what a customer paid.", "Never guess what a customer paid"),
-        ("你是研究员。你查找发票。", "你是研究员。"),
+        (
+            "\u4f60\u662f\u7814\u7a76\u5458\u3002\u4f60\u67e5\u627e\u53d1\u7968\u3002",
+            "\u4f60\u662f\u7814\u7a76\u5458\u3002",
+        ),
         ("- lookup_invoice: looks a bill up", "it has lookup_invoice"),
     ],
 )
@@ -170,7 +173,7 @@ def test_an_agent_is_described_by_what_its_prompt_says_to_it(prompt: str, about:
 
 
 def test_names_without_a_letter_of_a_blocks_name_are_numbered() -> None:
-    named = block_names(["検索", "Über", "搜索", "Math.Hypot"], {"think"})
+    named = block_names(["\u691c\u7d22", "\u00dcber", "\u641c\u7d22", "Math.Hypot"], {"think"})
     assert [*named.values()] == ["call_1", "uber", "call_3", "math_hypot"]
 
 

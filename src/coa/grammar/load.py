@@ -159,7 +159,7 @@ def block_names(
     names: Iterable[str], taken: Container[str], prefix: str = "call"
 ) -> dict[str, str]:
     """The block of each tool whose own name cannot be one: `Math.Hypot` becomes `math_hypot`, and
-    what has no letter of a block's name, as `検索`, is numbered.
+    what has no letter that a block's name may have is numbered.
 
     No two are the same, and none is taken.
     """
