@@ -83,7 +83,7 @@ class _EpisodeWriter:
         self, team: TeamAtWork, session: LoggedSession, task: Task | None, count: Count
     ) -> None:
         self.team, self.session, self.task, self.count = team, session, task, count
-        self.about = {**session.about, **(session.end or {})}
+        self.about = team.about
         self.reaching: set[str] = set()
         """Tools by which an agent reaches another one."""
         reached: dict[str, list[str]] = {}
@@ -245,7 +245,7 @@ class _EpisodeWriter:
             elif not self.team.asked[turn.number] or self.team.ends(turn):
                 loose.append(turn)
         if loose:
-            stated = squash(str(self.about.get("answer") or ""))
+            stated = squash(self.team.stated)
             told = [turn for turn in loose if squash(self.team.final_text(turn)) == stated]
             last = (told or loose)[-1]
             found[last.number] = USER

@@ -112,6 +112,8 @@ class TeamAtWork:
 
     def __init__(self, turns: Sequence[AgentTurn], session: LoggedSession, count: Count) -> None:
         self.turns, self.session, self.count = turns, session, count
+        self.about = {**session.about, **(session.end or {})}
+        self.stated = str(self.about.get("answer") or "")
         self._told: dict[int, list[str]] = {}
         self.asked = {
             turn.number: [Asked(turn, at, call) for at, call in enumerate(turn.said.calls)]
@@ -176,7 +178,7 @@ class TeamAtWork:
 
     def _find_endings(self) -> None:
         """Structured outputs: a call that nobody answers, and whose arguments others are told."""
-        stated = squash(str({**self.session.about, **(self.session.end or {})}.get("answer") or ""))
+        stated = squash(self.stated)
         for turn in self.turns:
             asked = self.asked[turn.number]
             if len(asked) != 1 or asked[0].result or asked[0].joined or asked[0].answered_by:
@@ -240,13 +242,12 @@ class TeamAtWork:
 
     def _judge_programs(self) -> None:
         """Keep the calls of a program where all of their results are known."""
-        stated = str({**self.session.about, **(self.session.end or {})}.get("answer") or "")
         for number, (program, runs) in self.programs.items():
             asked, work = self.asked[number], self.work_of[runs.turn.number]
             ending = next((each for each in asked if each.ends), None)
             if ending and not only_text(ending.call):
                 asker = None if work.handed else work.asker
-                told = asker.result.text if asker and asker.result else "" if asker else stated
+                told = asker.result.text if asker and asker.result else "" if asker else self.stated
                 self.finals[number] = told
                 if told and not asker and program and isinstance(program.answer, ProgramCall):
                     same = [call is program.answer for call in program.calls].index(True)
