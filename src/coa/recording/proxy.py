@@ -230,6 +230,8 @@ class _Held:
     idle: asyncio.Event = field(default_factory=asyncio.Event)
     replies: dict[str, _ReplySent] = field(default_factory=dict)
     """Whole replies, by the digest of their request."""
+    failed: Counter[str] = field(default_factory=Counter)
+    """Attempts without such a reply that were not repeated yet, likewise."""
     items: dict[str, Json] = field(default_factory=dict)
     conversations: dict[str, str] = field(default_factory=dict)
     """The last reply in a conversation that the server keeps."""
@@ -439,13 +441,23 @@ class RecordingProxy(Loopback):
     def _record(self, seen: _Seen) -> None:
         call = self._call(seen)
         held, exchange = seen.held, call.exchange
-        # NOTE: one dict operation each, while the other thread looks things up.
         if exchange.reply is not None and not call.cut and not seen.broken:
             if sum(map(len, seen.reply.pieces)) <= _KEPT_BYTES:
                 held.replies[seen.digest] = seen.reply
             for old in list(held.replies)[:-_KEPT]:
                 del held.replies[old]
+        else:
+            held.failed[seen.digest] += 1
         held.session.add(self.log.write(call))
+
+    @staticmethod
+    def _answered_before(held: _Held, digest: str) -> _ReplySent | None:
+        """The reply to a request that is sent again. Where an attempt at it failed it is that one:
+        one request may be meant twice, for two answers."""
+        if held.failed[digest]:
+            held.failed[digest] -= 1
+            return None
+        return held.replies.get(digest)
 
     def _call(self, seen: _Seen) -> LoggedCall:
         """What was seen, read."""
@@ -569,8 +581,7 @@ class RecordingProxy(Loopback):
 
     async def _repeat(self, connection: ProgramConnection, held: _Held, digest: str) -> bool:
         """Answer a request that the program sends again with what was answered before."""
-        await self._write(lambda: None)  # everything that was seen has been read
-        known = held.replies.get(digest)
+        known = await self._write(partial(self._answered_before, held, digest))
         if known is None:
             return False
         held.repeated += 1
