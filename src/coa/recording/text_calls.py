@@ -19,7 +19,7 @@ from typing import Any
 from coa.io.runs import Json
 from coa.recording.episode import ToolSpec
 from coa.recording.programs import PYTHON, around_program, functions_in, program_in
-from coa.recording.wire import FunctionCall, WireExchange, WireMessage
+from coa.recording.wire import FunctionCall, WireExchange, WireMessage, arguments_of
 
 FINAL = "final_answer"
 """The call that a "Final Answer:" becomes."""
@@ -107,12 +107,7 @@ def _final(found: re.Match[str]) -> FunctionCall:
 
 
 def _input(text: str) -> Json | str:
-    text = text.strip().strip("`").strip()
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-    return value if isinstance(value, dict) else text
+    return arguments_of(text.strip().strip("`").strip())
 
 
 # -- what a program sends ----------------------------------------------------------------------

@@ -250,14 +250,14 @@ def _index(event: Json, name: str, otherwise: int = 0) -> int:
     return otherwise if found is None else found
 
 
-def _arguments(given: Any) -> Json | str:
+def arguments_of(given: Any) -> Json | str:
     """The arguments of a call, which APIs send as text or as an object."""
     if isinstance(given, dict):
         return given
     if given is None or (isinstance(given, str) and not given.strip()):
         return {}
     if not isinstance(given, str):
-        return json.dumps(given)
+        return json.dumps(given, ensure_ascii=False)
     try:
         read = json.loads(given)
     except (ValueError, RecursionError):
@@ -418,7 +418,7 @@ class _Chat:
                 called.append(FunctionCall(name, _text(own.get("name")), _text(own.get("input"))))
             else:
                 what = _inner(each, "function")
-                arguments = _arguments(what.get("arguments"))
+                arguments = arguments_of(what.get("arguments"))
                 called.append(FunctionCall(name, _text(what.get("name")), arguments))
         said = given.get("reasoning_content") or given.get("reasoning")
         reasoning, _ = _parts(said if isinstance(said, list) else _text(said), self._texts, "said")
@@ -445,7 +445,7 @@ def _is_another(held: Json, event: Json) -> bool:
         return False
     if held.get("id") and event.get("id"):
         return bool(held["id"] != event["id"])
-    return bool(function["arguments"]) and isinstance(_arguments(function["arguments"]), dict)
+    return bool(function["arguments"]) and isinstance(arguments_of(function["arguments"]), dict)
 
 
 def _grown(before: Any, said: Any) -> Any:
@@ -612,7 +612,7 @@ class _Responses:
             given = {name: item[name] for name in known if item.get(name) is not None}
             given = given.get("action", given) if isinstance(given.get("action"), dict) else given
         call = FunctionCall(
-            _text(item.get("id")), _text(item.get("name")) or kind[:-5], _arguments(given)
+            _text(item.get("id")), _text(item.get("name")) or kind[:-5], arguments_of(given)
         )
         found = next((item[n] for n in ("output", "outputs", "results") if item.get(n)), "")
         error = item.get("error")
@@ -643,7 +643,7 @@ def _client_call(kind: str, called: str, item: Json) -> FunctionCall:
     if kind == "custom_tool_call":
         return FunctionCall(called, name, _text(item.get("input")))
     given = next((item[n] for n in ("arguments", "action", "operation") if n in item), None)
-    return FunctionCall(called, name, _arguments(given))
+    return FunctionCall(called, name, arguments_of(given))
 
 
 def with_items(body: Json, known: Mapping[str, Json]) -> Json:
@@ -705,7 +705,7 @@ class _Anthropic:
             kind = _text(part.get("type")) if isinstance(part, dict) else ""
             if kind in ("server_tool_use", "mcp_tool_use"):
                 name = _text(part.get("id"))
-                given = _arguments(part.get("input"))
+                given = arguments_of(part.get("input"))
                 called[name] = ServerUse(FunctionCall(name, _text(part.get("name")), given))
             elif kind.endswith("_tool_result") and _text(part.get("tool_use_id")) in called:
                 name, held = part["tool_use_id"], part.get("content")
@@ -781,7 +781,7 @@ class _Anthropic:
             kind = part.get("type") if isinstance(part, dict) else "text"
             if kind == "tool_use":
                 used = (_text(part.get("id")), _text(part.get("name")))
-                calls.append(FunctionCall(*used, _arguments(part.get("input"))))
+                calls.append(FunctionCall(*used, arguments_of(part.get("input"))))
             elif kind == "thinking":
                 thought.append(_text(part.get("thinking")))
             elif not _text(kind).endswith(_OF_SERVERS):  # `beside` reads those

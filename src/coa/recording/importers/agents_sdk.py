@@ -23,7 +23,6 @@ from coa.recording.importers.work import (
     NOT_CAPTURED,
     OTHER,
     TracedWork,
-    arguments_of,
     count_of,
     dicts,
     is_captured,
@@ -31,7 +30,7 @@ from coa.recording.importers.work import (
     text_of,
     usage_of,
 )
-from coa.recording.wire import DIALECTS, WireExchange
+from coa.recording.wire import DIALECTS, WireExchange, arguments_of
 
 SCOPE = "agents-sdk"
 CAPTURE_ADVICE = (

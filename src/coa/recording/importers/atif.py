@@ -34,8 +34,8 @@ from coa.recording.importers.team import (
     job_in,
     model_call,
 )
-from coa.recording.importers.work import arguments_of, text_of
-from coa.recording.wire import FunctionCall, WireUsage
+from coa.recording.importers.work import text_of
+from coa.recording.wire import FunctionCall, WireUsage, arguments_of
 
 _VERSION = re.compile(r"ATIF-v1\.([0-8])(?:\.\d+)?$")
 _ADP = re.compile(r"(?:ADP-)?v?(?:0|1\.[0-2])(?:\.\d+)*$", re.IGNORECASE)

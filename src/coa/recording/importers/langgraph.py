@@ -20,8 +20,15 @@ from coa.io.runs import Json
 from coa.recording.calls import LoggedCall, LoggedSession
 from coa.recording.importers.reading import SECONDS, Fields, Notes, documents_of, moment_of, opening
 from coa.recording.importers.team import declared_tool
-from coa.recording.importers.work import NOT_CAPTURED, arguments_of, is_captured, led, text_of
-from coa.recording.wire import FunctionCall, WireExchange, WireMessage, WireRole, WireUsage
+from coa.recording.importers.work import NOT_CAPTURED, is_captured, led, text_of
+from coa.recording.wire import (
+    FunctionCall,
+    WireExchange,
+    WireMessage,
+    WireRole,
+    WireUsage,
+    arguments_of,
+)
 
 _ROLES: dict[str, WireRole] = {
     **{"system": "system", "developer": "system", "SystemMessage": "system"},

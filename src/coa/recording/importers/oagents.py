@@ -37,9 +37,9 @@ from coa.recording.importers.team import (
     model_call,
     smolagents_call,
 )
-from coa.recording.importers.work import arguments_of, text_of
+from coa.recording.importers.work import text_of
 from coa.recording.programs import PYTHON, PYTHON_TOOL
-from coa.recording.wire import FunctionCall, WireUsage
+from coa.recording.wire import FunctionCall, WireUsage, arguments_of
 
 LEADER, SEARCHER, REFLECTOR, REFORMULATOR = "manager", "search_agent", "reflector", "reformulator"
 POOR = 5

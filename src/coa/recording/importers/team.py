@@ -31,10 +31,10 @@ from coa.recording.episode import (
     ToolUse,
 )
 from coa.recording.importers.reading import Fields
-from coa.recording.importers.work import arguments_of, text_of
+from coa.recording.importers.work import text_of
 from coa.recording.programs import PYTHON
 from coa.recording.turns import as_json
-from coa.recording.wire import FunctionCall, WireUsage
+from coa.recording.wire import FunctionCall, WireUsage, arguments_of
 from coa.tools.base import Failure
 
 FINAL = ("final_answer", "finish", "submit", "submit_answer", "final_result", "attempt_completion")
@@ -220,7 +220,7 @@ def hand_out(episode: Episode, agents: Sequence[str]) -> None:
             events.append(event)
             continue
         unseen += 1
-        call = FunctionCall("", event.tool, _object_in(event.argument))
+        call = FunctionCall("", event.tool, arguments_of(event.argument))
         events.append(Message(SYSTEM, event.tool, job_in(call), branch=event.branch))
         events.append(Message(SYSTEM, event.agent, event.result, branch=event.branch))
     if not unseen:
@@ -231,14 +231,6 @@ def hand_out(episode: Episode, agents: Sequence[str]) -> None:
     episode.agents += [AgentSpec(name, "", "") for name in agents if name in named - known]
     episode.tools = [tool for tool in episode.tools if tool.name not in agents]
     episode.meta["gaps"] = {**(episode.meta.get("gaps") or {}), "agent_runs_missing": unseen}
-
-
-def _object_in(argument: str) -> Json | str:
-    try:
-        held = json.loads(argument)
-    except (ValueError, RecursionError):
-        return argument
-    return held if isinstance(held, dict) else argument
 
 
 def smolagents_call(held: Fields) -> FunctionCall:
