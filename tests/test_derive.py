@@ -159,6 +159,7 @@ def test_a_tool_that_only_reaches_an_agent_is_no_tool_where_the_agent_was_not_as
             "\u4f60\u662f\u7814\u7a76\u5458\u3002",
         ),
         ("- lookup_invoice: looks a bill up", "it has lookup_invoice"),
+        (f'def lookup_invoice(q):\n    """{LOOKUP.about}\n    """', "it has lookup_invoice"),
     ],
 )
 def test_an_agent_is_described_by_what_its_prompt_says_to_it(prompt: str, about: str) -> None:

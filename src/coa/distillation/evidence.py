@@ -100,8 +100,8 @@ class TeamEvidence:
         self.episodes = episodes
         self.works = [_Work(each) for each in episodes]
         self.parts = {agent.name: agent.part for e in episodes for agent in e.agents}
-        self.words = _Prompts(episodes)
         self.specs = {tool.name: tool for tool in team_tools(episodes)}
+        self.words = _Prompts(episodes, [tool.about for tool in self.specs.values()])
         self.used: dict[str, Counter[str]] = defaultdict(Counter)
         """Tool -> how often which agent called it."""
         for work in self.works:
@@ -269,7 +269,9 @@ def _sends_back(work: _Work, said: _Said, planners: Container[str]) -> bool:
 class _Prompts:
     """What the prompts of agents say of each of them."""
 
-    def __init__(self, episodes: Iterable[Episode]) -> None:
+    def __init__(self, episodes: Iterable[Episode], tools: Sequence[str] = ()) -> None:
+        """`tools`: what is said of these, which many prompts repeat."""
+        self._of_tools = {each for about in tools for each in map(_bare, _sentences(about))}
         held: dict[str, list[list[str]]] = defaultdict(list)
         for episode in episodes:
             for agent in episode.agents:
@@ -287,7 +289,11 @@ class _Prompts:
     def of(self, agent: str, private: Sequence[str]) -> str:
         """What a prompt says that the agent is; empty: nothing of its own. What is said to the
         agent goes before the rest, and lists, of tools say, are no description."""
-        said = [each for each in self.own(agent) if not _LISTED.search(each)]
+        said = [
+            each
+            for each in self.own(agent)
+            if not _LISTED.search(each) and _bare(each) not in self._of_tools
+        ]
         said.sort(key=lambda each: not _TO_IT.match(each))
         for sentence in said:
             told = re.sub(r"^(?:you are|you're)\s+", "", sentence, flags=re.I)
@@ -304,6 +310,10 @@ def _folded(texts: Iterable[str]) -> list[str]:
 
 def _sentences(text: str) -> list[str]:
     return [" ".join(s.split()) for s in _SENTENCE.split(text) if re.search(r"[^\W\d_]", s)]
+
+
+def _bare(sentence: str) -> str:
+    return sentence.strip("\"'.` ")
 
 
 def shortened_words(text: str, private: Iterable[str], most: int = LONGEST) -> str:
