@@ -292,6 +292,19 @@ def _tool(name: Any, about: Any, schema: Any) -> ToolSpec:
     return ToolSpec(_text(name), _text(about).strip(), "json", declared)
 
 
+def _hosted(tool: Json) -> str:
+    """What a tool of the provider's own is called, by its kind, as its calls are told. A server of
+    tools has no name: its tools are known when they are called."""
+    kind = _text(tool.get("type"))
+    others = ("function", "custom", "mcp")
+    return "" if kind in others else re.sub(r"_preview(?:_\w+)?\Z|_\d+\Z", "", kind)
+
+
+def _named(tools: Iterable[ToolSpec]) -> tuple[ToolSpec, ...]:
+    """Without those that nobody could call by a name."""
+    return tuple(tool for tool in tools if tool.name)
+
+
 def _led_by_system(
     messages: Sequence[WireMessage], first: str = ""
 ) -> tuple[str, tuple[WireMessage, ...]]:
@@ -333,11 +346,12 @@ class _Chat:
         for each in _objects(body.get("tools"), "tools"):
             what = _inner(each, "function") or _inner(each, "custom") or each
             kind = "text" if each.get("type") == "custom" else "json"
-            made = _tool(what.get("name"), what.get("description"), what.get("parameters"))
+            name = what.get("name") or _hosted(each)
+            made = _tool(name, what.get("description"), what.get("parameters"))
             tools.append(replace(made, body=kind))
         for each in _objects(body.get("functions"), "functions"):
             tools.append(_tool(each.get("name"), each.get("description"), each.get("parameters")))
-        return WireExchange(_model(body), system, tuple(tools), rest)
+        return WireExchange(_model(body), system, _named(tools), rest)
 
     def reply(self, body: Json) -> tuple[WireMessage, WireUsage, str, str]:
         choices = self._choices(body)
@@ -496,11 +510,11 @@ class _Responses:
         system = "\n\n".join(filter(None, (_text(body.get("instructions")), kept)))
         tools = []
         for each in _objects(body.get("tools"), "tools"):
-            name = each.get("name") or each.get("server_label") or each.get("type")
+            name = each.get("name") or _hosted(each)
             made = _tool(name, each.get("description"), each.get("parameters"))
             tools.append(replace(made, body="text") if each.get("type") == "custom" else made)
         follows = _text(body.get("previous_response_id"))
-        return WireExchange(_model(body), system, tuple(tools), rest, follows=follows, kept=kept)
+        return WireExchange(_model(body), system, _named(tools), rest, follows=follows, kept=kept)
 
     def reply(self, body: Json) -> tuple[WireMessage, WireUsage, str, str]:
         status = _text(body.get("status"))
@@ -683,11 +697,11 @@ class _Anthropic:
         for each in _objects(body.get("messages"), "messages"):
             messages += self._messages(each)
         tools = (
-            _tool(t.get("name") or t.get("type"), t.get("description"), t.get("input_schema"))
+            _tool(t.get("name") or _hosted(t), t.get("description"), t.get("input_schema"))
             for t in _objects(body.get("tools"), "tools")
         )
         led, rest = _led_by_system(messages, system)
-        return WireExchange(_model(body), led, tuple(tools), rest)
+        return WireExchange(_model(body), led, _named(tools), rest)
 
     def reply(self, body: Json) -> tuple[WireMessage, WireUsage, str, str]:
         said = self._assistant(_list(body.get("content"), "content"))
