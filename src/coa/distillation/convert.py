@@ -190,18 +190,20 @@ def team_tools(episodes: Sequence[Episode]) -> list[RecordedTool]:
                 written = event.argument.lstrip().startswith("{")
                 used[event.tool] = written and used.get(event.tool, True)
     agents = {agent.name for episode in episodes for agent in episode.agents}
-    beside = {
-        (agent.name, spec.name) for each in episodes for agent in each.agents for spec in each.tools
+    named = {
+        (agent, tool)
+        for tool in noted.keys() - used.keys()
+        for agent in agents
+        if f"_{_slug(agent)}_" in f"_{_slug(tool)}_"
     }
-
-    def reaches(tool: str) -> bool:
-        named = (name for name in agents if f"_{_slug(name)}_" in f"_{_slug(tool)}_")
-        return tool in agents or any((name, tool) not in beside for name in named)
-
+    for episode in episodes if named else ():
+        works, offered = ({each.name for each in e} for e in (episode.agents, episode.tools))
+        named -= {(agent, tool) for agent, tool in named if agent in works and tool in offered}
+    reaching = agents | {tool for _, tool in named}
     return [
         _noted_tool(name, noted.get(name, Counter()), json_calls=used.get(name, False))
         for name in dict.fromkeys([*noted, *used])
-        if name in used or not reaches(name)
+        if name in used or name not in reaching
     ]
 
 
