@@ -173,6 +173,20 @@ def test_an_agent_is_described_by_what_its_prompt_says_to_it(prompt: str, about:
     assert told.endswith(f": {about or 'You find the bills of customers'}")
 
 
+def test_chains_of_a_team_without_tools_are_kept(tmp_path: Path) -> None:
+    episodes = []
+    for number in range(4):
+        prompts = {"planner": "You plan texts.", "writer": "You write texts."}
+        script = Script(f"w{number}", f"Write about {number}.", "own", prompts)
+        script.say("planner", "writer", f"First the past of {number}, then its future.")
+        episodes.append(script.answer("writer", f"All of {number}.", f"All of {number}."))
+    grammar = derive_grammar(episodes).grammar
+    assert grammar.preamble.startswith("You solve a task. ") and not grammar.tool_roles
+    recipe = DistillSettings(grammar=str(saved(tmp_path, grammar)), tools="recorded")
+    made = distil(tmp_path / "d", episodes, recipe=recipe)
+    assert len(made.kept) == 4 and made.funnel["rejected"] == {}
+
+
 def test_names_without_a_letter_of_a_blocks_name_are_numbered() -> None:
     named = block_names(["\u691c\u7d22", "\u00dcber", "\u641c\u7d22", "Math.Hypot"], {"think"})
     assert [*named.values()] == ["call_1", "uber", "call_3", "math_hypot"]

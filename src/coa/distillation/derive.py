@@ -335,6 +335,7 @@ class _Roles:
             for role in self.roles
         ]
         agents = list(self.team.parts)
+        with_tools = " with tools" if self.tools else ""
         of_whom = f": {listed(agents, 8)}" if len(agents) > 1 else ""
         return Grammar(
             name,
@@ -342,10 +343,10 @@ class _Roles:
             everything,
             interleave=THINK,
             preamble=(
-                "You solve a task with tools. You work as a team of agents that share one memory"
+                f"You solve a task{with_tools}. You work as a team of agents that share one memory"
                 f"{of_whom}."
             ),
-            brief="Solve the task with the tools.",
+            brief=f"Solve the task{' with the tools' if self.tools else ''}.",
             sparing=True,
         )
 
