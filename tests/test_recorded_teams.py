@@ -500,6 +500,37 @@ def test_thoughts_that_a_server_hides_are_no_images() -> None:
     assert gaps(episode_of(team.session())) == {"not_text": 1, "reasoning_hidden": 1}
 
 
+@pytest.mark.parametrize("mark", ["<think>", "\n<thinking>\n", ""])
+@pytest.mark.parametrize("kept", [False, True])
+def test_what_a_model_thinks_aloud_is_its_thought(mark: str, kept: bool) -> None:
+    def aloud(text: str) -> str:
+        return f"{mark}I wonder.</{mark.strip()[1:] or 'think>'}\n\n{text}"
+
+    team = Team()
+    boss = team.agent("You are the boss.", [tool("finder", task="string")])
+    boss.user(QUESTION)
+    asks = boss.replies(aloud("I ask."), call("finder", task=JOB), reasoning="First.")
+    finder = team.agent("You are the finder.", [tool("look", q="string")])
+    finder.user(JOB)
+    finder.result(finder.replies(aloud(""), call("look", q="Acme")), "three invoices")
+    finder.replies(aloud(INVOICES))
+    if not kept:
+        boss.messages[-1] = replace(boss.messages[-1], text="I ask.")
+    boss.result(asks, aloud(INVOICES) if kept else INVOICES)
+    boss.replies(aloud("42 <think>"))
+    episode = episode_of(team.session())
+    said = [event for event in episode.events if isinstance(event, Message) and event.call]
+    assert [event.text for event in said] == [JOB, "", INVOICES, "42 <think>"]
+    assert [event.thought for event in said] == ["First.\nI wonder.\nI ask.", *["I wonder."] * 3]
+    assert flow(episode) == [
+        *("user>boss", "boss>finder", "finder>system", "finder:look", "finder>boss", "boss>user")
+    ]
+    assert [event.call.text for event in said[2:] if event.call] == [
+        aloud(INVOICES),
+        aloud("42 <think>"),
+    ]
+
+
 @pytest.mark.parametrize("name", ["ask_finder", "call_the_finder", "transfer_to_finder", "finder"])
 def test_an_agent_has_one_name_however_it_is_reached(name: str) -> None:
     team = Team()

@@ -24,7 +24,13 @@ from typing import Any
 from coa.recording.calls import LoggedCall, LoggedSession
 from coa.recording.episode import ChatMessage
 from coa.recording.programs import functions_in
-from coa.recording.text_calls import lost_error, read_conversation, read_reply, said_beside
+from coa.recording.text_calls import (
+    lost_error,
+    read_conversation,
+    read_reply,
+    said_beside,
+    thought_apart,
+)
 from coa.recording.wire import HIDDEN, FunctionCall, WireMessage
 
 ENOUGH = 24
@@ -260,6 +266,7 @@ def _turn(number: int, call: LoggedCall, whole: tuple[WireMessage, ...]) -> Agen
         role = "user" if message.role == "tool" else message.role
         if text := as_text(message):
             sent.append(ChatMessage(role, text))
+    written, reply = as_text(reply), thought_apart(reply)
     said = read_reply(reply, replace(call.exchange, messages=whole))
     return AgentTurn(
         number,
@@ -268,7 +275,7 @@ def _turn(number: int, call: LoggedCall, whole: tuple[WireMessage, ...]) -> Agen
         said,
         said_beside(reply, said),
         sent,
-        as_text(reply),
+        written,
     )
 
 
