@@ -632,7 +632,8 @@ def _add_binary(found: Telemetry, path: Path) -> None:
     """One message, or several with their lengths before them: four bytes as the collector writes
     them, or a varint as protobuf's libraries do."""
     octets = _content(path, found.notes)
-    for messages, cut in (*(_parted(octets, how) for how in (_fixed, _varint)), ([octets], False)):
+    for length_at in (_fixed, _varint, None):
+        messages, cut = _parted(octets, length_at) if length_at else ([octets], False)
         requests = [_request(each) for each in messages]
         if requests and None not in requests:
             for each in requests:
