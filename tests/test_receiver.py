@@ -315,6 +315,16 @@ async def test_bodies_of_no_size_are_refused(tmp_path: Path, more: bytes) -> Non
         assert receiver.counts["refused"] == 1
 
 
+async def test_a_kind_that_no_header_may_say_again_is_refused_and_ends_nothing(
+    tmp_path: Path,
+) -> None:
+    made = Recorded(tmp_path)
+    async with made.receiver as receiver, httpx.AsyncClient() as client:
+        headers = {"content-type": "text/pl\xe4in".encode("latin-1")}
+        answer = await client.post(f"{receiver.url}/v1/traces", content=b"x", headers=headers)
+        assert answer.status_code == 415 and not receiver.failed.done()
+
+
 async def test_what_is_nested_too_deeply_is_refused_and_ends_nothing(tmp_path: Path) -> None:
     made = Recorded(tmp_path, secrets=Secrets({}, str.upper))
     inner = '{"arrayValue":{"values":[' * 240 + "]}}" * 240

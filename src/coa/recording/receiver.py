@@ -51,6 +51,7 @@ LARGEST = 1 << 28
 """Bytes of a request, unpacked; exporters send batches of a few megabytes."""
 BEFORE = "spans_before"
 """In `LoggedSession.about`: the bytes of the file of spans when the session began."""
+_JSON, _PROTOBUF = "application/json", "application/x-protobuf"
 _STATED = ("answer", "error", "gaps", "team")
 """What the spans of a session say of it, where its end says nothing."""
 
@@ -259,8 +260,9 @@ class Receiver(Loopback):
             raise
         self.counts["refused"] += status != 200
         # An empty message says that everything was taken, and in JSON that is an empty object.
-        said = b"{}" if kind == "application/json" else b""
-        await connection.answer(status, said, ("Content-Type", kind or "application/x-protobuf"))
+        said = b"{}" if kind == _JSON else b""
+        kind = _JSON if kind == _JSON else _PROTOBUF
+        await connection.answer(status, said, ("Content-Type", kind))
 
     def _heed(self, headers: Iterable[tuple[str, str]]) -> None:
         """Headers were seen, which may hold keys."""
@@ -278,9 +280,9 @@ class Receiver(Loopback):
             self.counts[signal] += 1
         if signal == "metrics":
             return 200
-        if kind == "application/json":
+        if kind == _JSON:
             request = json.loads(body)
-        elif kind == "application/x-protobuf":
+        elif kind == _PROTOBUF:
             request = from_protobuf(body, signal)
         else:
             return 415
