@@ -346,8 +346,6 @@ class _Program:
         self._stopped: str | None = None
 
     async def run(self) -> _Ran:
-        if self._stopped is not None:
-            return _Ran(0, "", "", 0.0, self._stopped)
         begun, late = time.monotonic(), False
         out, errors = _Tail(self._show), _Tail(None)
         with ExitStack() as ends:
@@ -689,10 +687,10 @@ class _Recording:
 
     async def _ran(self, program: _Program) -> _Ran:
         """A program, run to its end; if we have to stop it is told, and waited for."""
+        if self.stopping:
+            return _Ran(0, "", "", 0.0, self.stopping)
         self.running.append(program)
         try:
-            if self.stopping:
-                program.stop(self.stopping)
             return await program.run()
         except FileNotFoundError:
             self._give_up(UsageError(f"{self.asked.command[0]!r}: no such command."))
