@@ -479,6 +479,18 @@ def test_a_team_that_is_started_again_on_one_question_works_twice(at_once: bool)
     assert gaps(episode) == {"receiver_unknown": 1}
 
 
+def test_words_that_a_call_repeats_before_they_were_said_are_still_those_of_their_turn() -> None:
+    team = Team()
+    asked = WireMessage("user", QUESTION)
+    for text, begun, ended in (("yes", 1.0, 2.0), ("no", 1.0, 2.5)):
+        team.write("", (), [asked], WireMessage("assistant", text), begun=begun, ended=ended)
+    said = [asked, WireMessage("assistant", "yes"), WireMessage("user", "And?")]
+    for begun, ended in ((3.0, 4.0), (1.5, 6.0)):  # the clock of the second one is not right
+        team.write("", (), said, WireMessage("assistant", "42"), begun=begun, ended=ended)
+    episode = check(team.session())
+    assert len(episode.calls) == 4
+
+
 def test_more_that_a_user_asks_is_counted_where_no_task_is_known() -> None:
     team = Team()
     clerk = team.agent("You are the clerk.", [tool("look", q="string")])

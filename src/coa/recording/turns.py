@@ -336,12 +336,14 @@ class _Speakers:
         if spoke not in given or len(given) == 1:
             return spoke
         said = _words(spoke.said)
-        twins = [
+        twins = (
             each
             for each in given
             if each.call.ended <= turn.call.begun and _words(each.said) == said
-        ]
-        return max(twins, key=lambda each: (each.number not in self.continued, each.number))
+        )
+        return max(
+            twins, key=lambda each: (each.number not in self.continued, each.number), default=spoke
+        )
 
     def _number(self, message: WireMessage) -> int:
         """The same number for equal messages; ids of calls and reasoning make no difference."""
