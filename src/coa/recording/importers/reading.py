@@ -407,10 +407,9 @@ def opening(head: bytes) -> Any:
     decoder = json.JSONDecoder(strict=False)
     try:
         return decoder.raw_decode(text)[0]
-    except json.JSONDecodeError as error:
-        text = text[: error.pos]
-    except RecursionError:
-        pass
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, json.JSONDecodeError):  # not so of a number of thousands of digits
+            text = text[: error.pos]
     at, ends = 0, ""  # up to where no value is cut, and what closes those that are open there
     for found in _MARK.finditer(text):
         mark = found[0]
