@@ -1261,6 +1261,8 @@ def test_the_opening_of_a_file_is_read_however_it_is_cut() -> None:
         assert held is None or json.loads(json.dumps(held)) == held
     assert opening(text.encode()) == made.atif_team()
     assert opening(b'[{"a": tru') == [{}] and opening(b"no json") is None
+    assert opening(b'{"a": ' + 5000 * b"1") == {}
+    assert opening(b'[{"a": "b"}' + 20_000 * b"[") is not None
 
 
 def test_a_large_list_and_a_packed_file_are_read(tmp_path: Path) -> None:

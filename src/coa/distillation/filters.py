@@ -246,7 +246,7 @@ def _one_by_one(held: Held, judge: Judge, settings: FilterSettings) -> Drop:
 
 def _too_simple(candidate: Candidate, chain: Chain, settings: FilterSettings) -> Reason | None:
     calls, all_blocks = len(chain.of_kind("tool")), len(chain.interactions)
-    if calls < settings.min_tool_calls:
+    if calls < settings.min_tool_calls and chain.grammar.tool_roles:  # a team may have no tools
         return "too few tool calls", f"{calls} of {settings.min_tool_calls}"
     if all_blocks < settings.min_interactions:
         return "too few interactions", f"{all_blocks} of {settings.min_interactions}"

@@ -373,7 +373,7 @@ def _first_difference(was: Json, now: Json) -> str:
 async def _team_side(
     path: Path, judge: TeamJudge, student: Student, prices: ModelPrices
 ) -> TeamSide:
-    """TeamJudge the episodes of the run's tasks, one after another."""
+    """Judge the episodes of the run's tasks, one after another."""
     side = TeamSide()
 
     def leave_out(why: str, example: str = "") -> None:
