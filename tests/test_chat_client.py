@@ -17,10 +17,11 @@ from chat_server import Answer, ChatServer, contents, who
 from chat_team import CALLS, PRICES, TASKS, lines, one_line, record, settings, two_steps
 from coa.engines.transport import ServerRefused
 from coa.errors import CoaError, ConfigError, ModelError, RecordError, Unavailable, UsageError
+from coa.grammar import ChatMessage
 from coa.io.runs import Json, read_jsonl
 from coa.recording.budget import BudgetSpent, Purse
 from coa.recording.chat import ChatClient, Journal, Request, count_tokens, in_turns, journal_of
-from coa.recording.episode import ChatMessage, load_episodes
+from coa.recording.episode import load_episodes
 from coa.recording.llm import LLMSettings
 
 REQUEST = Request("t", "reader", [ChatMessage("system", "Be brief."), ChatMessage("user", "Who?")])

@@ -245,6 +245,31 @@ def test_json_arguments_without_and_with_a_schema() -> None:
         take_turn(bound, GrammarState(last="plan"), rng, schemas=schemas)
 
 
+def test_a_turn_may_have_to_end_in_certain_roles() -> None:
+    grammar = load_grammar("web")
+    state = GrammarState(last="plan", thought=True)
+    lark = lark_of(grammar, state, SHORT, (), ("crawl_page",))
+    assert accepts(lark, "<crawl_page>a</crawl_page>")
+    whole = "<think>d</think><plan>b</plan><think>c</think><crawl_page>a</crawl_page>"
+    assert accepts(lark_of(grammar, GrammarState(), SHORT, (), ("crawl_page",)), whole)
+    other = "<web_search>a</web_search>"
+    assert accepts(lark_of(grammar, state, SHORT), other) and not accepts(lark, other)
+    forced = GrammarState(last="double_check", forced=("answer",))
+    with pytest.raises(GrammarError, match="a turn could not end"):
+        lark_of(grammar, forced, SHORT, (), ("crawl_page",))
+
+
+def test_strings_that_may_be_null_hold_no_tag_either() -> None:
+    text = {"type": ["string", "null"], "default": {"type": "string"}}
+    schema = {"type": "object", "properties": {"b": text}}
+    tool = Tool("look", _unused, body="json", schema=json.dumps(schema))
+    bound = Toolbox([tool]).bind(load_grammar("react"))
+    state = GrammarState(thought=True)
+    lark = lark_of(bound, state, SHORT, Toolbox([tool]).schemas(bound))
+    for body, fits in (('{"b": null}', True), ('{"b": "x"}', True), ('{"b": "</look>"}', False)):
+        assert accepts(lark, f"<look>{body}</look>") == fits, body
+
+
 async def _unused(_: str) -> str:
     raise AssertionError
 

@@ -16,13 +16,14 @@ import pytest
 from coa.distillation import dataset as stage
 from coa.distillation.convert import NotConvertible, convert
 from coa.distillation.dataset import Distilled, DistillSettings, keys_of
+from coa.distillation.exports import export
 from coa.distillation.filters import FilterSettings
 from coa.distillation.home import write_home
 from coa.engines.scripted import ByteCodec, ScriptedEngine, TextCodec
 from coa.environment import Environment
 from coa.environments import make_tasks
 from coa.environments.experts import Experts
-from coa.grammar import Grammar, check, load_grammar, parse, system_prompt
+from coa.grammar import ChatMessage, Grammar, check, load_grammar, parse, system_prompt
 from coa.io.collect import OnDone
 from coa.loop import Budget, Decoding, run
 from coa.recording.episode import AgentSpec, Episode, Message, ToolUse
@@ -30,6 +31,7 @@ from coa.rewards import exact
 from coa.tasks import Task
 from coa.tools import Tool, Toolbox
 from coa.trajectory import Author, Segment, StopReason, Trajectory, load_trajectories
+from export_chains import read_parquet
 from playing import mask_of
 from scripts import TOOLBOX_OF, distil, episodes_of
 
@@ -245,6 +247,24 @@ def test_the_prompt_that_is_asked_for_opens_the_chain(made: Made, tmp_path: Path
         engine = ScriptedEngine(turns_of(trajectory))
         again = run(task, engine, made.grammar, TOOLBOX_OF(task), decoding=Decoding(prompt=kind))
         assert asyncio.run(again).segments[0].text == trajectory.segments[0].text
+
+
+def test_what_was_said_before_the_question_opens_rows_and_rollouts_alike(tmp_path: Path) -> None:
+    said = (ChatMessage("system", "Be brief."), ChatMessage("user", "Hi </think>"))
+    task = replace(TASK, history=said)
+    episode = replace(episode_of(LOOK), history=said)
+    assert Episode.from_json(json.loads(json.dumps(episode.to_json()))) == episode
+    assert "history" not in episode_of(LOOK).to_json()
+    (trajectory,) = distil(tmp_path / "d", [episode], [task], env=place("mhqa")).kept
+    assert trajectory.segments[0].text.endswith("system: Be brief.\nuser: Hi &lt;/think>")
+    engine = ScriptedEngine(turns_of(trajectory))
+    again = asyncio.run(run(task, engine, load_grammar("mhqa"), box()))
+    assert again.ids == rows.build_row(trajectory, ByteCodec()).ids
+    pytest.importorskip("pyarrow")
+    export([trajectory], "verl", tmp_path / "e", tasks=[Task("When?", ("1",)), task])
+    told = [each["prompt"][0]["content"] for each in read_parquet(tmp_path / "e" / "rl.parquet")]
+    text = trajectory.segments[0].text
+    assert told == [text.partition("\n\nEarlier")[0], text]
 
 
 def test_what_is_distilled_is_saved_with_its_funnel_and_card(made: Made) -> None:

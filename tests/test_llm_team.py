@@ -22,7 +22,7 @@ from coa.environment import OpenEnvironment, open_environments
 from coa.environments import SETS, make_tasks
 from coa.environments.experts import Experts
 from coa.errors import UsageError
-from coa.grammar import check, parse
+from coa.grammar import ChatMessage, check, parse
 from coa.io.runs import Json, dumps, read_jsonl
 from coa.recording.chat import in_turns
 from coa.recording.episode import SYSTEM, Episode, Message, ToolUse, load_episodes
@@ -417,9 +417,12 @@ async def test_a_tool_of_ones_own_is_called_by_a_worker(tmp_path: Path) -> None:
             return "REPORT: It rains for 2 days."
         return approval(body) if who(body) == "reflector" else answer_or_check(body, "rain")
 
+    task = Task("Rain?", history=(ChatMessage("system", "Be brief."),))
     with ChatServer(reply) as server:
-        episode = await LLMTeacher(settings(server)).record(Task("Rain?"), Toolbox([weather]))
-    assert episode.answer == "rain"
+        episode = await LLMTeacher(settings(server)).record(task, Toolbox([weather]))
+    assert episode.answer == "rain" and episode.history == task.history
+    told = {who(body): contents(body)[1] for body in server.bodies}
+    assert all("\nsystem: Be brief." in told[who] for who in ("planner", "verifier"))
     used = [event for event in episode.events if isinstance(event, ToolUse)]
     assert [(u.tool, u.result, u.failure) for u in used] == [
         ("weather", "Lima: rain for 2 days", None)

@@ -226,6 +226,17 @@ def test_without_a_placeholder_the_question_is_on_stdin_and_in_the_environment(
     assert result.episodes == 1 and provider.asked[0].last == "t0 say w0 say w0"
 
 
+def test_what_was_said_before_the_question_is_in_the_environment(
+    tmp_path: Path, provider: ScriptedProvider
+) -> None:
+    tasks, said = tmp_path / "talk.jsonl", [{"role": "system", "content": "Be brief."}]
+    tasks.write_text(json.dumps({"id": "t0", "question": "say w0", "history": said}) + "\n")
+    out = tmp_path / "e.jsonl"
+    recorded(out, program(tmp_path, "ask(os.environ['COA_TASK_HISTORY'])"), tasks=tasks)
+    assert json.loads(provider.asked[0].last) == said
+    assert load_episodes(out)[0].history == (("system", "Be brief."),)
+
+
 def test_a_program_may_work_on_all_tasks_itself(tmp_path: Path, provider: ScriptedProvider) -> None:
     text = (
         "base = os.environ['OPENAI_BASE_URL'].partition('/s/')[0]\n"

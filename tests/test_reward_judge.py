@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from chat_server import Answer, ChatServer
 from coa.errors import CoaError, ConfigError, EngineError, ModelError, RecordError, Unavailable
+from coa.grammar import ChatMessage
 from coa.io.runs import Json
 from coa.rewards import JudgeSettings, Part, Reward, RewardSettings, Scored, open_reward
 from coa.rewards.judge import LONGEST_ANSWER, WITH_CASE, read_verdict
@@ -83,6 +85,14 @@ async def test_it_sees_the_question_the_answers_and_nothing_else(server: ChatSer
     }
     assert "secret" not in json.dumps(body) and "judgement" in system["content"]
     assert body["temperature"] == 0.0 and body["model"] == "tester"
+
+
+async def test_it_sees_what_was_said_before_the_question(server: ChatServer) -> None:
+    talk = replace(TASK, history=(ChatMessage("user", "Of Chile."), ChatMessage("system", "s")))
+    async with opened(server) as reward:
+        await judged(reward, "Neruda", talk)
+    shown = json.loads(server.bodies[0]["messages"][1]["content"])
+    assert shown["earlier_messages"] == "user: Of Chile.\nsystem: s"
 
 
 async def test_what_needs_no_judge_is_not_asked(server: ChatServer) -> None:

@@ -26,6 +26,7 @@ from coa.serving.request import (
     ChatRequest,
     Refused,
     is_loopback,
+    keys_in,
     read_request,
     refuse_stranger,
 )
@@ -89,7 +90,8 @@ def test_values_that_ask_for_nothing_are_neither_refused_nor_named() -> None:
     ("name", "value", "reason"),
     [
         ("n", 2, "n is 2: one request is one rollout; send several requests."),
-        ("tools", [{"type": "function"}], "the agent has tools of its own"),
+        ("functions", [{"name": "f"}], "functions is [{'name': 'f'}]: send them as tools."),
+        ("web_search_options", {}, "the agent has tools of its own"),
         ("logprobs", True, "logprobs is True: the answer has no log probabilities here."),
         ("stop", ["\n"], "stop is ['\\n']: the agent ends where its protocol ends."),
         ("response_format", {"type": "json_object"}, "this agent answers in plain text"),
@@ -136,11 +138,12 @@ def test_a_wrong_value_is_named_with_what_was_expected(parameters: Json, message
 # -- messages --------------------------------------------------------------------------------
 
 
-def test_the_last_message_is_the_question_and_the_rest_is_named_as_not_read() -> None:
+def test_the_last_message_is_the_question_and_what_was_said_before_is_its_history() -> None:
     history = [
         {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": "Hello"},
+        {"role": "user", "content": "Hello", "name": "Ann"},
         {"role": "assistant", "content": None, "tool_calls": []},
+        {"role": "assistant", "content": "Hi", "refusal": None, "audio": {}},
         {
             "role": "user",
             "content": [{"type": "text", "text": "Where"}, {"type": "text", "text": "?"}],
@@ -148,7 +151,8 @@ def test_the_last_message_is_the_question_and_the_rest_is_named_as_not_read() ->
     ]
     asked = read(messages=history)
     assert asked.question == "Where\n?"
-    assert asked.ignored == ("system messages (1)", "earlier messages (2)")
+    assert asked.history == (("system", "Be brief."), ("user", "Hello"), ("assistant", "Hi"))
+    assert asked.ignored == ("messages[1].name", "messages[3].audio")
 
 
 @pytest.mark.parametrize(
@@ -199,6 +203,7 @@ NAMES = st.sampled_from(
         *CANNOT,
         *("model", "messages", "stream", "stream_options", "temperature", "top_p", "top_k"),
         *("min_p", "seed", "max_tokens", "max_completion_tokens", "user", "store"),
+        *("tools", "tool_choice", "parallel_tool_calls"),
     ]
 )
 MESSAGES = st.lists(
@@ -233,6 +238,7 @@ def test_any_body_is_understood_or_refused_in_one_line(body: bytes) -> None:
         assert str(pickle.loads(pickle.dumps(refused))) == str(refused)  # noqa: TID251
     else:
         assert asked.question.strip() and len(asked.question) <= LIMITS.characters
+        assert all(text for _, text in asked.history)
         assert asked.question.encode()
 
 
@@ -408,10 +414,11 @@ def test_a_key_comes_from_a_file_or_the_environment(
     path = tmp_path / "key"
     path.write_text("from-file\n")
     assert read_key(path) == "from-file"
-    for wrong in ("", "two\nlines"):
-        path.write_text(wrong)
-        with pytest.raises(UsageError, match="expected one line that is the key"):
-            read_key(path)
+    path.write_text(" one\n\ntwo \n")
+    assert read_key(path) == "one\ntwo"
+    path.write_text("\n")
+    with pytest.raises(UsageError, match="expected a line that is a key, or several"):
+        read_key(path)
     with pytest.raises(UsageError, match="cannot be read"):
         read_key(tmp_path / "none")
 
@@ -420,8 +427,9 @@ def test_a_key_comes_from_a_file_or_the_environment(
 def test_a_key_opens_for_itself_alone(key: str, given_key: str) -> None:
     key = key.strip() or "key"
     told = refuse_stranger(key, {"authorization": f"Bearer {given_key}"})
-    assert (told is None) == (given_key.strip() == key)
-    assert refuse_stranger(key, {"authorization": f"bearer {key}"}) is None
+    assert (told is None) == (given_key.strip() in keys_in(key))
+    for each in keys_in(key):
+        assert refuse_stranger(key, {"authorization": f"bearer {each}"}) is None
 
 
 @pytest.mark.parametrize(

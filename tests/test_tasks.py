@@ -31,6 +31,26 @@ def test_every_column_that_sounds_like_an_answer_is_hidden_from_the_public_task(
     assert not public.gold and not public.answers and public.meta == {"level": "2"}
 
 
+def test_what_was_said_before_the_question_is_part_of_the_task(tmp_path: Path) -> None:
+    path = tmp_path / "tasks.jsonl"
+    said = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    lines = [{"question": "Where?", "history": each} for each in (said, [], said[:1])]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    talk, alone, told = TaskSet.load(path)
+    assert talk.history == (("system", "Be brief."), ("user", "Hi")) and not alone.history
+    assert len({talk.id, alone.id, told.id}) == 3 and alone.id == Task("Where?").id
+    assert talk.public().history == talk.history and Task.from_json(talk.to_json()) == talk
+    assert "history" not in alone.to_json()
+
+
+@pytest.mark.parametrize(
+    "wrong", ["x", ["x"], [{"role": "robot", "content": "x"}], [{"role": "user", "content": None}]]
+)
+def test_a_history_that_is_no_list_of_messages_is_refused(wrong: Any) -> None:
+    with pytest.raises(RecordError, match=r"'history': found .*, expected"):
+        Task.from_json({"question": "Where?", "history": wrong})
+
+
 def test_one_answer_may_be_written_without_a_list(tmp_path: Path) -> None:
     path = tmp_path / "tasks.jsonl"
     path.write_text('{"question": "Where?", "answer": "Lima"}\n')

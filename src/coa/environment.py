@@ -561,7 +561,7 @@ class OpenEnvironment:
             else:
                 made += (await self._opened(each))(task)
         made = _told_apart(env, self._grammar[env.name], made)
-        box = Toolbox(_with_blocks(self._grammar[env.name], made), beside=first)
+        box = Toolbox(with_blocks(self._grammar[env.name], made), beside=first)
         self._first.setdefault(env.name, box)
         if self._cache is None:
             return box
@@ -830,7 +830,7 @@ def _controlled(env: Environment, each: Tool, observations: str) -> Tool:
     return withheld(each) if observations == "withheld" else each
 
 
-def _with_blocks(grammar: Grammar, tools: Sequence[Tool]) -> list[Tool]:
+def with_blocks(grammar: Grammar, tools: Sequence[Tool]) -> list[Tool]:
     """The tools; one whose name no block can have (`lookupInvoice`) gets that of a block."""
     odd = [each.name for each in tools if not each.block and not is_block_name(each.name)]
     served = {grammar.by_name[role].tool for role in grammar.tool_roles}

@@ -11,9 +11,9 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection, Iterable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from coa.engines.base import Completion, Engine, OnText, Sampling, sampling_key
@@ -97,10 +97,14 @@ class Rollout:
         decoding: Decoding | None = None,
         on_text: OnText | None = None,
         book: GrammarBook | None = None,
+        client: Toolbox | None = None,
     ) -> None:
+        """`client`: tools that whoever asked runs; the clock stands still while they do."""
         self.engine, self.toolbox, self.on_text = engine, toolbox, on_text
         self.budget, self.decoding = budget or Budget(), decoding or Decoding()
-        self.grammar = toolbox.bind(grammar)
+        self.client = client or Toolbox()
+        offered = Toolbox([*toolbox.values(), *self.client.values()]) if client else toolbox
+        self.grammar = offered.bind(grammar)
         self.trajectory = _opening(task.public(), self.grammar, engine, self.decoding)
         self.trajectory.book = book or GrammarBook([grammar])
         self._context = min(self.budget.context or engine.context, engine.context)
@@ -108,16 +112,33 @@ class Rollout:
         self._ids = self.trajectory.ids
         self._seen = 0
         """How many of the ids the engine has processed already."""
-        self._schemas = toolbox.schemas(self.grammar) if self.decoding.constrain else ()
+        self.ends: tuple[str, ...] = ()
+        """Roles that may end a turn for now; empty: all that the grammar allows."""
+        self._schemas = offered.schemas(self.grammar)
         self._state = GrammarState()
         self._memory: dict[ToolCall, Observation] = {}
         self._failures = 0
+        self._waited = 0.0
 
     def fail(self, error: CoaError) -> Trajectory:
         """End it before it began: what it needs could not be had."""
         self.trajectory.stop = StopReason.TOOL_FAILED
         self.trajectory.error = clean(str(error))
         return self.trajectory
+
+    def recall(self, blocks: Iterable[Block]) -> None:
+        """Go on after blocks that were not sampled here: thoughts, calls and what came back. They
+        are shown like an observation, so nobody trains on them, and nothing in them is a tag."""
+        for block in blocks:
+            body = self.grammar.escape(block.body)
+            text = self.grammar.render([replace(block, body=body)]) + "\n"
+            if block.role == self.grammar.observation:
+                self._state = replace(self._state, awaiting=False)
+            elif self.grammar.by_name[block.role].kind == "tool":
+                self._state = GrammarState(last=block.role, awaiting=True)
+            ids = self.engine.encode(text)
+            self.trajectory.segments.append(Segment(Author.ENV, text, ids))
+            self._ids += ids
 
     async def finish(self) -> Trajectory:
         """Play to the end."""
@@ -154,7 +175,7 @@ class Rollout:
             trajectory.stop = trajectory.stop or StopReason.CANCELLED
             raise
         finally:
-            trajectory.seconds["total"] = time.monotonic() - started
+            trajectory.seconds["total"] = time.monotonic() - started - self._waited
             self._release()
 
     def _remaining_s(self) -> float:
@@ -245,7 +266,8 @@ class Rollout:
         decoding, constraint = self.decoding, ""
         if decoding.constrain:
             limits = TextLimits.within(self.budget.turn_tokens)
-            constraint = turn_grammar(self.grammar, self._state, limits, self._schemas)
+            state, schemas = self._state, self._schemas
+            constraint = turn_grammar(self.grammar, state, limits, schemas, self.ends)
         task, place = self.trajectory.task_id, len(self._ids)
         return Sampling(
             temperature=decoding.temperature,
@@ -265,7 +287,7 @@ class Rollout:
         """Act on the turn just sampled: finish, call a tool, or explain what was wrong."""
         trajectory, budget = self.trajectory, self.budget
         text = trajectory.segments[-1].text
-        self._state, block, fault = read_turn(self.grammar, self._state, text)
+        self._state, block, fault = read_turn(self.grammar, self._state, text, self.ends)
         if trajectory.stop is not None:  # cut by a budget: it was read for a suggestion to release
             return None
         if fault is not None:
@@ -295,6 +317,8 @@ class Rollout:
         """Run a tool, or answer a repeated call from memory; None when the clock ran out."""
         trajectory = self.trajectory
         trajectory.usage.tool_calls += 1
+        if call.tool in self.client:
+            return await self._ask(call)
         chosen = tools.get(call.tool)
         pure = chosen is None or chosen.pure
         known = self._memory.get(call) if pure else None  # another's answer may have changed
@@ -311,6 +335,16 @@ class Rollout:
         if observation.failure in (None, "mistake"):
             self._memory[call] = observation
         return observation
+
+    async def _ask(self, call: ToolCall) -> Observation:
+        """Let whoever asked run a tool of theirs: how long that takes is not up to this side."""
+        started = time.monotonic()
+        try:
+            return await self.client.call(call)
+        finally:
+            waited = time.monotonic() - started
+            self._deadline += waited
+            self._waited += waited
 
     def _observe(self, text: str) -> Segment | None:
         """Append an observation; one that does not fit ends the rollout with its history whole."""
@@ -339,7 +373,7 @@ async def run(
 
 def _opening(task: Task, grammar: Grammar, engine: Engine, decoding: Decoding) -> Trajectory:
     """A trajectory that holds only its prompt."""
-    system = system_prompt(grammar, decoding.prompt)
+    system = system_prompt(grammar, decoding.prompt, task.history)
     ids = engine.encode_prompt(system, task.question)
     return Trajectory(
         task_id=task.id,
@@ -364,10 +398,10 @@ def _inside_code(grammar: Grammar, text: str) -> bool:
 
 
 def read_turn(
-    grammar: Grammar, state: GrammarState, text: str
+    grammar: Grammar, state: GrammarState, text: str, ends: Collection[str] = ()
 ) -> tuple[GrammarState, Block | None, Fault | None]:
     """Move a state over the blocks of a turn: where it stands then, and the block to act on or the
-    first fault.
+    first fault. `ends` are the roles that may end it, where not all may.
 
     What follows a call or an answer within the last token is not read: the turn ended there.
     """
@@ -379,8 +413,12 @@ def read_turn(
         moved = grammar.advance(state, block)
         if isinstance(moved, Fault):
             return state, None, moved
+        if moved.ended and ends and block.role not in ends:
+            want = " or ".join(f"<{name}>" for name in ends)
+            message = f"<{block.role}> may not be written now; write {want}."
+            return state, None, Fault(FaultKind.ILLEGAL, block.start, message)
         state = moved
-        if state.awaiting or state.done:
+        if state.ended:
             return state, block, None
     if first_fault is None:
         want = " or ".join(f"<{name}>" for name in grammar.allowed(state))

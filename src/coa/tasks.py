@@ -13,16 +13,18 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from coa.errors import RecordError, UsageError, did_you_mean
+from coa.grammar import ChatMessage
 from coa.grammar.load import PRESETS
+from coa.grammar.prompt import Speaker
 from coa.io.files import check_replaceable, first_record
 from coa.io.runs import Json, read_records, write_jsonl
 
 SCHEMA = 1
 TABLES = (".csv", ".tsv")
-_FIELDS = ("schema", "id", "question", "answers", "answer", "meta", "gold")
+_FIELDS = ("schema", "id", "question", "answers", "answer", "meta", "gold", "history")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,8 @@ class Task:
     """What a report groups by: family, hops, split, phrasing, world. Never a gold answer."""
     gold: Mapping[str, Any] = field(default_factory=dict)
     """What only a scorer or a test may see besides the answers (reference hops, unit tests)."""
+    history: tuple[ChatMessage, ...] = ()
+    """What was said before the question: a system message, earlier turns. The prompt shows it."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.question, str) or not self.question.strip():
@@ -44,10 +48,12 @@ class Task:
         if isinstance(self.answers, str):  # type: ignore[unreachable]
             raise TypeError(f"answers must be a list of strings, found {self.answers!r}.")
         object.__setattr__(self, "answers", tuple(map(str, self.answers)))
+        object.__setattr__(self, "history", tuple(ChatMessage(*each) for each in self.history))
         if not self.id:
             world = str(self.meta.get("world", ""))
+            said = [world, self.question, *(text for each in self.history for text in each)]
             try:
-                digest = hashlib.sha256(f"{world}\0{self.question}".encode()).hexdigest()
+                digest = hashlib.sha256("\0".join(said).encode()).hexdigest()
             except UnicodeEncodeError:
                 raise RecordError(f"the question {self.question!r} is not text in UTF-8.") from None
             object.__setattr__(self, "id", digest[:16])
@@ -64,7 +70,7 @@ class Task:
     def to_json(self) -> Json:
         record: Json = {"schema": SCHEMA, "id": self.id, "question": self.question}
         record |= {"answers": list(self.answers), "meta": dict(self.meta), "gold": dict(self.gold)}
-        return record
+        return record | history_json(self.history)
 
     @classmethod
     def from_json(cls, record: Json) -> Task:
@@ -89,7 +95,29 @@ class Task:
             id=str(given.get("id", "")),
             meta=_table(given, "meta"),
             gold=_table(given, "gold"),
+            history=read_history(given.get("history", ())),
         )
+
+
+def history_json(history: Sequence[ChatMessage]) -> Json:
+    """Earlier messages as a field of a record, in OpenAI's form; no field where there are none."""
+    messages = [{"role": role, "content": text} for role, text in history]
+    return {"history": messages} if messages else {}
+
+
+def read_history(given: Any) -> tuple[ChatMessage, ...]:
+    """Earlier messages of a record."""
+    if not isinstance(given, (list, tuple)):
+        raise RecordError(f"'history': found {str(given)[:60]!r}, expected a list of messages.")
+    for each in given:
+        match each:
+            case {"role": role, "content": str(), **more} if role in get_args(Speaker) and not more:
+                continue
+        raise RecordError(
+            f"'history': found {str(each)[:60]!r}, expected an object with a role (one of "
+            f"{', '.join(get_args(Speaker))}) and a content that is a text."
+        )
+    return tuple(ChatMessage(each["role"], each["content"]) for each in given)
 
 
 def _answers(given: Any) -> tuple[str, ...]:

@@ -135,6 +135,11 @@ class Usage:
         """Prompt, sampled and observation tokens with a perfect cache: each counted once."""
         return self.prompt_tokens - self.cached_tokens + self.sampled_tokens
 
+    def since(self, before: Usage) -> Usage:
+        """What was added to an earlier count."""
+        now, then = asdict(self), asdict(before)
+        return Usage(**{name: now[name] - then[name] for name in now})
+
 
 @dataclass(slots=True)
 class Step:

@@ -233,7 +233,7 @@ def check(
 def serve(
     settings: Serving,
     key_file: Annotated[
-        Path | None, typer.Option(help="File with the key of clients; else COA_SERVE_KEY.")
+        Path | None, typer.Option(help="File with keys of clients, one a line; else COA_SERVE_KEY.")
     ] = None,
 ) -> None:
     """Answer OpenAI-compatible clients, streaming the chain; Ctrl-C ends it."""

@@ -99,7 +99,7 @@ def convert(
         grammar_id=grammar.unbound_id,
         prompt=prompt,
         tools=list(grammar.tool_roles),
-        segments=[Segment(Author.PROMPT, system_prompt(grammar, prompt))],
+        segments=[Segment(Author.PROMPT, system_prompt(grammar, prompt, episode.history))],
         weights=episode.teacher,
         seed=episode.seed,
         meta=dict(episode.meta),

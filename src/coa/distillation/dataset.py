@@ -431,7 +431,7 @@ def _read(path: Path, named: bool) -> tuple[dict[str, Episode], list[Task], list
     fit, public = dict[str, Episode](), list[Task]()
     for key, each in zip(keys_of([e.task_id for e in sound]), sound, strict=True):
         try:
-            task = Task(each.question, id=each.task_id, meta=each.meta)
+            task = each.task
             if named and (name := str(each.meta.get("grammar") or "")):
                 load_grammar(name)
         except (GrammarError, RecordError) as wrong:
@@ -541,7 +541,7 @@ async def converter(settings: Json) -> AsyncIterator[Work]:
         async def work(item: Json) -> Json:
             key, episode = item["key"], Episode.from_json(item["episode"])
             task = Task.from_json(item["task"]) if item["task"] else None
-            public = Task(episode.question, id=episode.task_id, meta=episode.meta)
+            public = episode.task
             try:
                 chosen = opened
                 if not settings["called"]:
@@ -593,13 +593,15 @@ async def convert_one(
     prompt: PromptKind = "compact",
 ) -> Conversion:
     """Convert, judge and replay one episode. Without `task` the answer cannot be judged."""
-    public = Task(episode.question, id=episode.task_id, meta=episode.meta)
+    public = episode.task
     if task is not None and not task.is_asked_by(episode.question):  # its gold is another's
         found = f"{shortened(episode.question)!r}; the task: {shortened(task.question)!r}"
         return Conversion(key, task.id, reason="its question is not its task's", detail=found)
     if task is not None and "environment" in episode.meta:  # a file of tasks may not name it
         task = replace(task, meta={**task.meta, "environment": episode.meta["environment"]})
-    judging = replace(task, question=public.question) if task is not None else public
+    judging = public
+    if task is not None:
+        judging = replace(task, question=public.question, history=public.history)
 
     async def judged(trajectory: Trajectory) -> float | None:
         if task is None and isinstance(said := episode.meta.get("success"), int | float):

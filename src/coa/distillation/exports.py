@@ -24,6 +24,7 @@ from coa.errors import (
     did_you_mean,
 )
 from coa.grammar import load_grammar, system_prompt
+from coa.grammar.prompt import EARLIER, earlier
 from coa.io.files import first_record, foreign, whole_file
 from coa.io.runs import Json, write_atomic, write_jsonl
 from coa.io.tables import need_pyarrow
@@ -137,7 +138,9 @@ def export(
     report["files"] = _save(to, out, rows, name, codec) if rows else []
     if judged:
         system, tools = _opening(used, grammar or name)
-        _save_parquet(out / RL, [_rl_row(task, system, tools, truth) for task in judged])
+        prompts = [system + _history(task, used, grammar or name) for task in judged]
+        made = [_rl_row(*each, tools, truth) for each in zip(judged, prompts, strict=True)]
+        _save_parquet(out / RL, made)
         report["files"].append(RL)
     return report
 
@@ -164,12 +167,19 @@ def _opening(used: Sequence[Trajectory], grammar: str) -> tuple[str, Sequence[st
     """The system text and the tools that tasks open with: those of the chains, which may have fewer
     tools than the grammar."""
     if used:
-        return used[0].segments[0].text, used[0].tools
+        return used[0].segments[0].text.partition(EARLIER)[0], used[0].tools
     try:
         loaded = load_grammar(grammar)
     except GrammarError as error:
         raise UsageError(f"{error} Give its file with --grammar FILE.toml.") from None
     return system_prompt(loaded), list(loaded.tool_roles)
+
+
+def _history(task: Task, used: Sequence[Trajectory], grammar: str) -> str:
+    """What a prompt says of the messages before the question of a task."""
+    if not task.history:
+        return ""
+    return earlier(used[0].protocol if used else load_grammar(grammar), task.history)
 
 
 # ------------------------------------------------------------------------------------------------

@@ -119,7 +119,7 @@ def _tasks(episodes: Iterable[Episode]) -> Iterator[Task]:
         judged = [e for e in answered if e.meta.get("success") == 1]
         if best := next(iter(judged or answered), None):
             meta: Mapping[str, bool] = {VERIFIED: bool(judged)}
-            yield Task(best.question, (best.answer or "",), task_id, meta)
+            yield Task(best.question, (best.answer or "",), task_id, meta, history=best.history)
 
 
 def _functions(tools: Sequence[str]) -> dict[str, str]:

@@ -270,6 +270,10 @@ class OpenAIEngine(CodecEngine):
         """Whether logprobs are of the distribution sampled from at every temperature."""
         return self._api.tempered
 
+    def constrains(self) -> bool:
+        """Whether the server samples under a grammar; asks it once, and blocks for that."""
+        return self._api.constrains()
+
     @property
     def takes_adapters(self) -> bool:
         """Whether the server can be given new weights while it runs, as vLLM can."""
@@ -284,7 +288,7 @@ class OpenAIEngine(CodecEngine):
         self, prompt_ids: Sequence[int], sampling: Sampling, on_text: OnText | None = None
     ) -> Completion:
         limit = most_tokens(prompt_ids, sampling, self.context, "start the server")
-        if sampling.constraint and not await asyncio.to_thread(self._api.constrains):
+        if sampling.constraint and not await asyncio.to_thread(self.constrains):
             raise EngineError(
                 f"{self._transport.api}: the server does not sample under a grammar. Start vLLM "
                 """with --structured-outputs-config '{"backend": "guidance"}', turn constrained """

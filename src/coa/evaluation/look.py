@@ -575,9 +575,7 @@ def _grammars(asked: Looking, episodes: Sequence[Episode]) -> tuple[tuple[Enviro
     elif asked.grammar:
         environments = (Environment("recorded", grammar=asked.grammar),)
     elif _are_shipped(episodes):
-        public = [
-            Task(each.question, id=str(at), meta=each.meta) for at, each in enumerate(episodes)
-        ]
+        public = [replace(each.task, id=str(at)) for at, each in enumerate(episodes)]
         environments, found = choose_environments((), TaskSet(tuple(public)))
         for each, task in zip(episodes, found, strict=True):
             each.meta = dict(task.meta)

@@ -20,7 +20,7 @@ from coa.grammar import alternatives, parse_score
 from coa.io.plugins import load_object
 from coa.io.runs import Json
 from coa.rewards import Checker, JudgeSettings, Part, normalise, reward_for, together
-from coa.rewards.judge import Judge
+from coa.rewards.judge import Judge, asked_in
 from coa.statistics import RIGHT, estimate
 from coa.tasks import Task
 from coa.tools.base import shorten
@@ -188,7 +188,7 @@ class Rater(Judge):
         if not answer:
             return Part(None, "no answer")
         work = shorten(trajectory.text, LONGEST_WORK)
-        return await self.verdict({"question": task.question, "work": work, "answer": answer})
+        return await self.verdict({**asked_in(task), "work": work, "answer": answer})
 
 
 def _own(name: str) -> Checker:

@@ -23,11 +23,12 @@ from coa.grammar.parse import (
     parse,
     parse_code,
 )
-from coa.grammar.prompt import PromptKind, system_prompt
+from coa.grammar.prompt import ChatMessage, PromptKind, system_prompt
 
 __all__ = [
     "PRESETS",
     "Block",
+    "ChatMessage",
     "Event",
     "Fault",
     "FaultKind",

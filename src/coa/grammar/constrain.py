@@ -65,29 +65,45 @@ class _Form(NamedTuple):
 
 
 def turn_grammar(
-    grammar: Grammar, state: GrammarState, limits: TextLimits | None = None, schemas: Schemas = ()
+    grammar: Grammar,
+    state: GrammarState,
+    limits: TextLimits | None = None,
+    schemas: Schemas = (),
+    ends: tuple[str, ...] = (),
 ) -> str:
-    """The Lark grammar of one model turn from `state`; `grammar` must be bound to its tools."""
-    return _turn_grammar(grammar, replace(state, suggestion=None), limits or TextLimits(), schemas)
+    """The Lark grammar of one model turn from `state`; `grammar` must be bound to its tools. `ends`
+    are the roles that may end it, where not all may."""
+    state = replace(state, suggestion=None)
+    return _turn_grammar(grammar, state, limits or TextLimits(), schemas, ends)
 
 
 @lru_cache(maxsize=1024)
 def _turn_grammar(
-    grammar: Grammar, state: GrammarState, limits: TextLimits, schemas: Schemas
+    grammar: Grammar,
+    state: GrammarState,
+    limits: TextLimits,
+    schemas: Schemas,
+    ends: tuple[str, ...],
 ) -> str:
-    if state.done or state.awaiting:
+    if state.ended:
         raise GrammarError(
             f"grammar {grammar.name!r}: no model turn can start here; "
             + ("the answer was given." if state.done else "an observation is due.")
         )
-    return _TurnGrammar(grammar, limits, dict(schemas)).lark(state)
+    return _TurnGrammar(grammar, limits, dict(schemas), ends).lark(state)
 
 
 class _TurnGrammar:
     """Collects the rules and terminals of one turn."""
 
-    def __init__(self, grammar: Grammar, limits: TextLimits, schemas: dict[str, str]) -> None:
-        self._grammar, self._limits = grammar, limits
+    def __init__(
+        self,
+        grammar: Grammar,
+        limits: TextLimits,
+        schemas: dict[str, str],
+        ends: tuple[str, ...],
+    ) -> None:
+        self._grammar, self._limits, self._ends = grammar, limits, ends
         self._forms = {
             role.name: tuple(_forms(grammar, role, limits, schemas.get(role.name, "")))
             for role in grammar.roles
@@ -117,7 +133,8 @@ class _TurnGrammar:
             for form in self._forms[name]:
                 moved = self._grammar.advance(state, Block(name, form.example))
                 assert isinstance(moved, GrammarState), (state, name, form.example, moved)
-                yield form, replace(moved, suggestion=None)
+                if not (moved.ended and self._ends and name not in self._ends):
+                    yield form, replace(moved, suggestion=None)
 
     def _measure(self, start: GrammarState) -> None:
         """How many blocks each state is from the end of the turn; states that are stuck are out."""
@@ -126,9 +143,9 @@ class _TurnGrammar:
         while frontier:
             state = frontier.pop()
             if state not in after:
-                after[state] = set() if _ended(state) else {s for _, s in self._moves(state)}
+                after[state] = set() if state.ended else {s for _, s in self._moves(state)}
                 frontier += after[state]
-        known, layer, steps = self._distance, [state for state in after if _ended(state)], 0
+        known, layer, steps = self._distance, [state for state in after if state.ended], 0
         while layer:
             known |= dict.fromkeys(layer, steps)
             layer = [s for s in after if s not in known and not after[s].isdisjoint(known)]
@@ -145,16 +162,12 @@ class _TurnGrammar:
             if self._distance.get(after, left) > left - 1:
                 continue  # nothing would lead to the end in the blocks that are left
             self._used[form.symbol] = form.definition
-            if _ended(after):
+            if after.ended:
                 options.append(f"{form.symbol} END?")
             else:
                 options.append(f"{form.symbol} {self._rule(after, left - 1)}")
         self._lines.append(f"{name}: " + " | ".join(options))
         return name
-
-
-def _ended(state: GrammarState) -> bool:
-    return state.awaiting or state.done
 
 
 # -- terminals ----------------------------------------------------------------------------------
@@ -249,17 +262,34 @@ def _fenced(grammar: Grammar, limits: TextLimits) -> str:
     return f'GAP "```py\\n" {program} {closing} ({second})? GAP'
 
 
+_VALUES = ("enum", "const", "default", "examples")
+"""Keywords of a schema that hold values and no schemas."""
+
+
+def schema_fault(schema: str) -> str:
+    """Why constrained decoding cannot follow a schema; empty: it can, as far as is known here."""
+    try:
+        from llguidance import LLMatcher
+    except ImportError:  # whoever samples has it
+        return ""
+    guarded = json.dumps(_guarded(json.loads(schema)))
+    fault = LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(guarded))
+    return str(fault).strip().partition("\n")[0]
+
+
 def _guarded(schema: Any) -> Any:
     """A schema whose strings hold no `<` and have an end, so that no tag can stand in them."""
     if isinstance(schema, list):
         return [_guarded(each) for each in schema]
     if not isinstance(schema, dict):
         return schema
-    guarded = {key: _guarded(value) for key, value in schema.items()}
+    guarded = {k: v if k in _VALUES else _guarded(v) for k, v in schema.items()}
     kind = schema.get("type")
-    if kind == "string" and not {"enum", "const", "pattern", "format"} & set(schema):
-        longest = min(schema.get("maxLength", _JSON_STRING), _JSON_STRING)
-        shortest = schema.get("minLength", 0)
+    texts = kind == "string" or (isinstance(kind, list) and "string" in kind)
+    if texts and not {"enum", "const", "pattern", "format"} & set(schema):
+        shortest, longest = schema.get("minLength", 0), schema.get("maxLength", _JSON_STRING)
+        longest = min(longest, _JSON_STRING) if isinstance(longest, int) else _JSON_STRING
+        shortest = min(shortest, longest) if isinstance(shortest, int) else 0
         guarded = {k: v for k, v in guarded.items() if k not in ("maxLength", "minLength")}
         guarded["pattern"] = f"^[^<\\x00-\\x1F]{{{shortest},{longest}}}$"
     elif kind == "object":

@@ -198,6 +198,11 @@ class GrammarState:
     suggestion: str | None = None
     done: bool = False
 
+    @property
+    def ended(self) -> bool:
+        """Whether a turn of the model ends here."""
+        return self.awaiting or self.done
+
 
 @dataclass(frozen=True)
 class Grammar:

@@ -3,24 +3,53 @@
 `full` tells a model that was never trained on the protocol everything it needs: each block, who
 writes it, what may follow what, what a score forces. `compact` only names the blocks, for a model
 that was trained on them: every prompt token is paid for in each row of training.
+
+What was said before the question stands at the end of either, a line or more for each message. A
+prompt without such messages has nothing of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Literal
+from collections.abc import Iterable, Sequence
+from typing import Literal, NamedTuple
 
 from coa.grammar.grammar import Grammar, Role
 
 PromptKind = Literal["full", "compact"]
+Speaker = Literal["system", "user", "assistant", "tool"]
+EARLIER = "\n\nEarlier messages, oldest first:\n"
+"""Between a prompt and what was said before the question."""
 
 
-def system_prompt(grammar: Grammar, kind: PromptKind = "compact") -> str:
-    """The system prompt for a grammar."""
+class ChatMessage(NamedTuple):
+    """One message of a conversation, as chat models take them."""
+
+    role: Speaker
+    text: str
+
+
+def system_prompt(
+    grammar: Grammar, kind: PromptKind = "compact", history: Sequence[ChatMessage] = ()
+) -> str:
+    """The system prompt for a grammar; `history` is what was said before the question."""
     if kind == "full":
-        return _full(grammar)
-    listed = " ".join(f"<{role.name}>" for role in grammar.roles)
-    return f"{grammar.brief or 'Answer the question in blocks.'} Blocks: {listed}"
+        prompt = _full(grammar)
+    else:
+        listed = " ".join(f"<{role.name}>" for role in grammar.roles)
+        prompt = f"{grammar.brief or 'Answer the question in blocks.'} Blocks: {listed}"
+    return prompt + earlier(grammar, history)
+
+
+def earlier(grammar: Grammar, history: Sequence[ChatMessage]) -> str:
+    """What a prompt says of earlier messages, in which nothing reads as a tag; nothing where there
+    are none."""
+    return f"{EARLIER}{grammar.escape(conversation(history))}" if history else ""
+
+
+def conversation(history: Sequence[ChatMessage]) -> str:
+    """Messages as text. A line that goes on with one is indented, so that only a message begins at
+    the margin."""
+    return "\n".join("\n  ".join(f"{role}: {text}".splitlines()) for role, text in history)
 
 
 def _full(grammar: Grammar) -> str:

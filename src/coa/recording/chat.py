@@ -24,11 +24,12 @@ from typing import Any
 
 from coa.engines.chat import ChatModel, ChatReply, ChatSettings
 from coa.errors import CoaError, ConfigError, UsageError
+from coa.grammar import ChatMessage
 from coa.io.files import lock_output
 from coa.io.runs import Appender, Json, read_records
 from coa.io.settings import check_ranges
 from coa.recording.budget import Amount, Purse, find_price
-from coa.recording.episode import ChatMessage, ModelCall
+from coa.recording.episode import ModelCall
 
 BYTES_PER_TOKEN, TOKENS_PER_MESSAGE = 4, 4
 REFUSALS = (400, 413, 422)

@@ -23,10 +23,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar, get_args
+from typing import Any, NamedTuple, TypeVar, get_args
 
 from coa.errors import RecordError, did_you_mean
+from coa.grammar import ChatMessage
 from coa.io.runs import Json, read_jsonl, read_records
+from coa.tasks import Task, history_json, read_history
 from coa.tools.base import Failure
 
 SCHEMA = 4
@@ -61,13 +63,6 @@ class ToolSpec:
     body: str = "text"
     schema: str = ""
     """JSON schema of the argument as JSON text, for a body of JSON."""
-
-
-class ChatMessage(NamedTuple):
-    """One message of a model call, as chat models take them."""
-
-    role: Literal["system", "user", "assistant"]
-    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +167,15 @@ class Episode:
     meta: dict[str, Any] = field(default_factory=dict)
     tools: list[ToolSpec] = field(default_factory=list)
     """The tools that the team had, used or not; empty: nobody noted them."""
+    history: tuple[ChatMessage, ...] = ()
+    """What was said before the question, as the task has it."""
     seconds: dict[str, float] = field(default_factory=dict, compare=False)
     """Wall-clock figures: total, model, tools. Not part of the record."""
+
+    @property
+    def task(self) -> Task:
+        """The public task that it is of."""
+        return Task(self.question, id=self.task_id, meta=self.meta, history=self.history)
 
     def model_calls(self) -> Iterator[tuple[int, Message]]:
         """(place, message) of each model call; the user and the code between agents call none."""
@@ -270,6 +272,7 @@ class Episode:
             "agents": [_plain(agent) for agent in self.agents],
             "tools": [_plain(each) for each in self.tools],
             "events": [{"kind": kinds[type(each)], **_plain(each)} for each in self.events],
+            **history_json(self.history),
         }
 
     @classmethod
@@ -281,13 +284,14 @@ class Episode:
             )
         if missing := [name for name in _FIELDS if name not in record]:
             raise RecordError(f"the episode has no field {missing[0]!r}.")
-        given = {name: record.get(name) for name in (*_FIELDS, "tools")}
+        given = {name: record.get(name) for name in (*_FIELDS, "tools", "history")}
         if isinstance(given["task_id"], int | float):  # a task file may have numbers as ids, too
             given["task_id"] = str(given["task_id"])
         given = _checked(cls, given, "the episode")
         if not given["question"].strip():
             raise RecordError("the question is empty.")
         given["agents"] = [AgentSpec(**_checked(AgentSpec, a, "agents")) for a in given["agents"]]
+        given["history"] = read_history(given.get("history", []))
         tools = given.get("tools", [])
         given["tools"] = [ToolSpec(**_checked(ToolSpec, each, "tools")) for each in tools]
         names = [agent.name for agent in given["agents"]]
@@ -341,6 +345,7 @@ _EXPECTED: Mapping[str, tuple[type | tuple[type, ...], str]] = {
     "float": ((int, float), "a number"),
     "dict": (dict, "an object"),
     "list": (list, "a list"),
+    "tuple": (list, "a list"),
     "ModelCall": (dict, "an object"),
 }
 """What a record holds for a field, by the first word of the field's type."""

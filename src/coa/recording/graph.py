@@ -20,12 +20,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
+from coa.grammar import ChatMessage
 from coa.recording.calls import LoggedSession
 from coa.recording.episode import (
     SYSTEM,
     USER,
     AgentSpec,
-    ChatMessage,
     Episode,
     EpisodeEvent,
     Message,
@@ -125,6 +125,7 @@ class _EpisodeWriter:
             agents=self._agents(),
             events=[each.event for each in self.placed],
             tools=self._tools(),
+            history=self.task.history if self.task else (),
             seconds=self._seconds(),
         )
         self._end(episode)

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from coa.errors import UsageError
+from coa.grammar.prompt import conversation
 from coa.io.runs import Json
 from coa.io.settings import to_json
 from coa.models.references import resolve
@@ -145,7 +146,7 @@ class LLMTeam:
         episode = recorder.episode
         seen = episode.context_of(agent, recorder.branch, episode.events)
         if not any(episode.question in message.text for message in seen[1:]):
-            text = f"Question: {episode.question}\n{text}"
+            text = f"Question: {_asked(episode)}\n{text}"
         recorder.tell(agent, text)
 
     # -- the plan and its steps ----------------------------------------------------------------
@@ -307,6 +308,13 @@ class LLMTeam:
         else:
             self.refused = answer
         return stands
+
+
+def _asked(episode: Episode) -> str:
+    """The question, with what was said before it."""
+    if not episode.history:
+        return episode.question
+    return f"{episode.question}\nEarlier messages:\n{conversation(episode.history)}"
 
 
 def _ends_early(text: str, read: Callable[[str], T], found: T) -> bool:
@@ -485,8 +493,9 @@ async def _record(
         roster = roster_for(tools)
         episode = Episode(task.id, task.question, LLMTeacher.name, roster.agents, seed=seed)
         episode.meta.update(task.meta)
+        episode.history = task.history
         recorder = EpisodeRecorder(episode, tools)
-        recorder.say(USER, "planner", task.question)
+        recorder.say(USER, "planner", _asked(episode))
         await LLMTeam(roster, answer, settings).work(recorder)
     episode.seconds["total"] = time.monotonic() - started
     return episode

@@ -77,7 +77,7 @@ from coa.recording.receiver import Receiver, after_kill
 from coa.rewards import RewardSettings, lacking, open_reward
 from coa.rewards.reward import Reward
 from coa.rollouts import ENV, SETTINGS, References
-from coa.tasks import Task, TaskSet
+from coa.tasks import Task, TaskSet, history_json
 from coa.trajectory import Author, Segment, StopReason, Trajectory
 
 GRACE_S = 5.0
@@ -581,7 +581,10 @@ class _Recording:
         """Write the episode of a session that has ended."""
         redact = self.job.secrets
         told = task and replace(
-            task, question=redact(task.question), meta=cleaned(dict(task.meta), redact)
+            task,
+            question=redact(task.question),
+            meta=cleaned(dict(task.meta), redact),
+            history=tuple(each._replace(text=redact(each.text)) for each in task.history),
         )
         # In a thread: the calls of other programs pass here meanwhile.
         episode = await asyncio.to_thread(episode_of, session, told)
@@ -664,6 +667,8 @@ class _Recording:
         command = [w.replace(_ID, task.id).replace(_QUESTION, task.question) for w in words]
         environment = self._environment(task.id)
         environment |= {"COA_TASK": task.question, "COA_TASK_ID": task.id}
+        if task.history:
+            environment["COA_TASK_HISTORY"] = json.dumps(history_json(task.history)["history"])
         given = None if any(_QUESTION in word for word in words) else task.question
         program = _Program(
             command,

@@ -301,6 +301,7 @@ async def recorder(settings: Json) -> AsyncIterator[Work]:
                 episode = await recorded(teacher, task, toolbox, settings["seed"])
                 tools = [ToolSpec(t.name, t.about, t.body, t.schema) for t in toolbox.values()]
                 episode.tools = episode.tools or tools
+                episode.history = episode.history or task.history
             episode.meta = {**task.meta, **episode.meta}  # the set decides about the environment
             seconds = {"total": time.monotonic() - begun, **episode.seconds}
             return {"record": episode.to_json(), "seconds": seconds}

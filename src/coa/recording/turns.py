@@ -21,8 +21,8 @@ from functools import lru_cache
 from itertools import takewhile
 from typing import Any
 
+from coa.grammar import ChatMessage
 from coa.recording.calls import LoggedCall, LoggedSession
-from coa.recording.episode import ChatMessage
 from coa.recording.programs import functions_in
 from coa.recording.text_calls import (
     lost_error,

@@ -26,6 +26,7 @@ from pathlib import Path
 
 from coa.engines.chat import ChatModel, ChatSettings
 from coa.errors import ConfigError, EngineError, Unavailable
+from coa.grammar.prompt import conversation
 from coa.io.runs import Json
 from coa.models.references import resolve
 from coa.rewards.answers import Part, same_words
@@ -166,7 +167,7 @@ class Judge:
             return Part(1.0, "exact match")
         if spoken := _TO_THE_JUDGE.search(answer):
             return Part(0.0, f"it speaks to the judge: {spoken[0]!r}"[:200], suspect=True)
-        case: Json = {"question": task.question, "accepted_answers": list(task.answers)}
+        case: Json = {**asked_in(task), "accepted_answers": list(task.answers)}
         return await self.verdict({**case, "given_answer": answer})
 
     async def verdict(self, case: Json) -> Part:
@@ -237,6 +238,12 @@ class Judge:
         await self._model.close()
         if self._cache is not None:
             self._cache.close()
+
+
+def asked_in(task: Task) -> Json:
+    """What a judge is told of a question."""
+    told = {"question": task.question}
+    return {**told, "earlier_messages": conversation(task.history)} if task.history else told
 
 
 def read_verdict(reply: str, case: str = "") -> Part | None:

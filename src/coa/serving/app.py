@@ -30,8 +30,17 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from coa.errors import EngineError, ToolError
 from coa.io.runs import Json
-from coa.serving.replies import DONE, STILL_HERE, Piece, Reply, as_json, event, public_weights
-from coa.serving.request import Refused, read_request, refuse_stranger, unavailable
+from coa.serving.replies import (
+    DONE,
+    STILL_HERE,
+    Reply,
+    Told,
+    as_json,
+    event,
+    finish_reason,
+    public_weights,
+)
+from coa.serving.request import Refused, owner_of, read_request, refuse_stranger, unavailable
 from coa.serving.session import ServingSession
 from coa.trajectory import Trajectory
 from coa.view.terminal import harmless
@@ -130,7 +139,7 @@ def make_app(session: ServingSession) -> ASGIApp:
         body = await read_body(request, session.limits.body_bytes)
         asked = read_request(body, session.limits)
         session.agent(asked.model)  # refuses one that is not there
-        return ChatExchange(session, Reply(asked))
+        return ChatExchange(session, Reply(asked, owner_of(request.headers)))
 
     async def refuse(request: Request, error: Exception) -> Response:
         assert isinstance(error, Refused), error
@@ -233,7 +242,7 @@ class ChatExchange:
 
     def __init__(self, session: ServingSession, reply: Reply) -> None:
         self._session, self._reply = session, reply
-        self._pieces: asyncio.Queue[Piece | None] = asyncio.Queue()
+        self._pieces: asyncio.Queue[Told | None] = asyncio.Queue()
         """What the rollout tells, and None when it is over."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -264,7 +273,7 @@ class ChatExchange:
             await asyncio.wait({work, gone})
 
     async def _whole(self, work: asyncio.Task[Trajectory]) -> Response | None:
-        told = list[Piece]()
+        told = list[Told]()
         while (piece := await self._pieces.get()) is not None:
             told.append(piece)
         outcome = self._outcome(work)
@@ -312,7 +321,7 @@ class ChatExchange:
             self._session.log_request(self._reply, "499 client stalled")
         return None
 
-    async def _next(self) -> Piece | Literal["quiet"] | None:
+    async def _next(self) -> Told | Literal["quiet"] | None:
         """What comes next: a piece, None at the end; or that nothing came for a while."""
         try:
             async with asyncio.timeout(QUIET_S):
@@ -342,7 +351,7 @@ class ChatExchange:
         if isinstance(outcome, Refused):
             how = f"{outcome.status} {outcome.code}"
         elif outcome is not None:
-            how, trajectory = f"200 {outcome.stop}", outcome
+            how, trajectory = f"200 {outcome.stop or finish_reason(outcome)}", outcome
         self._session.log_request(self._reply, how, trajectory)
 
 

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from coa.grammar import Grammar, Splitter
 from coa.grammar.parse import Event
 from coa.io.runs import Json
-from coa.serving.request import ChatRequest
+from coa.serving.request import ChatRequest, ClientCall
 from coa.trajectory import Step, Trajectory
 from coa.view.terminal import observed
 
@@ -56,6 +56,10 @@ class Piece(NamedTuple):
         return f"{self.role}: {self.text}" if self.block == 0 else f"\n\n{self.role}: {self.text}"
 
 
+Told = Piece | ClientCall
+"""What a client is told of a chain, as it happens."""
+
+
 class Narrator:
     """Tells the chain of one rollout piece by piece, as it is written.
 
@@ -80,12 +84,20 @@ class Narrator:
         self._heard += text
         self._take(self._splitter.feed(text))
 
+    def catch_up(self, turn: str) -> None:
+        """The text of the present turn: an engine may show less than it sampled."""
+        if turn.startswith(self._heard):
+            self.model_text(turn[len(self._heard) :])
+
+    def go_on(self) -> None:
+        """What comes now is for another reply, with blocks of its own."""
+        self._close()
+        self._blocks = 0
+
     def end_turn(self, step: Step, accepted: bool) -> None:
         """The turn is complete, and the environment has answered; `accepted` when its answer
         block ended the rollout."""
-        whole = step.model.text
-        if whole.startswith(self._heard):  # an engine may show less than it sampled
-            self.model_text(whole[len(self._heard) :])
+        self.catch_up(step.model.text)
         self._splitter.finish()
         self._take(self._splitter.take_events())
         if not accepted:
@@ -140,15 +152,20 @@ class Reply:
     """Makes the objects that answer one request."""
 
     asked: ChatRequest
+    owner: bytes = b""
+    """Whose it is."""
     id: str = field(default_factory=lambda: f"chatcmpl-{secrets.token_hex(12)}")
     created: int = field(default_factory=lambda: int(time.time()))
 
-    def whole(self, pieces: Iterable[Piece], trajectory: Trajectory) -> Json:
+    def whole(self, told: Sequence[Told], trajectory: Trajectory) -> Json:
         """The answer in one object."""
-        chain = [piece for piece in pieces if not piece.accepted]
+        chain = [each for each in told if isinstance(each, Piece) and not each.accepted]
+        calls = [each.to_json() for each in told if isinstance(each, ClientCall)]
         reasoning = "".join(piece.as_reasoning() for piece in chain)
-        message = {"role": "assistant", "content": trajectory.answer or "", "refusal": None}
+        content = None if calls else trajectory.answer or ""
+        message: Json = {"role": "assistant", "content": content, "refusal": None}
         message |= {"reasoning_content": reasoning, "reasoning": reasoning}
+        message |= {"tool_calls": calls} if calls else {}
         choice = {"index": 0, "message": message, "finish_reason": finish_reason(trajectory)}
         made = self._object("chat.completion", {**choice, "logprobs": None})
         made["usage"] = usage_of(trajectory)
@@ -158,8 +175,10 @@ class Reply:
     def opening(self) -> Json:
         return self._chunk({"role": "assistant", "content": ""})
 
-    def piece(self, piece: Piece) -> Json:
-        """More of the chain, or the answer."""
+    def piece(self, piece: Told) -> Json:
+        """More of the chain, the answer, or a call."""
+        if isinstance(piece, ClientCall):
+            return self._chunk({"tool_calls": [{"index": 0, **piece.to_json()}]})
         text = piece.as_reasoning()
         delta = {"reasoning_content": text, "reasoning": text}
         return self._chunk({"content": piece.text} if piece.accepted else delta, piece.to_json())
@@ -184,10 +203,9 @@ class Reply:
 
     def _ending(self, trajectory: Trajectory) -> Json:
         """What no field of the API says: how the rollout ended, and how to repeat it."""
-        assert trajectory.stop is not None, trajectory.task_id
         ending: Json = {
-            "stop": trajectory.stop.value,
-            "trajectory": self.id,
+            "stop": trajectory.stop.value if trajectory.stop else finish_reason(trajectory),
+            "trajectory": trajectory.meta["request"],
             "task_id": trajectory.task_id,
             "grammar": trajectory.grammar,
             "weights": public_weights(trajectory.weights),
@@ -196,11 +214,16 @@ class Reply:
             "tool_calls": trajectory.usage.tool_calls,
             "ignored": list(self.asked.ignored),
         }
+        if self.asked.steps:
+            ending["continued"] = trajectory.meta["continued"]
         return {**ending, "error": trajectory.error} if trajectory.error else ending
 
 
 def finish_reason(trajectory: Trajectory) -> str:
-    """`length` whenever a budget ended the work, also when a suggested answer was released."""
+    """`length` whenever a budget ended the work, also when a suggested answer was released;
+    `tool_calls` when it has not ended, and waits for its client."""
+    if trajectory.stop is None:
+        return "tool_calls"
     return "length" if trajectory.truncated else "stop"
 
 

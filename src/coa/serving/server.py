@@ -25,7 +25,7 @@ from coa.engines import Engine, load_engine, rollouts_at_once, slots_for
 from coa.errors import MissingExtra, UsageError
 from coa.io.runs import Appender
 from coa.models.references import pull_missing, resolve_default
-from coa.serving.request import is_loopback
+from coa.serving.request import is_loopback, keys_in
 from coa.serving.session import Note, Serving, ServingSession, open_agents
 
 if TYPE_CHECKING:
@@ -37,7 +37,8 @@ FAREWELL_S = 2.0
 
 
 def read_key(path: Path | None) -> str:
-    """The key of clients, from a file or else from the environment; empty when there is none."""
+    """The keys of clients, one a line, from a file or else from the environment; empty when there
+    is none."""
     where = KEY_VARIABLE if path is None else f"--key-file {path}"
     if path is None:
         key = os.environ.get(KEY_VARIABLE, "").strip()
@@ -46,11 +47,11 @@ def read_key(path: Path | None) -> str:
             key = path.read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"{where}: cannot be read ({type(error).__name__}).") from None
-        if len(key.splitlines()) != 1:
-            raise UsageError(f"{where}: expected one line that is the key.")
-    if not (key.isascii() and key.isprintable()):  # no client could send it
+        if not key:
+            raise UsageError(f"{where}: expected a line that is a key, or several.")
+    if not all(each.isascii() and each.isprintable() for each in keys_in(key)):
         raise UsageError(f"{where}: expected printable ASCII, as headers hold nothing else.")
-    return key
+    return "\n".join(keys_in(key))
 
 
 @dataclass
@@ -145,7 +146,9 @@ async def session_of(
         if at_once < asked:
             note(f"the engine keeps {at_once} rollouts at a time; further ones wait")
         serving = replace(serving, limits=replace(serving.limits, rollouts=at_once))
-        yield ServingSession(engine, agents, serving, note, out)
+        session = ServingSession(engine, agents, serving, note, out)
+        stack.push_async_callback(session.close)
+        yield session
 
 
 def _request(url: str, name: str, key: str) -> str:

@@ -25,6 +25,9 @@ _CONSTANT = re.compile(
     r"""("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')|\b(true|false|null)\b""", re.DOTALL
 )
 _PYTHON_CONSTANTS = {"true": "True", "false": "False", "null": "None"}
+_MODEL = "#/$defs/"
+_MAX_PARTS = 2000
+"""Of a schema with all that it refers to: every call is checked against them."""
 _TYPES: dict[str, tuple[type, ...]] = {
     "object": (dict,),
     "array": (list,),
@@ -34,6 +37,57 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "boolean": (bool,),
     "null": (type(None),),
 }
+
+
+_KEYWORDS: dict[str, tuple[Callable[[Value], bool], str]] = {
+    "type": (
+        lambda v: v in _TYPES if isinstance(v, str) else _are_texts(v) and {*v} <= {*_TYPES},
+        "a type of JSON, or a list of these",
+    ),
+    **dict.fromkeys(
+        ("properties", "$defs"),
+        (
+            lambda v: isinstance(v, dict) and all(isinstance(each, dict) for each in v.values()),
+            "an object of schemas",
+        ),
+    ),
+    **dict.fromkeys(
+        ("anyOf", "oneOf"),
+        (
+            lambda v: isinstance(v, list) and bool(v) and all(isinstance(e, dict) for e in v),
+            "a list of schemas",
+        ),
+    ),
+    **dict.fromkeys(
+        ("items", "additionalProperties"),
+        (lambda v: isinstance(v, dict | bool), "a schema, true or false"),
+    ),
+    **dict.fromkeys(
+        [f"{end}{of}" for end in ("min", "max") for of in ("Items", "Length")],
+        (lambda v: type(v) is int and 0 <= v < 2**31, "a whole number, 0 or more"),
+    ),
+    **dict.fromkeys(
+        ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
+        (lambda v: isinstance(v, int | float) and not isinstance(v, bool), "a number"),
+    ),
+    **dict.fromkeys(
+        ("$ref", "description", "pattern", "format"), (lambda v: isinstance(v, str), "a text")
+    ),
+    "required": (lambda v: _are_texts(v), "a list of names"),
+    "enum": (lambda v: isinstance(v, list) and bool(v), "a list of values"),
+}
+"""What a keyword holds, for schemas that strangers wrote: a test, and how it is said."""
+
+
+def _parts(value: Value) -> Collection[Value]:
+    """What stands inside a list or an object."""
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
+
+
+def _are_texts(value: Value) -> bool:
+    return isinstance(value, list) and all(isinstance(each, str) for each in value)
 
 
 def read_arguments(text: str, schema: Mapping[str, Any]) -> dict[str, Value]:
@@ -192,6 +246,56 @@ def _scan(text: str) -> Iterator[tuple[int, int, str]]:
         yield start, len(text), quote + "".join(reversed(stack))
 
 
+def schema_problem(schema: Value) -> str:
+    """Why a schema that a stranger wrote can describe no arguments, in one sentence; empty: it can.
+
+    What is refused: keywords that this module reads and that hold something else than they have to,
+    and schemas that become endless, or too large, once what they refer to is written out.
+    """
+    if not isinstance(schema, dict) or schema.get("type", "object") != "object":
+        return f"found {_shown(schema)}, expected a JSON schema of type object."
+    inside = [schema]
+    for _ in range(_MAX_DEPTH):
+        inside = [part for each in inside for part in _parts(each)]
+    if inside:
+        return "it is nested too deeply."
+    sizes: dict[str, int] = {}
+
+    def of_model(name: str) -> int:
+        if name not in sizes:
+            sizes[name] = _MAX_PARTS  # it is this large where it refers to itself
+            sizes[name] = measured(schema.get("$defs", {}).get(name, {}), name)
+        return sizes[name]
+
+    def measured(part: dict[str, Value], at: str) -> int:
+        """How many parts a schema has, with those of what it refers to."""
+        for keyword, (fits, expected) in _KEYWORDS.items():
+            if keyword in part and not fits(part[keyword]):
+                found = f"{keyword} of {at[:60]} is {_shown(part[keyword])}"
+                raise ToolMistake(f"{found}, expected {expected}.")
+        for name, each in part.get("$defs", {}).items():
+            measured(each, name)
+        inside = [*part.get("properties", {}).items()]
+        inside += [(at, each) for name in ("anyOf", "oneOf") for each in part.get(name, ())]
+        inside += [(at, part[n]) for n in ("items", "additionalProperties") if n in part]
+        parts = 1 + sum(measured(each, name) for name, each in inside if isinstance(each, dict))
+        if part.get("$ref", "").startswith(_MODEL):
+            parts += of_model(part["$ref"].removeprefix(_MODEL))
+        if parts > _MAX_PARTS:
+            raise ToolMistake(
+                f"it has more than {_MAX_PARTS} parts, or refers to itself; write a smaller one."
+            )
+        return parts
+
+    try:
+        measured(schema, "the schema")
+    except ToolMistake as mistake:
+        return str(mistake)
+    except RecursionError:  # one model refers to the next, and so on
+        return "it refers from one part to the next too often."
+    return ""
+
+
 def find_problem(value: Value, schema: Mapping[str, Any]) -> str:
     """What is wrong with a value, in one sentence; empty when nothing is.
 
@@ -269,9 +373,9 @@ def _size_problem(value: Value, schema: Mapping[str, Any], name: str) -> str:
 def _resolved(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
     for _ in range(_MAX_DEPTH):  # a reference to itself ends somewhere
         reference = schema.get("$ref", "")
-        if not reference.startswith("#/$defs/"):
+        if not reference.startswith(_MODEL):
             break
-        schema = root.get("$defs", {}).get(reference.removeprefix("#/$defs/"), {})
+        schema = root.get("$defs", {}).get(reference.removeprefix(_MODEL), {})
     return schema
 
 
@@ -360,7 +464,7 @@ def _kind(schema: Mapping[str, Any], root: Mapping[str, Any], inside: tuple[str,
 
 # -- schemas that a stranger wrote -------------------------------------------------------------
 
-_MAX_PARTS, _MAX_LEVELS, _MAX_OPTIONS, _MAX_WORDS = 300, 6, 64, 200
+_KNOWN_PARTS, _MAX_LEVELS, _MAX_OPTIONS, _MAX_WORDS = 300, 6, 64, 200
 _TAG_LIKE = re.compile(r"<(?=[/\s]*\w)")
 _BOUNDS = tuple(f"{end}{of}" for end in ("min", "max") for of in ("imum", "Length", "Items"))
 _BOUNDS += ("exclusiveMinimum", "exclusiveMaximum")
@@ -388,7 +492,7 @@ class _KnownSchema:
     """Reads one schema, so many parts of it in all."""
 
     def __init__(self, root: Mapping[str, Any]) -> None:
-        self._root, self._left = root, _MAX_PARTS
+        self._root, self._left = root, _KNOWN_PARTS
 
     def part(self, schema: Any, level: int) -> dict[str, Value]:
         self._left -= 1

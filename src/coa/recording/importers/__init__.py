@@ -321,6 +321,7 @@ class _Tasks:
         task = self.find(episode.task_id, episode.question)
         if task is not None:
             episode.task_id, episode.question = task.id, task.question
+            episode.history = task.history
             episode.meta = {**task.meta, **episode.meta}
         elif self.given:
             several = self._like(episode.task_id, episode.question)

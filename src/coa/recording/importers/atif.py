@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
 
 from coa.errors import RecordError
+from coa.grammar import ChatMessage
 from coa.io.runs import Json
 from coa.recording.atif import restored
-from coa.recording.episode import SYSTEM, USER, ChatMessage, Episode, ModelCall
+from coa.recording.episode import SYSTEM, USER, Episode, ModelCall
 from coa.recording.importers.reading import Fields, Notes, documents, moment_of, opening
 from coa.recording.importers.team import (
     FINAL,

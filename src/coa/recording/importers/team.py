@@ -17,12 +17,12 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from coa.grammar import ChatMessage
 from coa.io.runs import Json
 from coa.recording.episode import (
     SYSTEM,
     USER,
     AgentSpec,
-    ChatMessage,
     Episode,
     EpisodeEvent,
     Message,
