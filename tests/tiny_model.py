@@ -67,6 +67,9 @@ def make_tiny_model(path: Path, *, seed: int = 0, kind: str = "llama", **more: A
             if parameter.dim() > 1:
                 parameter.mul_(4.0)
         model.get_input_embeddings().weight.mul_(3.0)  # tied: wide enough to be sure of a token
+        for name, parameter in model.named_parameters():
+            if name.endswith("_proj.bias"):  # of a Qwen2: they begin at 0, which would hide them
+                parameter.normal_(std=0.5)
     path.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(path)
     tokenizer.save(str(path / "tokenizer.json"))
