@@ -85,7 +85,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
     """An empty index, which this process and pip take for theirs, and an empty cache."""
     made = Index(("127.0.0.1", 0), Page)
     made.files, made.asked, made.go_on = {}, [], Event()
-    Thread(target=made.serve_forever, daemon=True).start()
+    Thread(target=made.serve_forever, args=[0.02], daemon=True).start()
     monkeypatch.setenv("COA_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("PIP_INDEX_URL", f"{made.url}/simple")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ def metrics(run: Path) -> list[dict[str, Any]]:
 def train(model: Path, out: Path, start: Path | None = None, **changes: object) -> sft.SftResult:
     if start is not None:
         changes |= {"model": f"hf:{model}+{start}", "continues": True}
-    return run_sft(tiny_settings(model, **changes), tiny_rows(), out)
+    return run_sft(replace(tiny_settings(model), **changes), tiny_rows(), out)
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +85,7 @@ def test_a_round_that_was_stopped_goes_on_in_its_folder(
             raise MemoryError
 
     changes = {"model": f"hf:{tiny_model}+{first / 'adapter'}", "continues": True, "tokens": 500}
-    settings = tiny_settings(tiny_model, **changes)
+    settings = replace(tiny_settings(tiny_model), **changes)
     with pytest.raises(MemoryError):
         run_sft(settings, tiny_rows(), tmp_path / "torn", on_update=stop)
     for out in ("torn", "straight"):
@@ -120,7 +121,7 @@ def test_what_is_no_earlier_round_is_one_line(
     change: Change, message: str, tiny_model: Path, first: Path, tmp_path: Path
 ) -> None:
     start = {"model": f"hf:{tiny_model}+{first / 'adapter'}", "continues": True}
-    settings = tiny_settings(tiny_model, **(start | change(tiny_model, first)))
+    settings = replace(tiny_settings(tiny_model), **(start | change(tiny_model, first)))
     with pytest.raises(ConfigError, match=message) as wrong:
         run_sft(settings, tiny_rows(), tmp_path)
     assert "\n" not in str(wrong.value)
@@ -131,6 +132,6 @@ def test_other_rows_and_a_finished_training_are_refused(
 ) -> None:
     start = {"model": f"hf:{tiny_model}+{first / 'adapter'}", "continues": True}
     with pytest.raises(ConfigError, match=r"was trained on other rows"):
-        run_sft(tiny_settings(tiny_model, **start), tiny_rows(9), tmp_path / "rows")
+        run_sft(replace(tiny_settings(tiny_model), **start), tiny_rows(9), tmp_path / "rows")
     with pytest.raises(ConfigError, match=r"has all 36 updates behind it"):
         train(tiny_model, tmp_path / "more", whole / "adapter")

@@ -56,10 +56,8 @@ def make_tiny_model(path: Path, *, seed: int = 0, kind: str = "llama", **more: A
             "head_dim": 16,
             "max_position_embeddings": 512,
         }
-    special = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
-    config = AutoConfig.for_model(
-        kind, vocab_size=size, tie_word_embeddings=True, **special, **(shape | more)
-    )
+    special = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "vocab_size": size}
+    config = AutoConfig.for_model(kind, tie_word_embeddings=True, **(special | shape | more))
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():  # a wider spread than the default, so that greedy choices are clear
