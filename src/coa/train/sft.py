@@ -481,15 +481,20 @@ def updates_behind(settings: SftSettings, rows: Sequence[Row]) -> int:
     return int(last["updates"])
 
 
-def _last_update(order: Order, first: int, tokens: int | None) -> int:
-    """Where a run that begins after `first` updates ends: with the one that spends its tokens."""
-    if tokens is None:
-        return order.updates
-    spent, at = 0, first
-    while at < order.updates and spent < tokens:
-        spent += sum(total_tokens(unit) for unit in order.batch(at))
-        at += 1
-    return at
+def _stretch(order: Order, settings: SftSettings, rows: Sequence[Row]) -> tuple[int, int]:
+    """After how many updates this run begins, and after how many it ends at the latest."""
+    first = updates_behind(settings, rows) if settings.continues else 0
+    if first >= order.updates:
+        raise ConfigError(
+            f"sft.continues: {settings.model} has all {order.updates} updates behind it."
+        )
+    if settings.tokens is None:
+        return first, order.updates
+    spent, last = 0, first
+    while last < order.updates and spent < settings.tokens:
+        spent += sum(total_tokens(unit) for unit in order.batch(last))
+        last += 1
+    return first, last
 
 
 def _open_run(settings: SftSettings, rows: Sequence[Row], directory: Path, base: str) -> Run:
@@ -547,10 +552,7 @@ def _train(
     """Train from the newest checkpoint to the last update."""
     order, adapter = Order(rows, settings), directory / "adapter"
     updates = order.updates
-    first = updates_behind(settings, rows) if settings.continues else 0
-    if first >= updates:
-        raise ConfigError(f"sft.continues: {settings.model} has all {updates} updates behind it.")
-    last = _last_update(order, first, settings.tokens)
+    first, last = _stretch(order, settings, rows)
     optimizer = PolicyOptimizer(policy, settings, updates, processes)
     folder = directory / "checkpoints"
     checkpoints = Checkpoints(folder, policy, processes, optimizer=optimizer.saved)
@@ -567,8 +569,8 @@ def _train(
     def made() -> dict[str, Any]:
         """What the manifest of the weights says of where they come from."""
         found: dict[str, Any] = {"stage": "sft", "updates": done, "planned": updates, "loss": loss}
-        found |= {"inputs": {"rows": fingerprint(rows)}}
-        return found | {"settings": asdict(settings), **manifest}
+        inputs = {"rows": fingerprint(rows)}
+        return found | {"inputs": inputs, "settings": asdict(settings), **manifest}
 
     def finish() -> None:
         if processes.main or policy.is_sharded:
@@ -576,8 +578,7 @@ def _train(
                 policy.save(adapter, **made())
 
     with held_interrupt() as interrupted:
-        late = False
-        while done < last and not late:
+        while done < last:
             begun = time.perf_counter()
             line = _update(done, order, settings, policy, optimizer, processes, first)
             done, loss = done + 1, float(line["loss"])
@@ -588,9 +589,9 @@ def _train(
                 if on_update is not None:
                     speed = tokens / max(time.perf_counter() - started, 1e-9)
                     on_update(UpdateReport(done, last, loss, speed))
-            spent = (time.perf_counter() - started) / 60
-            due = settings.minutes is not None and spent >= settings.minutes
-            stop, late = map(any, zip(*processes.gather((interrupted.is_set(), due)), strict=True))
+            late = time.perf_counter() - started >= 60 * (settings.minutes or math.inf)
+            stop, late = map(any, zip(*processes.gather((interrupted.is_set(), late)), strict=True))
+            last = done if late else last
             if stop or done % settings.checkpoint_every == 0:
                 save = partial(checkpoints.save, done, {"loss": loss}, made())
                 processes.all_or_none(save)
