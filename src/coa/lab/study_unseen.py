@@ -42,7 +42,8 @@ from coa.lab.study_arms import (
     reader,
 )
 from coa.loop import Decoding
-from coa.models.references import BASE, identity
+from coa.models.bases import BASE
+from coa.models.references import identity
 from coa.rewards import exact
 from coa.rollouts import roll_out_all
 from coa.tasks import Task, TaskSet
