@@ -60,6 +60,7 @@ from coa.rewards import (
 from coa.tasks import Task, TaskSet
 from coa.tools.base import Tool, Toolbox, in_thread
 from coa.tools.cache import ToolCache, cached, check_mode
+from coa.tools.choice import nearest
 from coa.tools.functions import tool
 from coa.tools.recorded import RECORDED, RecordedTools, ToolRecord
 from coa.tools.sources import (
@@ -102,6 +103,9 @@ class ToolSettings:
     ] = None
     code_session: Annotated[bool, Option("Programs of a rollout share their variables.")] = False
     unsafe_code: Annotated[bool, Option("Run programs WITHOUT a sandbox.")] = False
+    most: Annotated[
+        int, Option("Most tools that a task is offered, by its words; 0: all.", "--most-tools")
+    ] = 0
     corpus: Annotated[
         str,
         Option("A corpus directory, a .toml for the web, or the name of a shipped corpus."),
@@ -112,6 +116,8 @@ class ToolSettings:
     def __post_init__(self) -> None:
         check_observations(self.observations)
         check_mode(self.mode)
+        if self.most < 0:
+            raise ConfigError(f"most tools {self.most}: expected 0 for all of them, or how many.")
         if bool(self.cache) != (self.mode != "live"):
             raise ConfigError(
                 f"tool cache {self.cache!r} with mode {self.mode!r}: record and replay need the "
@@ -134,6 +140,8 @@ class ToolSettings:
             stored = ToolCache(Path(self.cache), read_only=True)
             found["tools"] = f"replayed from answers {stored.fingerprint()}"
             stored.close()
+        if self.most:
+            found["most_tools"] = f"{self.most}, by the words of the question"
         for name in ("code_session", "unsafe_code"):
             if getattr(self, name):
                 found[name] = True
@@ -474,6 +482,7 @@ class OpenEnvironment:
         self._first: dict[str, Toolbox] = {}
         self._given: Toolbox | None = None
         self._rewards: dict[str, Reward] = {}
+        self._shortened: set[str] = set()
         self._told: set[tuple[str, ...]] = set()
         self._answers: set[tuple[str, ...]] = set()
         self._judged: dict[str, tuple[str, Json]] = {}
@@ -537,11 +546,29 @@ class OpenEnvironment:
             else:
                 made += (await self._opened(each))(task)
         _check_names(env, made)
+        made = self._nearest(env, task, made)
         box = Toolbox(_with_blocks(self._grammar[env.name], made), beside=first)
         self._first.setdefault(env.name, box)
         if self._cache is None:
             return box
         return cached(box, self._cache, check_mode(self.settings.mode))
+
+    def _nearest(self, env: Environment, task: Task, made: list[Tool]) -> list[Tool]:
+        """Of a long catalogue those that the words of the question are about, and all that the
+        grammar names."""
+        most, grammar = self.settings.most, self._grammar[env.name]
+        if not 0 < most < len(made):
+            return made
+        named = {grammar.by_name[role].tool or role: role for role in grammar.tool_roles}
+        chosen = nearest(task.question, made, most, named)
+        if env.name not in self._shortened:
+            self._shortened.add(env.name)
+            print(
+                f"coa: {env.name}: {len(chosen)} of {len(made)} tools are offered, chosen by the "
+                f"words of each question; {len(made) - len(chosen)} are left out",
+                file=sys.stderr,
+            )
+        return chosen
 
     async def _opened(self, source: ToolSource) -> ToolsOf:
         """A source of tools, opened once for the process."""

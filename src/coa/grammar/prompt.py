@@ -2,7 +2,8 @@
 
 `full` tells a model that was never trained on the protocol everything it needs: each block, who
 writes it, what may follow what, what a score forces. `compact` only names the blocks, for a model
-that was trained on them: every prompt token is paid for in each row of training.
+that was trained on them: every prompt token is paid for in each row of training. Tools that the
+grammar did not know before it was bound have a line each in both.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ def system_prompt(grammar: Grammar, kind: PromptKind = "compact") -> str:
     """The system prompt for a grammar."""
     if kind == "full":
         return _full(grammar)
-    listed = " ".join(f"<{role.name}>" for role in grammar.roles)
-    return f"{grammar.brief or 'Answer the question in blocks.'} Blocks: {listed}"
+    listed = " ".join(f"<{role.name}>" for role in grammar.roles if not role.signature)
+    tools = [f"\n<{role.name}> {role.signature}" for role in grammar.roles if role.signature]
+    opening = f"{grammar.brief or 'Answer the question in blocks.'} Blocks: {listed}"
+    return f"{opening}\nTools:{''.join(tools)}" if tools else opening
 
 
 def _full(grammar: Grammar) -> str:
