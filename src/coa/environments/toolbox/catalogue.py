@@ -210,12 +210,10 @@ class _Maker:
     def catalogue(self) -> Catalogue:
         rng, kept = self.rng, held_out_words("things")
         known = [name for name in words("things") if (name in kept) == self.held_out]
-        first = rng.choice(known)
-        names = list(dict.fromkeys([first, *_referred(first), rng.choice(known)]))[:3]
-        names = [name for name in names if set(_referred(name)) <= {*names, *_referred(first)}]
-        for name in list(names):
-            names += [other for other in _referred(name) if other not in names]
-        things = {name: self._thing(name) for name in names}
+        first, second = rng.choice(known), rng.choice(known)
+        names = [first, *_referred(first)]
+        names += [second, *_referred(second)] if len(names) < 3 else []
+        things = {name: self._thing(name) for name in dict.fromkeys(names)}
         made: list[Operation] = []
         for place, thing in enumerate(things.values()):
             made += self._operations(thing, whole=place == 0)
@@ -327,7 +325,7 @@ class _Maker:
                 odd = rng.random() < 0.25
                 forms[path] = rng.choice(DATE_FORMS) if odd else "iso"
                 if not odd or rng.random() < 0.3:
-                    part["description"] = f"{each.said[0]}, {_FORM_SAID[forms[path]]}".capitalize()
+                    part["description"] = _begun(f"{each.said[0]}, {_FORM_SAID[forms[path]]}")
         if inside:
             must = list(nested)[: len(fields) - optional]
             properties[inside] = {"type": "object", "properties": nested, "required": must}
@@ -370,7 +368,7 @@ class _Maker:
         if each.refers_to:
             about = f"{self.key} of the {each.refers_to}"
         if self.rng.random() < self.wordy or each.name not in about.replace(" ", "_"):
-            part["description"] = about.capitalize()
+            part["description"] = _begun(about)
         return part
 
     def _says(self, does: str, noun: str, fields: Sequence[Field]) -> str:
@@ -410,6 +408,10 @@ class _Maker:
             name += "_2"
         self.names.add(name)
         return name
+
+
+def _begun(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 _FORM_SAID = {

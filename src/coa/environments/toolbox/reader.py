@@ -37,7 +37,7 @@ _PATTERNS: dict[str, str] = {
     "route": r"\b[A-Z][a-z]+ - [A-Z][a-z]+\b",
     "list": r"\b\d+(?:\.\d+)?(?:, \d+(?:\.\d+)?)*,? and \d+(?:\.\d+)?\b",
     "number": r"(?<![\w.])-?\d{1,3}(?:,\d{3})+(?:\.\d+)?|(?<![\w.])-?\d+(?:\.\d+)?",
-    "name": r"\b[A-Z][\w']*(?:[ -](?:(?:de|of|the|la|van) )?[A-Z][\w']*){0,4}",
+    "name": r"\b[A-Z][a-z'][\w']*(?:[ -](?:(?:de|of|the|la|van) )?[A-Z][a-z'][\w']*){0,4}",
     "word_number": rf"\b(?:{'|'.join(NUMBERS)})\b",
     "flag": r"\b(?:yes|no|true|false)\b",
 }
@@ -135,9 +135,15 @@ def values_in(question: str) -> list[Found]:
             value = text in ("yes", "true")
         elif kind == "host":
             value = text.rstrip(".,?!)")
+        elif kind == "name" and _opens(question, match.start()) and not re.search("[ -]", text):
+            value = None  # a sentence begins with it
         if value is not None:
             found.append(Found(kind, value, match.start(), match.end()))
     return found
+
+
+def _opens(question: str, at: int) -> bool:
+    return bool(re.search(r"(?:^|[.!?:]\s+|^\W+)$", question[:at]))
 
 
 def _number(text: str) -> float:
@@ -182,6 +188,8 @@ def _phrases(name: str, about: str) -> tuple[str, ...]:
     """What may be said for an argument: its name, how its description begins, and synonyms."""
     listed = [each for each in words_of(name) if each not in UNITS and each not in ("id",)]
     first = re.split(r"[.,;(]| in [a-z0-9]+$| of (?:the|a|an) | for ", about.lower())[0].strip()
+    if first.rpartition(" ")[2] in _KEYS:
+        first = re.split(r"[.,;(]", about.lower())[0].strip()
     first = re.sub(r"^(?:the|a|an) ", "", first)
     told = {" ".join(listed), first} - {""}
     for phrase in list(told):
@@ -204,6 +212,8 @@ def read(question: str, slots: Sequence[Slot], known: Mapping[str, Any] | None =
     question = question[:LONGEST_QUESTION]
     found, reading = values_in(question), Reading(dict(known or {}))
     rest = [slot for slot in slots if slot.path not in reading.values]
+    told = {str(value) for value in reading.values.values()}
+    found = [each for each in found if str(each.value) not in told]
     scored = sorted(
         (
             (-score, place, at, slot, each)
@@ -223,9 +233,11 @@ def read(question: str, slots: Sequence[Slot], known: Mapping[str, Any] | None =
                 _take(reading, slot, behind)
     for slot in [each for each in rest if each.required and each.path not in reading.values]:
         left = [f for f in found if _suits(slot, f) and not _overlaps(f, reading.used)]
+        left = [f for f in left if f.kind not in ("word_number", "flag")]
+        left = [f for f in left if f.kind != "date" or slot.is_date]
         alike = [s for s in rest if s.required and s.path not in reading.values and s is not slot]
         alike = [s for s in alike if any(_suits(s, each) for each in left)]
-        if len(left) == 1 and not alike and _is_plain(question, slot, left[0]):
+        if len(left) == 1 and not alike:
             _take(reading, slot, left[0])
         else:
             reading.missing.append(slot)
@@ -235,13 +247,6 @@ def read(question: str, slots: Sequence[Slot], known: Mapping[str, Any] | None =
 def _take(reading: Reading, slot: Slot, each: Found) -> None:
     reading.values[slot.path] = shaped(slot, each.value)
     reading.used.append(each)
-
-
-def _is_plain(question: str, slot: Slot, each: Found) -> bool:
-    """Whether the only value that is left may be meant although no word says so."""
-    return each.kind not in ("word_number", "flag") and not (
-        each.start == 0 and each.kind == "name"
-    )
 
 
 def shaped(slot: Slot, value: Any) -> Any:
@@ -273,12 +278,12 @@ def _suits(slot: Slot, each: Found) -> bool:
         return False
     if slot.is_date:
         return each.kind == "date"
-    if each.kind in ("date", "option"):
+    if each.kind == "option":
         return False
     for kind in ("email", "phone", "version", "host", "route", "street"):
         if kind in slot.words:
             return each.kind == kind
-    return each.kind in (("code",) if slot.is_key else _TEXTS)
+    return each.kind in (("code",) if slot.is_key else (*_TEXTS, "date"))
 
 
 def _options(question: str, slot: Slot) -> Iterator[Found]:
@@ -329,7 +334,8 @@ def _is_unit(word: str, slot: Slot) -> bool:
 def _behind(question: str, slot: Slot) -> Found | None:
     """The text behind the words of an argument, up to the next mark or `and`."""
     for phrase in slot.phrases:
-        form = rf"\b{re.escape(phrase)}\b\s*(?:=|:|is|to|of|as|named|called)?\s*(?P<value>\S.*)"
+        between = r"\s*(?:of\s+[^,;]{1,80}?\s(?:to|is)\s|=|:|is|to|of|as|named|called)?\s*"
+        form = rf"\b{re.escape(phrase)}\b{between}(?P<value>\S.*)"
         match = re.search(form, question, re.I | re.S)
         if match:
             text = _END.split(match["value"], maxsplit=1)[0].strip(" \"'")

@@ -61,13 +61,21 @@ _ASKED: tuple[tuple[str, str], ...] = (
     ("create", r"\b(?:register|create|add|enter|open) (?:a|an|it|the|new)\b|\bwe have a new\b"),
     ("compute", r"\b(?:calculate|work out|estimate)\b|\bgiven\b|\bi have\b|\bhow much is\b"),
 )
-_SUBJECT = re.compile(
-    r"\b(?:one|new|a|an|the|of|this)\s+((?!given\b|records?\b|rates?\b)[a-z]+(?: [a-z]+)?)", re.I
+_SUBJECTS = (
+    r"\b(?:one|new) ([a-z]+(?: [a-z]+)?)",
+    r"\ban? (?!new\b|receipt\b)([a-z]+(?: [a-z]+)?)",
+    r"\b(?:of|for|list|calculate|returns|out|delete) the (?!given\b)([a-z]+(?: [a-z]+)?)",
+    r"\b(?:search|list|all) (?!the\b)([a-z]+)",
 )
+"""Where a description names what a tool is about, the surest first."""
 _EXAMPLE = re.compile(r"(?:as in|such as|like|e\.g\.) '?([^\s']+?)'?\.?$")
 _AS = re.compile(
     r"\bthe (?P<field>[\w -]{2,40}?) of (?P<one>[^,;]{2,60}?) as (?P<into>[\w ]{2,40})"
 )
+
+
+_CODE = re.compile(r"[A-Z]{2,4}-\d{4,5}")
+"""Of a record; other codes are values like any other."""
 
 
 @dataclass(frozen=True)
@@ -94,10 +102,19 @@ class Known:
         return words_of(self.name) * 2 + words_of(self.about) + arguments
 
     @cached_property
+    def named(self) -> list[str]:
+        """The words of its name, also of one that glues its verb to what follows."""
+        found, told = [], set(words_of(self.about))
+        for word in words_of(self.name):
+            verb = next((v for v in _BY_LENGTH if word.startswith(v) and word != v), "")
+            inside = [each for each in sorted(told) if len(each) > 2 and each in word[len(verb) :]]
+            found += [verb, *inside] if verb and inside and word not in told else [word]
+        return found
+
+    @cached_property
     def work(self) -> str:
         """What kind of work it does; by its name first, else by how its description begins."""
-        opening = words_of(self.about)[:6]
-        for told in (_split(self.name), opening):
+        for told in (self.named, words_of(self.about)[:6]):
             scores = {work: sum(w in verbs for w in told) for work, verbs in _WORK.items()}
             best = max(scores, key=lambda work: scores[work])
             if scores[best]:
@@ -106,36 +123,27 @@ class Known:
 
     @cached_property
     def subject(self) -> frozenset[str]:
-        """The words for what it is about."""
-        named = {w for w in _split(self.name) if w not in _VERBS | _FILL and len(w) > 2}
-        told = set(words_of(self.about))
-        if named & told or (named and not self.is_masked):
-            return frozenset(named)
-        found = [w for each in _SUBJECT.findall(self.about) for w in words_of(each)]
-        return frozenset(w for w in found if w not in _VERBS | _FILL) or frozenset(
-            told - _VERBS - _FILL
-        )
+        """The words for what it is about: of its name, or where that says nothing, of the place
+        where its description names it."""
+        named = frozenset(w for w in self.named if len(w) > 2) - _VERBS - _FILL
+        if named and {*self.named} & {*words_of(self.about)}:
+            return named
+        for form in _SUBJECTS:
+            if found := re.search(form, self.about, re.I):
+                said = frozenset(words_of(found[1])) - _VERBS - _FILL
+                if said:
+                    return said
+        return named
 
-    @property
-    def is_masked(self) -> bool:
-        """Whether the name says nothing that the description says."""
-        return not {*_split(self.name)} & {*words_of(self.about)}
-
-    @property
+    @cached_property
     def key(self) -> Slot | None:
         """The argument that tells which record is meant."""
         keys = [slot for slot in self.slots if slot.is_key and slot.required]
-        return keys[0] if keys else None
+        own = [s for s in keys if {*words_of(f"{s.path} {s.about}")} & self.subject]
+        return next(iter(own or keys), None)
 
 
-def _split(name: str) -> list[str]:
-    """The words of a name, also of one that glues its verb to what follows (`getparcel`)."""
-    found = words_of(name)
-    if len(found) == 1:
-        for verb in sorted(_VERBS, key=len, reverse=True):
-            if found[0].startswith(verb) and len(found[0]) > len(verb) + 2:
-                return [verb, *words_of(found[0][len(verb) :])]
-    return found
+_BY_LENGTH = sorted(_VERBS, key=len, reverse=True)
 
 
 class ToolTeam:
@@ -149,9 +157,9 @@ class ToolTeam:
 class _Lacks(Exception):
     """A call lacks an argument that must be given."""
 
-    def __init__(self, slot: Slot) -> None:
+    def __init__(self, tool: Known, slot: Slot) -> None:
         super().__init__(slot.path)
-        self.slot = slot
+        self.tool, self.name = tool, slot.path.rpartition(".")[2]
 
 
 class _NoTool(Exception):
@@ -171,19 +179,22 @@ class _Worker:
         except _NoTool:
             answer, thought = NO_TOOL, "None of the tools does this."
         except _Lacks as lacks:
-            name = lacks.slot.path.rpartition(".")[2]
-            answer, thought = MISSING.format(name), f"The question does not tell {name}."
+            answer = MISSING.format(lacks.name)
+            thought = f"{lacks.tool.name} needs {lacks.name}, which is not told."
         if answer is None:
             self.recorder.fail(thought)
             return
+        if not self.planned:
+            self.recorder.say("planner", "verifier", thought, part="plan")
+            thought = ""
         self.recorder.say("verifier", USER, answer, thought, part="verdict", score=4)
         self.recorder.episode.answer = answer
 
     async def _answer(self) -> tuple[str | None, str]:
         asked = self._asked()
-        if asked == "compare":
+        if asked == "compare" and self._fitting("get"):
             return await self._compare()
-        if asked == "list":
+        if asked == "list" and self._fitting("list", "find"):
             if self._fitting("update") and re.search(dict(_ASKED)["update"], self.question, re.I):
                 await self._change(self._chosen("update"))
             filtered = self._chosen("list", "find")
@@ -191,9 +202,9 @@ class _Worker:
             if self.planned:  # the filter is told behind the change
                 told = re.split(r"\bhow many\b|\bcount\b|\bsay\b", told, flags=re.I)[-1]
             return self._told(await self._call(filtered, self._arguments(filtered, told)), "count")
-        if asked in ("update", "remove"):
+        if asked in ("update", "remove") and self._fitting(asked):
             return self._told(await self._change(self._chosen(asked)), "receipt")
-        if asked == "create":
+        if asked == "create" and self._fitting("create"):
             tool = self._chosen("create")
             return self._told(await self._call(tool, self._arguments(tool, self.question)))
         return await self._look_up(asked)
@@ -212,7 +223,7 @@ class _Worker:
         return [
             tool
             for tool in self.tools
-            if (not works or tool.work in works) and tool.subject & {*self.said}
+            if tool.work in works and 2 * len(tool.subject & {*self.said}) >= len(tool.subject) > 0
         ]
 
     def _chosen(self, *works: str) -> Known:
@@ -233,11 +244,12 @@ class _Worker:
     def _arguments(self, tool: Known, told: str, known: Mapping[str, Any] | None = None) -> Json:
         reading = read(told, tool.slots, known)
         if reading.missing:
-            raise _Lacks(reading.missing[0])
+            raise _Lacks(tool, reading.missing[0])
         return reading.arguments()
 
     def _codes(self) -> list[str]:
-        return [str(each.value) for each in values_in(self.question) if each.kind == "code"]
+        found = (str(each.value) for each in values_in(self.question) if each.kind == "code")
+        return [code for code in found if _CODE.fullmatch(code)]
 
     async def _one(self, tool: Known) -> str | None:
         """The code of the record that a tool is asked about: it is told, or found by what is told
@@ -257,7 +269,8 @@ class _Worker:
     def _finders(self, tool: Known) -> list[Known]:
         """Tools that find a record of those that a tool is about; the surest first."""
         alike = [t for t in self.tools if t.subject & tool.subject and t.work in ("find", "list")]
-        return sorted(alike, key=lambda each: each.work)
+        surest = "list" if "only" in self.said else "find"
+        return sorted(alike, key=lambda each: each.work != surest)
 
     # -- calls ------------------------------------------------------------------------------
 
@@ -271,9 +284,10 @@ class _Worker:
                 self.recorder.say("planner", "worker", thought, part="plan")
                 self.planned, thought = True, ""
             result = await self.recorder.use("worker", tool.name, body, thought)
-            if not result.startswith("Error:"):
+            again = _put_right(arguments, result) if result.startswith("Error:") else None
+            if again is None:
                 break
-            arguments, thought = _put_right(arguments, result)
+            arguments, thought = again
         try:
             held = json.loads(result)
         except ValueError:
@@ -310,7 +324,7 @@ class _Worker:
         key = tool.key
         code = await self._one(tool)
         if key is not None and code is None:
-            raise _Lacks(key)
+            raise _Lacks(tool, key)
         known = {} if key is None else {key.path: code}
         return await self._call(tool, self._arguments(tool, self.question, known))
 
@@ -323,7 +337,7 @@ class _Worker:
         if key is None:
             raise _NoTool
         if len(codes) < 2:
-            raise _Lacks(key)
+            raise _Lacks(tool, key)
         held: list[tuple[float, str]] = []
         name = ""
         for code in codes:
@@ -343,28 +357,22 @@ class _Worker:
 
     async def _look_up(self, asked: str) -> tuple[str | None, str]:
         """Ask for a record, or for those that lead to it; else calculate."""
-        fitting = self._fitting("get", "compute", "find", "list")
-        if asked == "compute":
-            fitting = self._fitting("compute") or fitting
-        if not fitting:
-            raise _NoTool
-        best = self._best(fitting)
-        if best.work == "compute":
-            return await self._compute(best)
-        order = self._things()
+        sums = self._fitting("compute")
+        fed = _AS.search(self.question) is not None
+        if sums and (asked == "compute" or fed or not self._codes()):
+            return await self._compute(self._best(sums))
+        order = self._things() if asked in ("get", "compute") or self._loose() else []
         if not order:
             raise _NoTool
         tool = order[-1]
-        if tool.key is None:
+        code = await self._one(tool) if tool.key is not None else None
+        if tool.key is None or code is None:
             return self._told(await self._call(tool, self._arguments(tool, self.question)))
-        code = await self._one(tool)
-        if code is None:
-            raise _Lacks(tool.key)
         result: Json | str = ""
         for step, tool in enumerate(reversed(order)):
             if tool.key is None or code is None:
                 return None, "nothing leads to the next record"
-            why = f"{tool.name} looks up {code}." if step or self.planned else ""
+            why = f"{tool.name} looks up {code}." if self.planned else ""
             result = await self._call(tool, {tool.key.path: code}, why)
             if isinstance(result, str):
                 break
@@ -372,27 +380,19 @@ class _Worker:
             code = _reference(result, following) if following else None
         return self._told(result)
 
+    def _loose(self) -> bool:
+        """Whether a tool that needs no record may do what others are usually for."""
+        return any(tool.key is None for tool in self._things())
+
     def _things(self) -> list[Known]:
         """The tools that look up records, one for each kind that the question names, in the order
         in which it names them: the last one is told, each leads to the one before."""
         named: dict[int, Known] = {}
-        lowered = self.said
         for tool in self._fitting("get"):
-            places = [at for at, word in enumerate(lowered) if word in self._things_of(tool)]
-            if places:
-                at = places[-1]
-                if at not in named or self._best([named[at], tool]) is tool:
-                    named[at] = tool
+            at = max(place for place, word in enumerate(self.said) if word in tool.subject)
+            if at not in named or self._best([named[at], tool]) is tool:
+                named[at] = tool
         return [named[at] for at in sorted(named)]
-
-    def _things_of(self, tool: Known) -> frozenset[str]:
-        """The words for the record itself: of its name, or where that says nothing, what stands
-        first in the description."""
-        if not tool.is_masked:
-            return tool.subject
-        found = _SUBJECT.search(tool.about)
-        said = frozenset(words_of(found[1])) - _VERBS - _FILL if found else frozenset()
-        return said or tool.subject
 
     async def _compute(self, tool: Known) -> tuple[str | None, str]:
         """Calculate, perhaps with a value that a record has."""
@@ -430,32 +430,33 @@ def _code_in(result: Json | str) -> str | None:
 
 def _reference(result: Json, following: Known) -> str | None:
     """The code under which a result names a record that another tool looks up."""
-    assert following.key is not None or following.subject
-    for name, value in result.items():
-        named = {*words_of(name)}
-        if isinstance(value, str) and named & following.subject and re.search(r"\d", value):
-            return value
-    return None
+    others = list(result)[1:]  # the first one is its own
+    codes = {name: str(result[name]) for name in others if _CODE.fullmatch(str(result[name]))}
+    fitting = [code for name, code in codes.items() if {*words_of(name)} & following.subject]
+    return next(iter(fitting or codes.values()), None)
 
 
-def _put_right(arguments: Json, refused: str) -> tuple[Json, str]:
-    """The arguments of the next try and what is thought of the refusal."""
-    example = _EXAMPLE.search(refused.removeprefix("Error: ").strip())
-    named = re.match(r"Error: ([\w.]+) is ", refused)
+def _put_right(arguments: Json, refused: str) -> tuple[Json, str] | None:
+    """The arguments of the next try, and what is thought of the refusal; None: there is no use."""
+    example, named = _EXAMPLE.search(refused), re.match(r"Error: ([\w.]+) is ", refused)
     if example is None or named is None:
-        return arguments, "I make the call again."
+        again = re.search(r"\b(?:busy|again|later)\b", refused)
+        return (arguments, "I make the call again.") if again else None
     made: Json = json.loads(json.dumps(arguments))
     *outer, last = named[1].split(".")
     place = made
     for part in outer:
         place = place.get(part, {})
-    if last in place:
-        place[last] = _like(str(place[last]), example[1])
+    if last not in place or place[last] == (like := _like(str(place[last]), example[1])):
+        return None
+    place[last] = like
     return made, f"It has to look like {example[1]}."
 
 
 def _like(value: str, example: str) -> str:
     """A value written as an example is."""
+    dates = [str(each.value) for each in values_in(value) if each.kind == "date"]
+    value = dates[0] if dates else value
     if found := re.fullmatch(r"(\d{4})-(\d\d)-(\d\d)", value):
         year, month, day = found.groups()
         if re.fullmatch(r"\d\d\.\d\d\.\d{4}", example):
