@@ -1,4 +1,4 @@
-"""The environment `bfcl`: its samples, the team on them, and our judge beside BFCL's own checker."""
+"""The environment `bfcl`: its samples, the team on them, our judge beside BFCL's own checker."""
 
 from __future__ import annotations
 

@@ -162,6 +162,11 @@ def test_a_split_or_a_family_that_is_none_is_refused() -> None:
         make_tasks("train", 0, 0)
 
 
+def test_too_few_schemas_for_a_family_are_refused() -> None:
+    with pytest.raises(UsageError, match="no further task of family 'follow' could be made"):
+        make_tasks("train", 3, 0, ["follow"], Making(offered=1))
+
+
 def test_fewer_schemas_are_fewer_tools() -> None:
     def names(schemas: int) -> set[str]:
         tasks = make_tasks("train", 60, 0, making=Making(schemas=schemas, masked=0))

@@ -209,5 +209,5 @@ def test_what_cannot_be_fetched_is_one_line_and_replaced_by_nothing(
 
 
 def test_families_that_cannot_be_made_are_refused(site: Path) -> None:
-    with pytest.raises(UsageError, match="no task of family 'sum' could be made"):
+    with pytest.raises(UsageError, match="source 'openapi' has no tasks of sum; it has read"):
         make_tasks("train", 3, 0, ["sum"], Making(sources=("openapi",)))

@@ -81,9 +81,9 @@ Setup = Callable[..., Any]
 SPLITS = ("train", "test")
 _TEST_SHARE = 5
 """One task in so many of a list that names no split is a test task."""
-_BRIEF = "Answer the question with the tools."
+BRIEF = "Answer the question with the tools."
 _PREAMBLE = "You solve a task with tools."
-"""How a prompt opens where all tools of a preset made way for those of an environment."""
+"""How prompts open where all tools of a preset made way for those of an environment."""
 SETUP_S = 60.0
 """Most for making the state of a rollout."""
 
@@ -228,7 +228,7 @@ class Environment:
         # Its opening words speak of tools that made way, of an encyclopedia for instance.
         _, _, team = grammar.preamble.partition(". ")
         preamble = f"{_PREAMBLE} {team}" if team else grammar.preamble
-        return replace(grammar, brief=_BRIEF, preamble=preamble)
+        return replace(grammar, brief=BRIEF, preamble=preamble)
 
     @property
     def is_template(self) -> bool:

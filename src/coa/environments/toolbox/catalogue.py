@@ -95,9 +95,9 @@ class Catalogue:
 
 _VERBS: dict[str, tuple[str, ...]] = {
     "get": ("get", "fetch", "show", "read", "retrieve", "describe", "view", "lookup"),
-    "find": ("find", "locate", "resolve", "identify", "match"),
+    "find": ("find", "locate", "resolve", "identify"),
     "list": ("list", "search", "filter", "query", "select", "browse"),
-    "create": ("create", "add", "register", "open", "submit", "record", "enter"),
+    "create": ("create", "add", "register", "open", "submit", "insert", "enter"),
     "update": ("update", "set", "change", "edit", "modify", "adjust"),
     "remove": ("delete", "remove", "cancel", "close", "withdraw", "drop"),
     "compute": ("calculate", "estimate", "compute", "quote", "work_out", "predict"),

@@ -172,6 +172,7 @@ class _Things:
             taken.add(noun)
             label = "_".join(words_of(key)) or "id"
             label = label if label != "id" else f"{noun}_id"
+            fields = {name: kind for name, kind in fields.items() if name != label}
             thing = {"name": noun, "noun": noun.replace("_", " "), "id": label}
             thing |= {"prefix": (noun[:2] or "xx").upper(), "fields": fields}
             made = [self._operation(noun, fields, *each) for each in listed]

@@ -171,8 +171,10 @@ class Asking:
     def _filters(self, filtered: Operation, key: str) -> list[tuple[Field, Any]]:
         """Some of a list's filters, with what a record has there."""
         record = self.state.records[filtered.does["thing"]][key]
-        fields = self.rng.sample(filtered.fields, self.rng.randint(1, len(filtered.fields)))
-        return [(each, record[each.name]) for each in filtered.fields if each in fields]
+        drawn = self.rng.sample(filtered.fields, self.rng.randint(1, len(filtered.fields)))
+        must = _required(filtered)
+        fields = [each for each in filtered.fields if each in drawn or each.name in must]
+        return [(each, record[each.name]) for each in fields]
 
     def _sum(self) -> Draft | None:
         compute = self._one_of("compute")
@@ -434,8 +436,9 @@ class Asking:
             thing = self._thing(operation)
             parts = {"noun": thing.noun, "key": thing.id.rpartition("_")[2]}
             question = ask("create", self.rng, pairs=pairs(values, self.rng), **parts)
-        paths = [p for p in operation.does["by"] if p.rpartition(".")[2] == gone.name]
-        return Draft(question, [(operation, {})], (), [], paths[0])
+        meant = gone.base if operation.does["does"] == "compute" else gone.name
+        (lacks,) = (path for path, of in operation.does["by"].items() if of == meant)
+        return Draft(question, [(operation, {})], (), [], lacks)
 
 
 _PLAIN = ("read", "count", "sum", "create", "update", "remove")
@@ -445,6 +448,9 @@ FAMILIES: dict[str, int] = {
     **{"none": 6, "missing": 4},
 }
 """Family -> how many of a round of tasks are of it."""
+_OF_REAL = ("read", "count", "create", "update", "remove", "compare", "pick", "change")
+_OF_SOURCE = {"generated": tuple(FAMILIES), "openapi": (*_OF_REAL, "none", "missing")}
+"""Source -> the families that its catalogues have operations for."""
 
 
 def _required(operation: Operation) -> set[str]:
@@ -591,26 +597,39 @@ def make_tasks(
     if n < 1:
         raise UsageError(f"n = {n}: expected at least 1.")
     chosen = chosen_names("family", families, tuple(FAMILIES), FAMILIES, split)
-    rounds = [name for name, times in FAMILIES.items() if name in chosen for _ in range(times)]
-    random.Random(f"rounds|{seed}").shuffle(rounds)
-    pools = [_pool(source, split, making) for source in making.sources]
+    drawn = [
+        (_rounds(source, chosen, seed), _pool(source, split, making)) for source in making.sources
+    ]
     made: dict[str, Task] = {}
     for number in count():
         if len(made) == n:
-            return TaskSet(tuple(made.values()), name=f"{TOOLBOX}-{split}-s{seed}")
-        pool = pools[number % len(pools)]
+            break
+        at, turn = number % len(drawn), number // len(drawn)
+        rounds, pool = drawn[at]
+        family = rounds[turn % len(rounds)]
         rng = random.Random(f"{TOOLBOX}|{split}|{seed}|{number}")
-        for _ in range(PATIENCE):
-            task = _task(rounds[number % len(rounds)], pool, split, making, rng)
-            if task is not None and task.id not in made:
-                made[task.id] = task
-                break
-        else:
+        tries = (_task(family, pool, split, making, rng) for _ in range(PATIENCE))
+        task = next((each for each in tries if each is not None and each.id not in made), None)
+        if task is None:
             raise UsageError(
-                f"no task of family {rounds[number % len(rounds)]!r} could be made of these "
-                f"schemas. Leave the family out, or raise schemas from {making.schemas}."
+                f"no further task of family {family!r} could be made of so few schemas "
+                f"({making.schemas}). Ask for more schemas, or leave the family out."
             )
-    raise AssertionError("numbers never end")
+        made[task.id] = task
+    return TaskSet(tuple(made.values()), name=f"{TOOLBOX}-{split}-s{seed}")
+
+
+def _rounds(source: str, families: Sequence[str], seed: int) -> list[str]:
+    """Families in the order in which a source makes tasks of them, over and over."""
+    able = [name for name in families if name in _OF_SOURCE[source]]
+    if not able:
+        raise UsageError(
+            f"source {source!r} has no tasks of {', '.join(families)}; it has "
+            f"{', '.join(_OF_SOURCE[source])}."
+        )
+    rounds = [name for name in FAMILIES if name in able for _ in range(FAMILIES[name])]
+    random.Random(f"rounds|{seed}").shuffle(rounds)
+    return rounds
 
 
 Pool = Callable[[random.Random], Catalogue]
@@ -628,7 +647,7 @@ def _pool(source: str, split: str, making: Making) -> Pool:
     return lambda rng: generated(rng.randrange(size), held_out)
 
 
-PER_CATALOGUE = 10
+PER_CATALOGUE = 13
 """Tools of a generated catalogue, on average."""
 
 
@@ -638,14 +657,13 @@ def _task(family: str, pool: Pool, split: str, making: Making, rng: random.Rando
         draft = Asking(catalogue, seed, rng).draft(family)
     except ToolMistake:  # a record that somebody took away
         return None
-    if draft is None or len(draft.calls) > 4:
+    needed = {operation.name for operation, _ in draft.calls} if draft is not None else set()
+    if draft is None or len(draft.calls) > 4 or len(needed) > making.offered:
         return None
     others = [pool(rng) for _ in range(3)]
     others = [each for each in others if each.provider != catalogue.provider]
     offered, things = _offer(draft, catalogue, others, making.offered, rng)
-    if not offered or any(
-        operation.name not in {o.name for o in offered} for operation, _ in draft.calls
-    ):
+    if not offered:
         return None
     if draft.calls and family not in ("none", "missing") and rng.random() < _BUSY:
         busy, _ = rng.choice(draft.calls)

@@ -33,11 +33,11 @@ DONE = "done"
 _WORK: dict[str, frozenset[str]] = {
     work: frozenset(said.split())
     for work, said in {
-        "create": "create add register new open enter submit record insert post",
+        "create": "create add register new open enter submit insert post",
         "update": "update set change edit modify adjust correct patch put",
         "remove": "delete remove cancel close withdraw drop erase destroy",
         "list": "list search filter query select browse count all matching many",
-        "find": "find locate resolve identify match turn",
+        "find": "find locate resolve identify turn",
         "compute": "calculate estimate compute quote work predict out",
         "get": "get fetch show read retrieve describe view lookup look detail returns",
     }.items()
@@ -46,8 +46,8 @@ _VERBS = frozenset(word for said in _WORK.values() for word in said)
 _FILL = frozenset(
     "the a an of by with from for to its it is are and or at on in one this that what which how "
     "much many data record detail return answer given their all every each tool function f p x arg "
-    "id code number reference name value me my i need tell please give you your be have has there "
-    "do does can will as info information api v".split()
+    "into than if when so id code number reference name value me my i need tell please give you "
+    "your be have has there do does can will as info information api v".split()
 )
 _ASKED: tuple[tuple[str, str], ...] = (
     ("compare", r"\bwhich\b.*\b(?:higher|larger|lower|smaller)\b|\bcompare\b"),
@@ -70,7 +70,8 @@ _SUBJECTS = (
 """Where a description names what a tool is about, the surest first."""
 _EXAMPLE = re.compile(r"(?:as in|such as|like|e\.g\.) '?([^\s']+?)'?\.?$")
 _AS = re.compile(
-    r"\bthe (?P<field>[\w -]{2,40}?) of (?P<one>[^,;]{2,60}?) as (?P<into>[\w ]{2,40})"
+    r"\bthe (?P<field>[\w -]{2,40}?) of (?P<one>[^,;]{2,60}?) as "
+    r"(?P<into>[\w ]{2,40}?)(?= and |[,.;:?!)]|$)"
 )
 
 
@@ -332,7 +333,7 @@ class _Worker:
 
     async def _compare(self) -> tuple[str | None, str]:
         """Ask for two records, and say which has more of what is asked for."""
-        codes, tool = self._codes()[:2], self._chosen("get")
+        codes, tool = list(dict.fromkeys(self._codes()))[:2], self._chosen("get")
         key = tool.key
         if key is None:
             raise _NoTool
