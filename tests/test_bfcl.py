@@ -25,13 +25,16 @@ from coa.rewards import RewardSettings
 from coa.rewards.chains import Call, same_calls
 from coa.tasks import Task
 
-ADD = {
-    "name": "Math.add",
-    "description": "Add two numbers.",
+AREA = {
+    "name": "Math.area",
+    "description": "Calculate the area.",
     "parameters": {
         "type": "dict",
-        "properties": {"a": {"type": "integer"}, "b": {"type": "integer", "description": "other"}},
-        "required": ["a", "b"],
+        "properties": {
+            "base": {"type": "integer"},
+            "height": {"type": "integer", "description": "in metres"},
+        },
+        "required": ["base", "height"],
     },
 }
 
@@ -45,13 +48,18 @@ def folder(tmp_path: Path) -> Path:
         rows = [
             {
                 "id": f"{category}_{k}",
-                "question": [[{"role": "user", "content": f"Add {k} and 9{k}."}]],
-                "function": [ADD],
+                "question": [
+                    [{"role": "user", "content": f"Find the area for base {k} and height 9{k}."}]
+                ],
+                "function": [AREA],
             }
             for k in range(160)
         ]
         gold = [
-            {"id": row["id"], "ground_truth": [{"Math.add": {"a": [k], "b": [int(f"9{k}")]}}]}
+            {
+                "id": row["id"],
+                "ground_truth": [{"Math.area": {"base": [k], "height": [int(f"9{k}")]}}],
+            }
             for k, row in enumerate(rows)
         ]
         name = f"BFCL_v4_{category}.json"
@@ -91,7 +99,7 @@ def test_its_prompt_speaks_of_tools_and_describes_them(folder: Path) -> None:
 
     assert asyncio.run(bound()) == (
         "Answer the question with the tools. Blocks: <think> <answer>\nTools:\n"
-        '<math_add> {"a": integer, "b": integer (other)} Add two numbers'
+        '<math_area> {"base": integer, "height": integer (in metres)} Calculate the area'
     )
 
 

@@ -169,7 +169,7 @@ def test_too_few_schemas_for_a_family_are_refused() -> None:
 
 def test_fewer_schemas_are_fewer_tools() -> None:
     def names(schemas: int) -> set[str]:
-        tasks = make_tasks("train", 60, 0, making=Making(schemas=schemas, masked=0))
+        tasks = make_tasks("train", 40, 0, ["read", "sum"], Making(schemas=schemas, masked=0))
         return {task.meta["provider"] for task in tasks}
 
     assert len(names(30)) <= 3 < len(names(10_000))
@@ -177,7 +177,7 @@ def test_fewer_schemas_are_fewer_tools() -> None:
 
 # -- services --------------------------------------------------------------------------------
 
-PARCELS = {
+PARCELS: dict[str, Any] = {
     "seed": 7,
     "things": {
         "parcel": {
@@ -353,10 +353,6 @@ def test_the_team_stands_any_question(question: str) -> None:
     if not question.strip():
         return
     task = replace(made("test", 20)[0], question=question)
-    try:
-        question.encode()
-    except UnicodeEncodeError:
-        return
 
     async def once() -> Episode:
         env = load_environment("toolbox")

@@ -342,7 +342,9 @@ class _Maker:
         taken, _, gives = words("sums")[name].partition(" -> ")
         quantity, _, unit = gives.partition(" ")
         given = rng.random() < 0.5 and unit
-        fields, properties, required = [], Json(), []
+        fields: list[Field] = []
+        properties: Json = {}
+        required: list[str] = []
         for each in taken.split():
             base, _, kind = each.partition(":")
             label = f"{base}_{kind}" if self.with_units and kind in UNITS else base

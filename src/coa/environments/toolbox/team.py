@@ -364,7 +364,7 @@ class _Worker:
             return await self._compute(self._best(sums))
         order = self._things() if asked in ("get", "compute") or self._loose() else []
         if not order:
-            raise _NoTool
+            return await self._whatever_fits(asked)
         tool = order[-1]
         code = await self._one(tool) if tool.key is not None else None
         if tool.key is None or code is None:
@@ -380,6 +380,16 @@ class _Worker:
             following = order[len(order) - 2 - step] if step + 1 < len(order) else None
             code = _reference(result, following) if following else None
         return self._told(result)
+
+    async def _whatever_fits(self, asked: str) -> tuple[str | None, str]:
+        """Call a tool whose verb is another one than the question's, if all that it needs is told
+        and it is about no record."""
+        fitting = self._fitting("create") if asked in ("get", "compute") else []
+        for tool in fitting:
+            reading = read(self.question, tool.slots)
+            if tool.key is None and reading.values and not reading.missing:
+                return self._told(await self._call(tool, reading.arguments()))
+        raise _NoTool
 
     def _loose(self) -> bool:
         """Whether a tool that needs no record may do what others are usually for."""
