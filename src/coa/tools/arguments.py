@@ -386,7 +386,8 @@ def _stem(word: str) -> str:
         return f"{word[:-3]}y"
     if len(word) > 4 and word.endswith(("ses", "xes", "ches", "shes")):
         return word[:-2]
-    return word[:-1] if len(word) > 3 and word[-1] == "s" and word[-2] not in "su" else word
+    plural = len(word) > 3 and word[-1] == "s" and word[-2] not in "su"
+    return word[:-1] if plural or word == "ids" else word
 
 
 def _meanings(

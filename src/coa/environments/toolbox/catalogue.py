@@ -376,6 +376,8 @@ class _Maker:
     def _says(self, does: str, noun: str, fields: Sequence[Field]) -> str:
         said = listing([self.rng.choice(each.said) for each in fields]) if fields else "data"
         text = self.rng.choice(_SAYS[does])
+        if noun[0] in "aeiou":
+            text = re.sub(r"\ba (?=\{noun\})", "an ", text, flags=re.I)
         return text.format(
             noun=noun,
             nouns=plural(noun),

@@ -45,7 +45,7 @@ _FORM = 1
 _PER_FILE, _PER_PROVIDER, _THINGS = 6, 40, 3
 _ABOUT, _MEANING, _OPTIONS, _FIELDS, _ARGUMENTS = 200, 140, 8, 8, 8
 _HELD_OUT = 6
-_MARKUP = re.compile(r"<[^<>]{0,200}>|\[([^\[\]]{1,80})\]\([^()]{0,200}\)|[`*_#|]{1,3}(?=\W|$)")
+_MARKUP = re.compile(r"<[^<>]{0,200}>|\[([^\[\]]{1,80})\]\([^()]{0,200}\)|[`*#|]+")
 _PARAMETER = re.compile(r"\{([^{}]{1,60})\}")
 _OPTION = re.compile(r"[A-Za-z][\w -]{0,29}")
 _PERSONS = {"user", "customer", "contact", "person", "employee", "member", "patient", "student"}

@@ -8,7 +8,7 @@ description, and what else people say for it. Nothing here knows how questions a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from functools import cache
@@ -117,8 +117,9 @@ class Reading:
         return made
 
 
-def values_in(question: str) -> list[Found]:
-    """All values of a question, in their order; none within another."""
+def values_in(question: str, nouns: Collection[str] = ()) -> list[Found]:
+    """All values of a question, in their order; none within another. A name does not begin with one
+    of the nouns."""
     found = []
     for match in _PATTERN.finditer(question[:LONGEST_QUESTION]):
         kind, text = str(match.lastgroup), match[0]
@@ -134,11 +135,17 @@ def values_in(question: str) -> list[Found]:
         elif kind == "flag":
             value = text in ("yes", "true")
         elif kind == "host":
-            value = text.rstrip(".,?!)")
+            value = text.rstrip(".,:;?!)")
         elif kind == "name" and _opens(question, match.start()) and not re.search("[ -]", text):
             value = None  # a sentence begins with it
+        start = match.start()
+        while kind == "name" and value is not None:
+            first, blank, rest = value.partition(" ")
+            if not blank or not {*words_of(first)} & {*nouns}:
+                break
+            value, start = rest, start + len(first) + 1
         if value is not None:
-            found.append(Found(kind, value, match.start(), match.end()))
+            found.append(Found(kind, value, start, match.end()))
     return found
 
 
@@ -207,12 +214,19 @@ def synonyms(phrase: str) -> tuple[str, ...]:
     return ()
 
 
-def read(question: str, slots: Sequence[Slot], known: Mapping[str, Any] | None = None) -> Reading:
-    """The arguments that a question gives, beside those that are known already."""
+def read(
+    question: str,
+    slots: Sequence[Slot],
+    known: Mapping[str, Any] | None = None,
+    spent: Collection[str] = (),
+    nouns: Collection[str] = (),
+) -> Reading:
+    """The arguments that a question gives, beside those that are known already; `spent` are values
+    that were told for something else."""
     question = question[:LONGEST_QUESTION]
-    found, reading = values_in(question), Reading(dict(known or {}))
+    found, reading = values_in(question, nouns), Reading(dict(known or {}))
     rest = [slot for slot in slots if slot.path not in reading.values]
-    told = {str(value) for value in reading.values.values()}
+    told = {*spent, *(str(value) for value in reading.values.values())}
     found = [each for each in found if str(each.value) not in told]
     scored = sorted(
         (
@@ -229,7 +243,7 @@ def read(question: str, slots: Sequence[Slot], known: Mapping[str, Any] | None =
     for slot in rest:  # what is said behind its own words, whatever it is
         if slot.path not in reading.values and slot.type == "string" and not slot.options:
             behind = _behind(question, slot)
-            if behind is not None and not _overlaps(behind, reading.used):
+            if behind and behind.value not in told and not _overlaps(behind, reading.used):
                 _take(reading, slot, behind)
     for slot in [each for each in rest if each.required and each.path not in reading.values]:
         left = [f for f in found if _suits(slot, f) and not _overlaps(f, reading.used)]
@@ -350,7 +364,18 @@ def _overlaps(each: Found, used: Sequence[Found]) -> bool:
 
 
 def value_for(question: str, result: Mapping[str, Any]) -> str | None:
-    """The field of a result that a question asks for, by its words; None: none is."""
+    """The field of a result that a question asks for, by its words; None: none is. What it tells
+    itself it does not ask for."""
+    told = {
+        n
+        for n, v in result.items()
+        if re.search(rf"(?<![\w.-]){re.escape(str(v))}(?![\w-])", question)
+    }
+    asks = {name: value for name, value in result.items() if name not in told}
+    return _named_in(question, asks) or _named_in(question, result)
+
+
+def _named_in(question: str, result: Mapping[str, Any]) -> str | None:
     asked = words_of(question)
     lowered = " ".join(asked)
     best: tuple[float, str] = (0.0, "")

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from coa.environments.toolbox.reader import Slot, read, slots_of, value_for, values_in
+from coa.environments.toolbox.reader import Reading, Slot, read, slots_of, value_for, values_in
 from coa.environments.toolbox.tasks import MISSING, NO_TOOL
 from coa.io.runs import Json
 from coa.recording.episode import USER
@@ -61,6 +61,13 @@ _ASKED: tuple[tuple[str, str], ...] = (
     ("create", r"\b(?:register|create|add|enter|open) (?:a|an|it|the|new)\b|\bwe have a new\b"),
     ("compute", r"\b(?:calculate|work out|estimate)\b|\bgiven\b|\bi have\b|\bhow much is\b"),
 )
+_DOES: tuple[tuple[str, str], ...] = (
+    ("find", r"^look for\b|^find the \w+ of\b|^turn\b|\bgiven its\b"),
+    ("compute", r"^(?:calculate|estimate|work out|compute)\b|^returns the .*\bfor the given\b"),
+    ("list", r"^(?:list|search|count|all)\b|\bhow many\b"),
+    ("get", r"^(?:look up|details|show|get)\b|\bwith the given\b"),
+)
+"""Kinds of work by what a description says."""
 _SUBJECTS = (
     r"\b(?:one|new) ([a-z]+(?: [a-z]+)?)",
     r"\ban? (?!new\b|receipt\b)([a-z]+(?: [a-z]+)?)",
@@ -114,13 +121,10 @@ class Known:
 
     @cached_property
     def work(self) -> str:
-        """What kind of work it does; by its name first, else by how its description begins."""
-        for told in (self.named, words_of(self.about)[:6]):
-            scores = {work: sum(w in verbs for w in told) for work, verbs in _WORK.items()}
-            best = max(scores, key=lambda work: scores[work])
-            if scores[best]:
-                return best
-        return "get"
+        """What kind of work it does; by its name first, else by what its description says."""
+        named = _verb_of(self.named)
+        said = (work for work, form in _DOES if re.search(form, self.about, re.I))
+        return named or next(said, "") or _verb_of(words_of(self.about)[:3]) or "get"
 
     @cached_property
     def subject(self) -> frozenset[str]:
@@ -142,6 +146,13 @@ class Known:
         keys = [slot for slot in self.slots if slot.is_key and slot.required]
         own = [s for s in keys if {*words_of(f"{s.path} {s.about}")} & self.subject]
         return next(iter(own or keys), None)
+
+
+def _verb_of(told: Sequence[str]) -> str:
+    """The kind of work that most of these words name; empty where none does."""
+    scores = {work: sum(word in verbs for word in told) for work, verbs in _WORK.items()}
+    best = max(scores, key=lambda work: scores[work])
+    return best if scores[best] else ""
 
 
 _BY_LENGTH = sorted(_VERBS, key=len, reverse=True)
@@ -172,6 +183,8 @@ class _Worker:
         self.recorder, self.tools = recorder, tools
         self.question = recorder.episode.question
         self.planned = False
+        self.spent: set[str] = set()
+        """Values that were told to find a record."""
         self.said = words_of(self.question)
 
     async def work(self) -> None:
@@ -195,10 +208,10 @@ class _Worker:
         asked = self._asked()
         if asked == "compare" and self._fitting("get"):
             return await self._compare()
-        if asked == "list" and self._fitting("list", "find"):
+        if asked == "list" and self._fitting("list"):
             if self._fitting("update") and re.search(dict(_ASKED)["update"], self.question, re.I):
                 await self._change(self._chosen("update"))
-            filtered = self._chosen("list", "find")
+            filtered = self._chosen("list")
             told = self.question
             if self.planned:  # the filter is told behind the change
                 told = re.split(r"\bhow many\b|\bcount\b|\bsay\b", told, flags=re.I)[-1]
@@ -220,16 +233,23 @@ class _Worker:
     # -- which tool -------------------------------------------------------------------------
 
     def _fitting(self, *works: str) -> list[Known]:
-        """Tools of these kinds of work that are about something that the question names."""
-        return [
-            tool
-            for tool in self.tools
-            if tool.work in works and 2 * len(tool.subject & {*self.said}) >= len(tool.subject) > 0
-        ]
+        """Tools of these kinds of work that are about something that the question names; where it
+        only tells a code, those that have something to do with its words."""
+        alike = [tool for tool in self.tools if tool.work in works]
+        fitting = [t for t in alike if 2 * len(t.subject & {*self.said}) >= len(t.subject) > 0]
+        if fitting or not self._codes() or self._names_a_thing():
+            return fitting
+        told = {*self.said} - _FILL - _VERBS
+        return [t for t in alike if t.key is not None and told & ({*t.words} - t.subject)]
 
-    def _chosen(self, *works: str) -> Known:
+    def _names_a_thing(self) -> bool:
+        """Whether the question says what its code is the code of."""
+        before = re.search(r"([A-Za-z]+)(?: number)? [A-Z]{2,4}-\d{4,5}", self.question)
+        return before is not None and before[1].lower() not in (*_FILL, *_VERBS, "checks", "cancel")
+
+    def _chosen(self, work: str) -> Known:
         """Of the tools of a kind the one that shares most words with the question."""
-        fitting = self._fitting(*works)
+        fitting = self._fitting(work)
         if not fitting:
             raise _NoTool
         return self._best(fitting)
@@ -243,10 +263,14 @@ class _Worker:
     # -- what is given ----------------------------------------------------------------------
 
     def _arguments(self, tool: Known, told: str, known: Mapping[str, Any] | None = None) -> Json:
-        reading = read(told, tool.slots, known)
+        reading = self._read(told, tool, known)
         if reading.missing:
             raise _Lacks(tool, reading.missing[0])
         return reading.arguments()
+
+    def _read(self, told: str, tool: Known, known: Mapping[str, Any] | None = None) -> Reading:
+        nouns = [word for each in self.tools for word in each.subject]
+        return read(told, tool.slots, known, self.spent, nouns)
 
     def _codes(self) -> list[str]:
         found = (str(each.value) for each in values_in(self.question) if each.kind == "code")
@@ -259,11 +283,12 @@ class _Worker:
         if codes:
             return codes[0]
         for finder in self._finders(tool):
-            reading = read(self.question, finder.slots)
+            reading = self._read(self.question, finder)
             if reading.values and not reading.missing:
                 found = await self._call(finder, reading.arguments())
                 code = _code_in(found)
                 if code is not None:
+                    self.spent |= {str(each.value) for each in reading.used}
                     return code
         return None
 
@@ -365,6 +390,7 @@ class _Worker:
         order = self._things() if asked in ("get", "compute") or self._loose() else []
         if not order:
             return await self._whatever_fits(asked)
+        order += self._behind(order[-1])
         tool = order[-1]
         code = await self._one(tool) if tool.key is not None else None
         if tool.key is None or code is None:
@@ -386,10 +412,20 @@ class _Worker:
         and it is about no record."""
         fitting = self._fitting("create") if asked in ("get", "compute") else []
         for tool in fitting:
-            reading = read(self.question, tool.slots)
+            reading = self._read(self.question, tool)
             if tool.key is None and reading.values and not reading.missing:
                 return self._told(await self._call(tool, reading.arguments()))
         raise _NoTool
+
+    def _behind(self, tool: Known) -> list[Known]:
+        """The tool whose record refers to what a tool looks up, where the question has only its
+        code: `the team of PL-1780`."""
+        for word in tool.subject:
+            if re.search(rf"\b{re.escape(word)}s? of [A-Z]{{2,4}}-\d", self.question):
+                keyed = [t for t in self.tools if t.work == "get" and t.key and t is not tool]
+                leading = [t for t in keyed if tool.subject & {*t.words} - t.subject]
+                return leading[:1]
+        return []
 
     def _loose(self) -> bool:
         """Whether a tool that needs no record may do what others are usually for."""
@@ -400,7 +436,8 @@ class _Worker:
         in which it names them: the last one is told, each leads to the one before."""
         named: dict[int, Known] = {}
         for tool in self._fitting("get"):
-            at = max(place for place, word in enumerate(self.said) if word in tool.subject)
+            places = (at for at, word in enumerate(self.said) if word in tool.subject)
+            at = max(places, default=len(self.said))
             if at not in named or self._best([named[at], tool]) is tool:
                 named[at] = tool
         return [named[at] for at in sorted(named)]

@@ -153,9 +153,9 @@ def pairs(fields: Sequence[tuple[Field, Any]], rng: random.Random) -> str:
 def the_one(thing: Thing, key: str, rng: random.Random) -> str:
     """A record by its key."""
     noun = thing.noun
-    return rng.choice(
-        (f"{noun} {key}", f"the {noun} {key}", f"{noun} number {key}", f"{noun} {key}", key)
-    )
+    if rng.random() < 0.05:
+        return key
+    return rng.choice((f"{noun} {key}", f"the {noun} {key}", f"{noun} number {key}"))
 
 
 def my_own(thing: Thing, rng: random.Random) -> str:
