@@ -167,7 +167,7 @@ class _Things:
         for collection, listed in self.raw.items():
             fields, noun = self.fields.get(collection, {}), _noun(collection)
             key = next((key for does, key, *_ in listed if does == "get"), "")
-            if len(fields) < 3 or not noun or noun in taken:
+            if len(fields) < 2 or not noun or noun in taken:
                 continue
             taken.add(noun)
             label = "_".join(words_of(key)) or "id"
@@ -205,7 +205,8 @@ class _Things:
         found: dict[str, str] = {}
         for name, part in self._properties(schema).items():
             label = "_".join(words_of(str(name)))
-            kind = _kind(label, self.resolved(part))
+            told = self.resolved(part)
+            kind = _kind(label, told) or "date" * (told.get("format") == "date-time")
             if kind and label and label != "id" and len(label) <= 30:
                 found[label] = kind
             if len(found) == _FIELDS:
@@ -284,7 +285,7 @@ class _Things:
             kind = fields.get(label) or _kind(label, schema)
             if not kind or len(name) > 40 or not re.fullmatch(r"[\w.-]+", name) or "." in name:
                 return
-            part = _schema(schema, kind)
+            part = _schema(schema)
             fits = fields.get(label) and _kind(label, schema) == kind and kind != "datetime"
             by[name] = label if fits else NO_EFFECT
         if about := _plain(told.get("description") or "", _MEANING):
@@ -349,15 +350,16 @@ _BY_WORD = {
     **{"version": "version", "host": "host", "hostname": "host", "name": "product"},
     **{"label": "place", "region": "city", "location": "place", "topic": "topic"},
     **{"category": "topic", "brand": "firm", "username": "person", "reference": "code"},
+    **{"description": "topic", "summary": "topic", "comment": "topic", "note": "topic"},
+    **{"currency": "EUR|USD|GBP|CHF|JPY", "language": "en|de|fr|es|it", "timezone": "city"},
+    **{"department": "place", "group": "place", "organization": "firm", "domain": "host"},
 }
 """What a text is, by a word of its name."""
 
 
-def _schema(schema: Json, kind: str) -> Json:
+def _schema(schema: Json) -> Json:
     part: Json = {"type": schema.get("type", "string")}
-    if "|" in kind:
-        part["enum"] = kind.split("|")
-    return part
+    return part | ({"enum": schema["enum"]} if "enum" in schema else {})
 
 
 # -- from the cache --------------------------------------------------------------------------

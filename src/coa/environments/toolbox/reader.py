@@ -354,7 +354,7 @@ def _behind(question: str, slot: Slot) -> Found | None:
         if match:
             text = _END.split(match["value"], maxsplit=1)[0].strip(" \"'")
             start = match.start("value")
-            if text and len(text) <= 200:
+            if text and len(text) <= 200 and not (slot.is_key and not re.search(r"\d", text)):
                 return Found("text", text, start, start + len(text))
     return None
 

@@ -200,6 +200,7 @@ class Asking:
         draft, thing = Draft(""), self._thing(create)
         must = _required(create)
         given = [f for f in create.fields if f.name in must or self.rng.random() < 0.5]
+        given = given or [self.rng.choice(create.fields)]
         values = [(each, self._new(each)) for each in given]
         told = pairs([(each, value) for each, value in values], self.rng)
         label = thing.id.rpartition("_")[2]

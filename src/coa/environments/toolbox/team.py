@@ -51,7 +51,7 @@ _FILL = frozenset(
 )
 _ASKED: tuple[tuple[str, str], ...] = (
     ("compare", r"\bwhich\b.*\b(?:higher|larger|lower|smaller)\b|\bcompare\b"),
-    ("list", r"\bhow many\b|\bcount\b|\bthe number of \w+ with\b"),
+    ("list", r"\bhow many\b|\bcount the\b|\bthe number of [\w ]+ with\b"),
     ("remove", r"\b(?:cancel|delete|remove)\b|\btake it out\b|\bno longer need\b"),
     (
         "update",
@@ -186,6 +186,8 @@ class _Worker:
         self.spent: set[str] = set()
         """Values that were told to find a record."""
         self.said = words_of(self.question)
+        self.told = {*self.said, *map("".join, zip(self.said, self.said[1:], strict=False))}
+        """The words of the question, and what two of them would be as one."""
 
     async def work(self) -> None:
         try:
@@ -236,7 +238,7 @@ class _Worker:
         """Tools of these kinds of work that are about something that the question names; where it
         only tells a code, those that have something to do with its words."""
         alike = [tool for tool in self.tools if tool.work in works]
-        fitting = [t for t in alike if 2 * len(t.subject & {*self.said}) >= len(t.subject) > 0]
+        fitting = [t for t in alike if 2 * len(t.subject & self.told) >= len(t.subject) > 0]
         if fitting or not self._codes() or self._names_a_thing():
             return fitting
         told = {*self.said} - _FILL - _VERBS
@@ -257,7 +259,7 @@ class _Worker:
     def _best(self, tools: Sequence[Known]) -> Known:
         scores = overlaps(self.question, [tool.words for tool in self.tools])
         by_name = {tool.name: score for tool, score in zip(self.tools, scores, strict=True)}
-        shares = {t.name: len(t.subject & {*self.said}) / len(t.subject or [1]) for t in tools}
+        shares = {t.name: len(t.subject & self.told) / len(t.subject or [1]) for t in tools}
         return max(tools, key=lambda tool: by_name[tool.name] + 3 * shares[tool.name])
 
     # -- what is given ----------------------------------------------------------------------
