@@ -8,15 +8,20 @@ import subprocess
 import sys
 import zipfile
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from coa.distillation.contamination import schema_of
 from coa.environment import load_environment
 from coa.environments.experts import Experts
-from coa.environments.published import find_benchmark
+from coa.environments.published import find_benchmark, load_benchmark
 from coa.environments.published.environment import SAMPLES
+from coa.environments.toolbox import openapi
+from coa.environments.toolbox.catalogue import generated
+from coa.environments.toolbox.tasks import PER_CATALOGUE, ToolboxMaking
 from coa.errors import Unavailable, UsageError
 from coa.grammar import system_prompt
 from coa.io.download import Wheel, fetch_wheel
@@ -196,14 +201,14 @@ def test_the_samples_are_judged_as_bfcls_own_checker_judges_them(
 ) -> None:
     with zipfile.ZipFile(wheel) as held:
         held.extractall(tmp_path, [n for n in held.namelist() if "/multi_turn" not in n])
-    data = tmp_path / "bfcl_eval" / "data"
-    tasks = {t.id: t for t in load_environment("bfcl", file=str(data)).load_tasks("test")}
+    rows = tmp_path / "bfcl_eval" / "data"
+    tasks = {t.id: t for t in load_environment("bfcl", file=str(rows)).load_tasks("test")}
     cases, ours = [], []
-    for path in sorted((data / "possible_answer").glob("BFCL_v4_*.json")):
+    for path in sorted((rows / "possible_answer").glob("BFCL_v4_*.json")):
         category = path.stem.removeprefix("BFCL_v4_")
         functions = {
             row["id"]: row["function"]
-            for row in map(json.loads, (data / path.name).read_text().splitlines())
+            for row in map(json.loads, (rows / path.name).read_text().splitlines())
             if "function" in row
         }
         for row in map(json.loads, path.read_text().splitlines()):
@@ -237,11 +242,29 @@ def test_the_team_on_the_samples(wheel: Path, tmp_path: Path, capsys: Any) -> No
     """Prints what docs/benchmarks.md says: pytest -m slow -s tests/test_bfcl.py"""
     with zipfile.ZipFile(wheel) as held:
         held.extractall(tmp_path, [n for n in held.namelist() if n.startswith("bfcl_eval/data/")])
-    data = tmp_path / "bfcl_eval" / "data"
-    tasks = list(load_environment("bfcl", file=str(data)).load_tasks("test"))
-    found = scores(tasks, file=str(data))
+    rows = tmp_path / "bfcl_eval" / "data"
+    tasks = list(load_environment("bfcl", file=str(rows)).load_tasks("test"))
+    found = scores(tasks, file=str(rows))
     for sample in SAMPLES:
         own = [found[task.id] for task in tasks if task.meta["sample"] == sample]
         with capsys.disabled():
             print(f"\n{sample}: {sum(own):g} of {len(own)}", end="")
         assert sum(own) > 0.1 * len(own)
+
+
+@pytest.mark.slow
+def test_no_tool_that_training_may_draw_is_one_of_the_benchmark(
+    wheel: Path, tmp_path: Path, capsys: Any
+) -> None:
+    """Prints what docs/toolbox.md says. Real descriptions are compared where they can be had."""
+    with zipfile.ZipFile(wheel) as held:
+        held.extractall(tmp_path, [n for n in held.namelist() if n.startswith("bfcl_eval/data/")])
+    tasks = load_benchmark("bfcl", tmp_path / "bfcl_eval" / "data").tasks
+    known = {schema_of(tool) for task in tasks for tool in task.meta["tools"]}
+    catalogues = [generated(number) for number in range(ToolboxMaking().schemas // PER_CATALOGUE)]
+    with suppress(Unavailable):
+        catalogues += openapi.catalogues(False)
+    tools = [schema_of(o.declaration) for each in catalogues for o in each.operations]
+    with capsys.disabled():
+        print(f"\n{len(tools)} tools, {len(set(tools))} different; {len(known)} of BFCL")
+    assert len(known) > 2000 and not known & set(tools)

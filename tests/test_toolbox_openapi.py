@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coa.environments.toolbox import openapi
-from coa.environments.toolbox.tasks import Making, make_tasks
+from coa.environments.toolbox.tasks import ToolboxMaking, make_tasks
 from coa.errors import RecordError, Unavailable, UsageError
 from coa.tools.arguments import find_problem
 
@@ -89,8 +89,8 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     files["src/run.js"] = b"process.exit(1)"
     files["api/broken.example.json"] = b'{"paths": '
     made = archive(folder / "directory.tgz", files)
-    handler = partial(SimpleHTTPRequestHandler, directory=str(folder))
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    answering = partial(SimpleHTTPRequestHandler, directory=str(folder))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), answering)
     monkeypatch.setattr(SimpleHTTPRequestHandler, "log_message", lambda *given: None)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     monkeypatch.setenv("COA_CACHE", str(tmp_path / "cache"))
@@ -171,10 +171,10 @@ def test_a_reference_to_itself_ends() -> None:
 
 
 def test_it_is_fetched_once_and_whole_providers_are_held_out(site: Path) -> None:
-    train = make_tasks("train", 25, 0, making=Making(sources=("openapi",)))
+    train = make_tasks("train", 25, 0, making=ToolboxMaking(sources=("openapi",)))
     (site / "registry" / "directory.tgz").unlink()
     openapi.catalogues.cache_clear()
-    test = make_tasks("test", 25, 0, making=Making(sources=("openapi",)))
+    test = make_tasks("test", 25, 0, making=ToolboxMaking(sources=("openapi",)))
 
     def named(tasks: Any) -> set[str]:
         return {task.meta["provider"].partition("/")[0] for task in tasks}
@@ -188,14 +188,14 @@ def test_it_is_fetched_once_and_whole_providers_are_held_out(site: Path) -> None
 
 
 def test_both_sources_take_turns(site: Path) -> None:
-    tasks = make_tasks("train", 20, 0, making=Making(sources=("generated", "openapi")))
+    tasks = make_tasks("train", 20, 0, making=ToolboxMaking(sources=("generated", "openapi")))
     assert {task.meta["source"] for task in tasks} == {"generated", "openapi"}
 
 
 def test_a_replaced_archive_is_deleted(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(openapi, "SHA512", "0" * 128)
     with pytest.raises(RecordError, match="damaged or was replaced"):
-        make_tasks("train", 3, 0, making=Making(sources=("openapi",)))
+        make_tasks("train", 3, 0, making=ToolboxMaking(sources=("openapi",)))
     assert not [path for path in (site / "cache").rglob("*") if path.suffix in (".part", ".jsonl")]
 
 
@@ -204,10 +204,10 @@ def test_what_cannot_be_fetched_is_one_line_and_replaced_by_nothing(
 ) -> None:
     monkeypatch.setattr(openapi, "ADDRESS", openapi.ADDRESS.replace("directory", "nothing"))
     with pytest.raises(Unavailable, match="leave 'openapi' out of sources") as refused:
-        make_tasks("train", 3, 0, making=Making(sources=("generated", "openapi")))
+        make_tasks("train", 3, 0, making=ToolboxMaking(sources=("generated", "openapi")))
     assert "\n" not in str(refused.value)
 
 
 def test_families_that_cannot_be_made_are_refused(site: Path) -> None:
     with pytest.raises(UsageError, match="source 'openapi' has no tasks of sum; it has read"):
-        make_tasks("train", 3, 0, ["sum"], Making(sources=("openapi",)))
+        make_tasks("train", 3, 0, ["sum"], ToolboxMaking(sources=("openapi",)))

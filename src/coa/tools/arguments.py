@@ -318,7 +318,7 @@ def described(about: str, schema: Mapping[str, Any]) -> str:
     return f"{said}. {'; '.join(meanings)}" if meanings else said
 
 
-_SENTENCE = re.compile(r"(?<=\w\w[.!?])\s|\n|\s[-\u2013]\s|;\s")
+_SENTENCE = re.compile(r"(?<=\w\w[.!?])\s|\s[-\u2013]\s")
 _ASIDE = re.compile(r"\([^()]*\)|,? (?:e\.g\.|such as|for example)[^;]*|\s+")
 _MOST_OPTIONS, _MOST_ABOUT, _MOST_MEANING = 12, 120, 60
 

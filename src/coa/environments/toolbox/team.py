@@ -18,7 +18,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from coa.environments.toolbox.reader import Reading, Slot, read, slots_of, value_for, values_in
+from coa.environments.toolbox.reader import (
+    ReadArguments,
+    Argument,
+    read,
+    slots_of,
+    value_for,
+    values_in,
+)
 from coa.environments.toolbox.tasks import MISSING, NO_TOOL
 from coa.io.runs import Json
 from coa.recording.episode import USER
@@ -101,7 +108,7 @@ class Known:
         return str(self.declaration.get("description") or "")
 
     @cached_property
-    def slots(self) -> list[Slot]:
+    def slots(self) -> list[Argument]:
         return slots_of(self.declaration)
 
     @cached_property
@@ -141,7 +148,7 @@ class Known:
         return named
 
     @cached_property
-    def key(self) -> Slot | None:
+    def key(self) -> Argument | None:
         """The argument that tells which record is meant."""
         keys = [slot for slot in self.slots if slot.is_key and slot.required]
         own = [s for s in keys if {*words_of(f"{s.path} {s.about}")} & self.subject]
@@ -169,7 +176,7 @@ class ToolTeam:
 class _Lacks(Exception):
     """A call lacks an argument that must be given."""
 
-    def __init__(self, tool: Known, slot: Slot) -> None:
+    def __init__(self, tool: Known, slot: Argument) -> None:
         super().__init__(slot.path)
         self.tool, self.name = tool, slot.path.rpartition(".")[2]
 
@@ -198,7 +205,8 @@ class _Worker:
             answer = MISSING.format(lacks.name)
             thought = f"{lacks.tool.name} needs {lacks.name}, which is not told."
         if answer is None:
-            self.recorder.fail(thought)
+            refused = thought.startswith("Error:")  # what it says is of this task only
+            self.recorder.fail("a tool refused the call" if refused else thought)
             return
         if not self.planned:
             self.recorder.say("planner", "verifier", thought, part="plan")
@@ -270,7 +278,9 @@ class _Worker:
             raise _Lacks(tool, reading.missing[0])
         return reading.arguments()
 
-    def _read(self, told: str, tool: Known, known: Mapping[str, Any] | None = None) -> Reading:
+    def _read(
+        self, told: str, tool: Known, known: Mapping[str, Any] | None = None
+    ) -> ReadArguments:
         nouns = [word for each in self.tools for word in each.subject]
         return read(told, tool.slots, known, self.spent, nouns)
 
