@@ -101,8 +101,8 @@ def _tool(function: Callable[..., Any], name: str, errors: Blames, limits: dict[
                 return await call(argument, **state)
             return await call(**{only: argument}, **state)
 
-        told = {"about": about, "signature": f"text. {about}".strip(), "parameter": only}
-        return Tool(name, **told, **with_state(run), **limits)
+        limits = {"signature": f"text. {about}".strip(), **limits}
+        return Tool(name=name, about=about, parameter=only, **with_state(run), **limits)
     model, schema = _arguments_model(parameters, hints, name)
     for each, part in schema.get("properties", {}).items():
         if each in meanings:

@@ -173,7 +173,7 @@ class _Things:
             label = "_".join(words_of(key)) or "id"
             label = label if label != "id" else f"{noun}_id"
             fields = {name: kind for name, kind in fields.items() if name != label}
-            thing = {"name": noun, "noun": noun.replace("_", " "), "id": label}
+            thing: Json = {"name": noun, "noun": noun.replace("_", " "), "id": label}
             thing |= {"prefix": (noun[:2] or "xx").upper(), "fields": fields}
             made = [self._operation(noun, fields, *each) for each in listed]
             kept = {each["name"]: each for each in made if each is not None}
@@ -310,12 +310,12 @@ def _noun(collection: str) -> str:
 
 def _plain(text: Any, most: int) -> str:
     """A description in one line, without markup, cut at a sentence or a word."""
-    text = " ".join(_MARKUP.sub(r"\1", str(text)[: 4 * most]).split())
-    text = "".join(each for each in text if each.isprintable())
-    if len(text) <= most:
-        return text.strip()
-    first = re.split(r"(?<=[.!?])\s", text[:most])
-    return (first[0] if len(first) > 1 else text[:most].rsplit(" ", 1)[0]).strip()
+    line = " ".join(_MARKUP.sub(r"\1", str(text)[: 4 * most]).split())
+    line = "".join(each for each in line if each.isprintable())
+    if len(line) <= most:
+        return line.strip()
+    first = re.split(r"(?<=[.!?])\s", line[:most])
+    return (first[0] if len(first) > 1 else line[:most].rsplit(" ", 1)[0]).strip()
 
 
 def _kind(label: str, schema: Json) -> str:

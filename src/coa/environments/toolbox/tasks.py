@@ -681,7 +681,7 @@ def _task(
         offered = [
             replace(o, does={**o.does, "busy": True}) if o.name == busy.name else o for o in offered
         ]
-    calls = [{"name": o.name, "arguments": arguments} for o, arguments in draft.calls]
+    calls: list[Json] = [{"name": o.name, "arguments": given} for o, given in draft.calls]
     lacks = draft.lacks
     is_masked = rng.random() < making.masked
     if is_masked:

@@ -19,8 +19,8 @@ from functools import cached_property
 from typing import Any
 
 from coa.environments.toolbox.reader import (
-    ReadArguments,
     Argument,
+    ReadArguments,
     read,
     slots_of,
     value_for,
