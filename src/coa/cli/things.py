@@ -171,10 +171,14 @@ def model_pack(
 def tasks_make(
     out: Annotated[Path, typer.Option(help="The file to write.")],
     task_set: Annotated[
-        str, typer.Option("--set", help="atlas-mhqa, -reworded, -wide, -web, -code; gym-code.")
+        str,
+        typer.Option("--set", help="atlas-mhqa, -reworded, -wide, -web, -code; gym-code; toolbox."),
     ] = "atlas-mhqa",
     split: Annotated[
-        str, typer.Option(help="train, heldout_entity, heldout_family; gym: heldout_seed ...")
+        str,
+        typer.Option(
+            help="train, heldout_entity, heldout_family; gym: heldout_seed; toolbox: test."
+        ),
     ] = "train",
     n: Annotated[int, typer.Option(help="How many tasks.")] = 100,
     seed: SeedOption = 0,

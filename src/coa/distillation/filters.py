@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from coa.distillation.contamination import find_leaks
+from coa.distillation.contamination import find_known_tools, find_leaks
 from coa.distillation.funnel import stage_record
 from coa.grammar import Block, alternatives, parse_code
 from coa.grammar.grammar import Body
@@ -409,6 +409,8 @@ def _contaminated(
         settings.contamination_overlap,
         settings.contamination_template,
     )
+    offered = [candidate.trajectory.meta.get("tools") or () for candidate, _ in held]
+    leaks = find_known_tools(offered, against) | leaks
     return {
         place: (leak.rule, f"{leak.evaluation} task {leak.task_id}")
         for place, leak in leaks.items()
