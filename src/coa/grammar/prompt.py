@@ -33,10 +33,7 @@ def system_prompt(
     grammar: Grammar, kind: PromptKind = "compact", history: Sequence[ChatMessage] = ()
 ) -> str:
     """The system prompt for a grammar; `history` is what was said before the question."""
-    if kind == "full":
-        prompt = _full(grammar)
-    else:
-        prompt = _compact(grammar)
+    prompt = _full(grammar) if kind == "full" else _compact(grammar)
     return prompt + earlier(grammar, history)
 
 

@@ -23,7 +23,7 @@ from coa.errors import EngineError, ToolError, UsageError
 from coa.io.machine import cores
 from coa.io.runs import Json
 from coa.rollouts import default_environments
-from coa.serving.replies import Piece, Reply
+from coa.serving.replies import Piece, Reply, Told
 from coa.serving.request import ChatRequest, Refused, refuse_stranger, shown
 from coa.serving.server import bound, session_of
 from coa.serving.session import ANY, Note, Serving, ServingSession
@@ -160,7 +160,7 @@ def _asks(session: ServingSession) -> Answer:
             raise Refused(f"question is {shown(question)}, expected a text.")
         if len(question) > most:
             raise Refused(f"the question has {len(question)} characters; {most} are allowed.")
-        reply, told = Reply(ChatRequest(name, question.strip())), list[Piece]()
+        reply, told = Reply(ChatRequest(name, question.strip())), list[Told]()
         work = session.start(reply, told.append)
         try:
             trajectory = await work
@@ -181,11 +181,11 @@ def _asks(session: ServingSession) -> Answer:
     return answer
 
 
-def chain_of(pieces: Sequence[Piece]) -> list[Json]:
+def chain_of(told: Sequence[Told]) -> list[Json]:
     """The blocks of a chain, whole, the accepted answer aside."""
     blocks: dict[int, Json] = {}
-    for piece in pieces:
-        if not piece.accepted:
+    for piece in told:
+        if isinstance(piece, Piece) and not piece.accepted:
             empty = {"role": piece.role, "kind": piece.kind, "text": ""}
             blocks.setdefault(piece.block, empty)["text"] += piece.text
     return list(blocks.values())
