@@ -1001,7 +1001,7 @@ def damaged(draw: st.DrawFn, value: Any) -> Any:
         holder, key = draw(st.sampled_from(places))
         how = draw(st.sampled_from(["replace", "drop", "repeat", "swap"]))
         if how == "replace":
-            holder[key] = draw(junk)
+            holder[key] = copy.deepcopy(draw(junk))  # it is put into others, and may be drawn again
         elif how == "drop":
             del holder[key]
         elif isinstance(holder, list) and how == "repeat":
