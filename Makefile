@@ -39,7 +39,8 @@ test-servers: setup  ## the openai engine against a real llama.cpp server, in it
 		$(SERVERS)/bin/python -m pip install --no-input -q $(XLLAMACPP); }
 	@.venv/bin/coa model pull
 	@COA_TEST_SERVERS=$(SERVERS) $(VENV_PYTHON) -m pytest -m slow \
-		tests/test_llama_server.py tests/test_llm_team_served.py tests/test_export_model_served.py
+		tests/test_llama_server.py tests/test_llm_team_served.py tests/test_export_model_served.py \
+		tests/test_larger_served.py
 
 test-vllm: setup  ## the openai engine against a real vLLM server on the CPU, in its own environment
 	@TORCH="$(TORCH)" VLLM="$(VLLM)" sh dev/vllm.sh $(VLLM_ENV)

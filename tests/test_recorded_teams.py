@@ -24,7 +24,7 @@ from coa.recording.episode import (
 )
 from coa.recording.graph import episode_of
 from coa.recording.turns import as_text
-from coa.recording.wire import FunctionCall, ServerUse, WireMessage, WireUsage
+from coa.recording.wire import HIDDEN, FunctionCall, ServerUse, WireMessage, WireUsage
 from coa.tasks import Task
 from recorded_sessions import (
     INVOICES,
@@ -460,6 +460,101 @@ def test_of_several_choices_the_one_that_a_later_call_shows_was_used(
     said = [event.text for event in episode.events if isinstance(event, Message) and event.call]
     assert said[0] == text
     assert gaps(episode).get("choice_unknown", 0) == unknown
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_team_that_is_started_again_on_one_question_works_twice(at_once: bool) -> None:
+    team = Team()
+    begun = team.clock
+    for _ in range(2):
+        team.clock = begun if at_once else team.clock
+        boss = team.agent("You are the boss.", [tool("look", q="string")])
+        boss.user(QUESTION)
+        for again in ("Acme", "2014"):
+            boss.result(boss.replies("", call("look", q=again)), f"found {again}")
+        boss.replies("42")
+    episode = episode_of(team.session(answer="42"))
+    once = [("look", '{"q": "Acme"}', "found Acme"), ("look", '{"q": "2014"}', "found 2014")]
+    assert sorted(uses(episode)) == sorted(once * 2)
+    assert gaps(episode) == {"receiver_unknown": 1}
+
+
+def test_words_that_a_call_repeats_before_they_were_said_are_still_those_of_their_turn() -> None:
+    team = Team()
+    asked = WireMessage("user", QUESTION)
+    for text, begun, ended in (("yes", 1.0, 2.0), ("no", 1.0, 2.5)):
+        team.write("", (), [asked], WireMessage("assistant", text), begun=begun, ended=ended)
+    said = [asked, WireMessage("assistant", "yes"), WireMessage("user", "And?")]
+    for begun, ended in ((3.0, 4.0), (1.5, 6.0)):  # the clock of the second one is not right
+        team.write("", (), said, WireMessage("assistant", "42"), begun=begun, ended=ended)
+    episode = check(team.session())
+    assert len(episode.calls) == 4
+
+
+def test_more_that_a_user_asks_is_counted_where_no_task_is_known() -> None:
+    team = Team()
+    clerk = team.agent("You are the clerk.", [tool("look", q="string")])
+    for question in (QUESTION, "And for 2015?"):
+        clerk.user(question)
+        clerk.result(clerk.replies("", call("look", q=question)), "found")
+        clerk.replies(f"It is what I found for: {question}")
+    assert gaps(episode_of(team.session())) == {"asked_again": 1}
+    assert gaps(episode_of(team.session(), Task(QUESTION))) == {}
+
+
+def test_thoughts_that_a_server_hides_are_no_images() -> None:
+    team = Team()
+    boss = team.agent("You are the boss.")
+    boss.add("user", QUESTION, other=("input_image",))
+    boss.add("assistant", "Wait.", other=(HIDDEN,))
+    boss.user("Go on.")
+    boss.replies("42")
+    assert gaps(episode_of(team.session())) == {"not_text": 1, "reasoning_hidden": 1}
+
+
+@pytest.mark.parametrize("mark", ["<think>", "\n<thinking>\n", ""])
+@pytest.mark.parametrize("kept", [False, True])
+def test_what_a_model_thinks_aloud_is_its_thought(mark: str, kept: bool) -> None:
+    def aloud(text: str) -> str:
+        return f"{mark}I wonder.</{mark.strip()[1:] or 'think>'}\n\n{text}"
+
+    team = Team()
+    boss = team.agent("You are the boss.", [tool("finder", task="string")])
+    boss.user(QUESTION)
+    asks = boss.replies(aloud("I ask."), call("finder", task=JOB), reasoning="First.")
+    finder = team.agent("You are the finder.", [tool("look", q="string")])
+    finder.user(JOB)
+    finder.result(finder.replies(aloud(""), call("look", q="Acme")), "three invoices")
+    finder.replies(aloud(INVOICES))
+    if not kept:
+        boss.messages[-1] = replace(boss.messages[-1], text="I ask.")
+    boss.result(asks, aloud(INVOICES) if kept else INVOICES)
+    boss.replies(aloud("42 <think>"))
+    episode = episode_of(team.session())
+    said = [event for event in episode.events if isinstance(event, Message) and event.call]
+    assert [event.text for event in said] == [JOB, "", INVOICES, "42 <think>"]
+    assert [event.thought for event in said] == ["First.\nI wonder.\nI ask.", *["I wonder."] * 3]
+    assert flow(episode) == [
+        *("user>boss", "boss>finder", "finder>system", "finder:look", "finder>boss", "boss>user")
+    ]
+    assert [event.call.text for event in said[2:] if event.call] == [
+        aloud(INVOICES),
+        aloud("42 <think>"),
+    ]
+
+
+@pytest.mark.parametrize("name", ["ask_finder", "call_the_finder", "transfer_to_finder", "finder"])
+def test_an_agent_has_one_name_however_it_is_reached(name: str) -> None:
+    team = Team()
+    boss = team.agent("You are the boss.", [tool(name, task="string")])
+    boss.user(QUESTION)
+    asks = boss.replies("", call(name, task=JOB))
+    finder = team.agent("Find things.", [tool("look", q="string")])
+    finder.user(JOB)
+    finder.replies(INVOICES)
+    boss.result(asks, INVOICES)
+    boss.replies("42")
+    assert [agent.name for agent in episode_of(team.session()).agents] == ["boss", "finder"]
 
 
 def test_results_are_told_apart_by_ids_also_where_ids_repeat() -> None:

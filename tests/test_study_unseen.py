@@ -11,12 +11,10 @@ from coa.grammar.constrain import TextLimits
 from coa.lab.studies import run_study, study_lines
 from coa.lab.study_unseen import (
     arms,
-    declaration,
     judged,
     make_tasks,
     same_arguments,
     tool_of,
-    with_declaration,
 )
 from coa.tasks import Task
 from coa.tools.base import Toolbox, ToolCall
@@ -61,14 +59,6 @@ def test_no_training_set_has_these_tools_and_no_public_task_has_gold() -> None:
         public = task.public()
         assert not public.answers and not public.gold
         assert tool_of(public) == tool_of(task)
-
-
-def test_a_declaration_is_json_with_name_description_and_parameters() -> None:
-    for task in TASKS[:4]:
-        told = json.loads(declaration(tool_of(task)))
-        assert list(told) == ["name", "description", "parameters"]
-        assert set(told["parameters"]["required"]) == set(task.gold["arguments"])
-        assert told["description"] and "{" not in told["description"]
 
 
 def test_the_tools_explain_what_cannot_be() -> None:
@@ -150,7 +140,7 @@ def test_each_model_is_measured_with_and_without_the_constraint() -> None:
     chosen = arms(STUDIES["unseen-tool"].read([]))
     assert len(chosen) == 6
     assert sum(arm.constrain for arm in chosen.values()) == 3
-    assert [name for name, arm in chosen.items() if arm.in_question] == [
+    assert [name for name, arm in chosen.items() if arm.prompt == "compact"] == [
         "trained, own prompt",
         "trained, own prompt, constrained",
     ]
@@ -174,8 +164,7 @@ def script(path: Path, seeds: tuple[int, ...], n: int, *, right: bool) -> Path:
             turns = (
                 done if right else [call_of(task, {"no": 1}), "<think>t</think><answer>?</answer>"]
             )
-            for asked in (task.question, with_declaration(task).question):
-                lines.append(json.dumps({"question": asked, "turns": turns}))
+            lines.append(json.dumps({"question": task.question, "turns": turns}))
     path.write_text("\n".join(lines) + "\n")
     return path
 

@@ -157,7 +157,7 @@ TEAMS = {
             "researcher": f"You look customers, discounts and policies up. {BRIEF}",
             "accountant": f"You look up what customers paid, and calculate with the tools. {BRIEF}",
         },
-        {"front desk": "agent_1", "researcher": "ask_researcher", "accountant": "accountant"},
+        {"front desk": "agent_1", "researcher": "researcher", "accountant": "accountant"},
     ),
     "crewai": Team(
         {
@@ -173,7 +173,7 @@ TEAMS = {
             "researcher": "You look customers, discounts and policies up.",
             "accountant": "You look up what customers paid, and calculate with the tools.",
         },
-        {"desk": "agent_1", "researcher": "ask_researcher", "accountant": "ask_accountant"},
+        {"desk": "agent_1", "researcher": "researcher", "accountant": "accountant"},
     ),
 }
 CAPTURES = [

@@ -267,6 +267,17 @@ def test_what_a_server_keeps_of_the_system_prompt_is_told() -> None:
     assert exchange_of(BY_NAME["chat"], {"messages": led}).kept == ""
 
 
+def test_a_providers_own_tools_are_called_as_their_calls_are_told() -> None:
+    search, server = {"type": "web_search_preview_2025_03_11"}, {"type": "mcp", "server_label": "x"}
+    tools = [search, server, {"type": "function"}, {"googleSearch": {}}]
+    for dialect in BY_NAME.values():
+        made = exchange_of(dialect, {"tools": tools, "messages": [], "input": []})
+        assert [tool.name for tool in made.tools] == ["web_search"]
+    dated = {"tools": [{"type": "bash_20250124", "name": "bash"}, {"type": "computer_20250124"}]}
+    made = exchange_of(BY_NAME["anthropic"], dated)
+    assert [tool.name for tool in made.tools] == ["bash", "computer"]
+
+
 def test_tools_that_the_server_ran_are_beside_the_reply_which_stays_final() -> None:
     output = [
         {
@@ -287,7 +298,7 @@ def test_tools_that_the_server_ran_are_beside_the_reply_which_stays_final() -> N
     )
     assert made.reply is not None
     assert made.reply.text == "Lima" and not made.reply.calls
-    assert made.reply.other == ("web_search_call", "mcp_call")
+    assert made.reply.other == ()
     assert [(use.call.name, use.call.arguments, use.result) for use in made.ran] == [
         ("web_search", {"query": "Lima"}, ""),
         ("look", {"a": 1}, "found"),

@@ -56,10 +56,8 @@ def make_tiny_model(path: Path, *, seed: int = 0, kind: str = "llama", **more: A
             "head_dim": 16,
             "max_position_embeddings": 512,
         }
-    special = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
-    config = AutoConfig.for_model(
-        kind, vocab_size=size, tie_word_embeddings=True, **special, **(shape | more)
-    )
+    special = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "vocab_size": size}
+    config = AutoConfig.for_model(kind, tie_word_embeddings=True, **(special | shape | more))
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():  # a wider spread than the default, so that greedy choices are clear
@@ -67,6 +65,9 @@ def make_tiny_model(path: Path, *, seed: int = 0, kind: str = "llama", **more: A
             if parameter.dim() > 1:
                 parameter.mul_(4.0)
         model.get_input_embeddings().weight.mul_(3.0)  # tied: wide enough to be sure of a token
+        for name, parameter in model.named_parameters():
+            if name.endswith("_proj.bias"):  # of a Qwen2: they begin at 0, which would hide them
+                parameter.normal_(std=0.5)
     path.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(path)
     tokenizer.save(str(path / "tokenizer.json"))

@@ -10,7 +10,8 @@ from importlib import metadata, util
 
 from coa.io.machine import cores, memory_gb, native_bfloat16
 from coa.io.runs import Json
-from coa.models.references import BASE, OURS, cache_dir, is_pulled, shipped_in_words
+from coa.models.bases import BASE
+from coa.models.references import OURS, cache_dir, is_pulled, shipped_in_words
 from coa.sandbox import Tier, reach_tier
 
 PACKAGES = {

@@ -61,6 +61,7 @@ from coa.rewards import (
 from coa.tasks import Task, TaskSet
 from coa.tools.base import Tool, Toolbox, in_thread
 from coa.tools.cache import ToolCache, cached, check_mode
+from coa.tools.choice import nearest
 from coa.tools.functions import tool
 from coa.tools.mcp import McpTools, mcp, mcp_of
 from coa.tools.recorded import RECORDED, RecordedTools, ToolRecord
@@ -82,9 +83,9 @@ Setup = Callable[..., Any]
 SPLITS = ("train", "test")
 _TEST_SHARE = 5
 """One task in so many of a list that names no split is a test task."""
-_BRIEF = "Answer the question with the tools."
+BRIEF = "Answer the question with the tools."
 _PREAMBLE = "You solve a task with tools."
-"""How a prompt opens where all tools of a preset made way for those of an environment."""
+"""How prompts open where all tools of a preset made way for those of an environment."""
 SERVERS = "mcp"
 """The setting that every environment has: MCP servers whose tools are added to its own."""
 SETUP_S = 60.0
@@ -106,6 +107,9 @@ class ToolSettings:
     ] = None
     code_session: Annotated[bool, Option("Programs of a rollout share their variables.")] = False
     unsafe_code: Annotated[bool, Option("Run programs WITHOUT a sandbox.")] = False
+    most: Annotated[
+        int, Option("Most tools that a task is offered, by its words; 0: all.", "--most-tools")
+    ] = 0
     corpus: Annotated[
         str,
         Option("A corpus directory, a .toml for the web, or the name of a shipped corpus."),
@@ -122,6 +126,8 @@ class ToolSettings:
     def __post_init__(self) -> None:
         check_observations(self.observations)
         check_mode(self.mode)
+        if self.most < 0:
+            raise ConfigError(f"most tools {self.most}: expected 0 for all of them, or how many.")
         if bool(self.cache) != (self.mode != "live"):
             raise ConfigError(
                 f"tool cache {self.cache!r} with mode {self.mode!r}: record and replay need the "
@@ -144,6 +150,8 @@ class ToolSettings:
             stored = ToolCache(Path(self.cache), read_only=True)
             found["tools"] = f"replayed from answers {stored.fingerprint()}"
             stored.close()
+        if self.most:
+            found["most_tools"] = f"{self.most}, by the words of the question"
         for name in ("code_session", "unsafe_code"):
             if getattr(self, name):
                 found[name] = True
@@ -231,7 +239,7 @@ class Environment:
         # Its opening words speak of tools that made way, of an encyclopedia for instance.
         _, _, team = grammar.preamble.partition(". ")
         preamble = f"{_PREAMBLE} {team}" if team else grammar.preamble
-        return replace(grammar, brief=_BRIEF, preamble=preamble)
+        return replace(grammar, brief=BRIEF, preamble=preamble)
 
     @property
     def is_template(self) -> bool:
@@ -498,6 +506,7 @@ class OpenEnvironment:
         self._first: dict[str, Toolbox] = {}
         self._given: Toolbox | None = None
         self._rewards: dict[str, Reward] = {}
+        self._shortened: set[str] = set()
         self._told: set[tuple[str, ...]] = set()
         self._answers: set[tuple[str, ...]] = set()
         self._judged: dict[str, tuple[str, Json]] = {}
@@ -560,12 +569,29 @@ class OpenEnvironment:
                 made.append(_controlled(env, each, self.settings.observations))
             else:
                 made += (await self._opened(each))(task)
-        made = _told_apart(env, self._grammar[env.name], made)
+        made = self._nearest(env, task, _told_apart(env, self._grammar[env.name], made))
         box = Toolbox(with_blocks(self._grammar[env.name], made), beside=first)
         self._first.setdefault(env.name, box)
         if self._cache is None:
             return box
         return cached(box, self._cache, check_mode(self.settings.mode))
+
+    def _nearest(self, env: Environment, task: Task, made: list[Tool]) -> list[Tool]:
+        """Of a long catalogue those that the words of the question are about, and all that the
+        grammar names."""
+        most, grammar = self.settings.most, self._grammar[env.name]
+        if not 0 < most < len(made):
+            return made
+        named = {grammar.by_name[role].tool or role: role for role in grammar.tool_roles}
+        chosen = nearest(task.question, made, most, named)
+        if env.name not in self._shortened:
+            self._shortened.add(env.name)
+            print(
+                f"coa: {env.name}: {len(chosen)} of {len(made)} tools are offered, chosen by the "
+                f"words of each question; {len(made) - len(chosen)} are left out",
+                file=sys.stderr,
+            )
+        return chosen
 
     async def _opened(self, source: ToolSource) -> ToolsOf:
         """A source of tools, opened once for the process."""

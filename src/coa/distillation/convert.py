@@ -175,8 +175,9 @@ def as_recorded(spec: ToolSpec) -> RecordedTool:
 def team_tools(episodes: Sequence[Episode]) -> list[RecordedTool]:
     """The tools that a team had over all its episodes, noted or used, as most of them note each.
 
-    One that has the name of an agent and was never used as a tool is how that agent is reached:
-    where it was not called, no recorder can know that.
+    One that was never used as a tool and has the name of an agent, or has it in its own name and
+    is never on offer where that agent works, is how the agent is reached: where it was not called,
+    no recorder can know that.
     """
     noted: dict[str, Counter[ToolSpec]] = {}
     used: dict[str, bool] = {}
@@ -189,11 +190,25 @@ def team_tools(episodes: Sequence[Episode]) -> list[RecordedTool]:
                 written = event.argument.lstrip().startswith("{")
                 used[event.tool] = written and used.get(event.tool, True)
     agents = {agent.name for episode in episodes for agent in episode.agents}
+    named = {
+        (agent, tool)
+        for tool in noted.keys() - used.keys()
+        for agent in agents
+        if f"_{_slug(agent)}_" in f"_{_slug(tool)}_"
+    }
+    for episode in episodes if named else ():
+        works, offered = ({each.name for each in e} for e in (episode.agents, episode.tools))
+        named -= {(agent, tool) for agent, tool in named if agent in works and tool in offered}
+    reaching = agents | {tool for _, tool in named}
     return [
         _noted_tool(name, noted.get(name, Counter()), json_calls=used.get(name, False))
         for name in dict.fromkeys([*noted, *used])
-        if name in used or name not in agents
+        if name in used or name not in reaching
     ]
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"\W+", "_", name.casefold())
 
 
 def _noted_tool(name: str, noted: Counter[ToolSpec], *, json_calls: bool) -> RecordedTool:

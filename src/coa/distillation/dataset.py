@@ -70,8 +70,9 @@ from coa.io.runs import (
 from coa.io.settings import Option, load_recipe, to_json
 from coa.io.workers import AT_ONCE, Work, Workers, shortened
 from coa.loop import Budget
+from coa.models.bases import BASE
 from coa.models.codec import codec_of
-from coa.models.references import BASE, is_pulled
+from coa.models.references import is_pulled
 from coa.recording.episode import Episode, ToolSpec, ToolUse, read_episodes
 from coa.rewards import RewardSettings
 from coa.rollouts import (

@@ -121,7 +121,8 @@ def derive_grammar(
     order = _Order([[block.role for block in chain] for chain in chains], roles, team)
     grammar = order.grammar(free)
     head = [
-        f"Derived from {len(sound)} episodes of {listed(sorted({e.teacher for e in sound}), 3)}.",
+        f"Derived from {len(sound)} episode{'s' * (len(sound) > 1)} of "
+        f"{listed(sorted({e.teacher for e in sound}), 3)}.",
         "Edit it: `about` and `hint` are what a prompt says, `next` is what may follow a block.",
         "Seen 0 times: the tools of one agent may follow each other, and unused ones any tool.",
         "A model is trained on one version of it: derive and edit before `coa distill`.",
@@ -334,6 +335,7 @@ class _Roles:
             for role in self.roles
         ]
         agents = list(self.team.parts)
+        with_tools = " with tools" if self.tools else ""
         of_whom = f": {listed(agents, 8)}" if len(agents) > 1 else ""
         return Grammar(
             name,
@@ -341,10 +343,10 @@ class _Roles:
             everything,
             interleave=THINK,
             preamble=(
-                "You solve a task with tools. You work as a team of agents that share one memory"
+                f"You solve a task{with_tools}. You work as a team of agents that share one memory"
                 f"{of_whom}."
             ),
-            brief="Solve the task with the tools.",
+            brief=f"Solve the task{' with the tools' if self.tools else ''}.",
             sparing=True,
         )
 

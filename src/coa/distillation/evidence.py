@@ -7,7 +7,8 @@ is handed work, and what prompts and tools say of themselves.
                 goes on. A critic adds nothing to the answer
     delegation  begins the work of another agent, with a job or with the results of the one before
 
-A name decides only where the flow does not. Messages whose part is stated are not looked at.
+A name decides only where the flow does not, and so does a prompt: whether one who always lets the
+work go on is a critic. Messages whose part is stated are not looked at.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from coa.recording.episode import SYSTEM, Episode, EpisodeEvent, Message, ToolUs
 
 _PLANNER = re.compile(r"plan", re.I)
 _CRITIC = re.compile(
-    r"critic|critiq|review|reflect|verif|evaluat|judge|audit|check|quality|\bqa\b", re.I
+    r"critic|critiq|review|reflect|verif|evaluat|judge|audit|check|approv|assess|\bgrad(?:e|ing)|"
+    r"quality|\bqa\b",
+    re.I,
 )
 _STEP = re.compile(r"^\s*(?:\d{1,2}[.)]|[-*]|step\s+\d)", re.I | re.M)
 _REWORK = 0.3
@@ -32,7 +35,10 @@ LONGEST = 160
 """Characters that a prompt is shortened to."""
 _FEW = 3
 """With fewer questions than this, words of one task may stand in every prompt."""
-_SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
+_SENTENCE = re.compile(r"(?<=[.!?])\s+|(?<=[\u3002\uff01\uff1f])|\n+")
+_TO_IT = re.compile(r"you\b|you're\b|your\b", re.I)
+_LISTED = re.compile(r"^(?:[^\w\s'\"(]|\d+[.)])|[{}]|\w\(|:$|^(?!your\b)[\w ]{1,30}: ", re.I)
+"""A sentence of a prompt that is one of a list, a heading, a signature or a labelled value."""
 
 
 class _Said(NamedTuple):
@@ -94,8 +100,8 @@ class TeamEvidence:
         self.episodes = episodes
         self.works = [_Work(each) for each in episodes]
         self.parts = {agent.name: agent.part for e in episodes for agent in e.agents}
-        self.words = _Prompts(episodes)
         self.specs = {tool.name: tool for tool in team_tools(episodes)}
+        self.words = _Prompts(episodes, [tool.about for tool in self.specs.values()])
         self.used: dict[str, Counter[str]] = defaultdict(Counter)
         """Tool -> how often which agent called it."""
         for work in self.works:
@@ -184,8 +190,12 @@ class TeamEvidence:
         return {
             agent: (back[agent], on[agent])
             for agent in back | on
-            if not other[agent] and (back[agent] or self._named(_CRITIC, agent))
+            if not other[agent] and (back[agent] or self._called_critic(agent))
         }
+
+    def _called_critic(self, agent: str) -> bool:
+        prompt = " ".join(self.words.own(agent))
+        return self._named(_CRITIC, agent) or _CRITIC.search(prompt) is not None
 
     def _judges(self, work: _Work, said: _Said, words: Sequence[set[str]]) -> bool:
         """Whether a message may be about a result: there is one, and it adds no answer to it.
@@ -217,11 +227,12 @@ class TeamEvidence:
         return dict(jobs)
 
     def _is_own_block(self, agent: str, asker: str) -> bool:
-        """Whether what it says is a block of itself, or it begins with a plan, which is one: then
-        a job for it needs none."""
+        """Whether what it says is a block of itself, or it begins with a plan or a criticism,
+        which is one: then a job for it needs none."""
         planner, giver = self.planners.get(agent), self.planners.get(asker)
         plans = planner is not None and not planner[1]
-        return agent in self.critics or plans or (giver is not None and not giver[1])
+        told = asker in self.critics or (giver is not None and not giver[1])
+        return agent in self.critics or plans or told
 
 
 def _sends_back(work: _Work, said: _Said, planners: Container[str]) -> bool:
@@ -258,7 +269,9 @@ def _sends_back(work: _Work, said: _Said, planners: Container[str]) -> bool:
 class _Prompts:
     """What the prompts of agents say of each of them."""
 
-    def __init__(self, episodes: Iterable[Episode]) -> None:
+    def __init__(self, episodes: Iterable[Episode], tools: Sequence[str] = ()) -> None:
+        """`tools`: what is said of these, which many prompts repeat."""
+        self._of_tools = {each for about in tools for each in map(_bare, _sentences(about))}
         held: dict[str, list[list[str]]] = defaultdict(list)
         for episode in episodes:
             for agent in episode.agents:
@@ -274,11 +287,19 @@ class _Prompts:
         return [s for s in self._first.get(agent, ()) if s in always and s not in others]
 
     def of(self, agent: str, private: Sequence[str]) -> str:
-        """What a prompt says that the agent is; empty: nothing of its own."""
-        for sentence in self.own(agent):
+        """What a prompt says that the agent is; empty: nothing of its own. What is said to the
+        agent goes before the rest, and lists, of tools say, are no description."""
+        said = [
+            each
+            for each in self.own(agent)
+            if not _LISTED.search(each) and _bare(each) not in self._of_tools
+        ]
+        said.sort(key=lambda each: not _TO_IT.match(each))
+        for sentence in said:
             told = re.sub(r"^(?:you are|you're)\s+", "", sentence, flags=re.I)
-            if len(told.split()) > 2 and (said := shortened_words(told, private)):
-                return said
+            enough = len(told.split()) > 2 or (len(told) > 4 and not told.isascii())
+            if enough and (short := shortened_words(told, private)):
+                return short
         return ""
 
 
@@ -288,7 +309,11 @@ def _folded(texts: Iterable[str]) -> list[str]:
 
 
 def _sentences(text: str) -> list[str]:
-    return [" ".join(s.split()) for s in _SENTENCE.split(text) if re.search(r"[A-Za-z]", s)]
+    return [" ".join(s.split()) for s in _SENTENCE.split(text) if re.search(r"[^\W\d_]", s)]
+
+
+def _bare(sentence: str) -> str:
+    return sentence.strip("\"'.` ")
 
 
 def shortened_words(text: str, private: Iterable[str], most: int = LONGEST) -> str:

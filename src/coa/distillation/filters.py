@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from coa.distillation.contamination import find_leaks
+from coa.distillation.contamination import find_known_tools, find_leaks
 from coa.distillation.funnel import stage_record
 from coa.grammar import Block, alternatives, parse_code
 from coa.grammar.grammar import Body
@@ -246,7 +246,7 @@ def _one_by_one(held: Held, judge: Judge, settings: FilterSettings) -> Drop:
 
 def _too_simple(candidate: Candidate, chain: Chain, settings: FilterSettings) -> Reason | None:
     calls, all_blocks = len(chain.of_kind("tool")), len(chain.interactions)
-    if calls < settings.min_tool_calls:
+    if calls < settings.min_tool_calls and chain.grammar.tool_roles:  # a team may have no tools
         return "too few tool calls", f"{calls} of {settings.min_tool_calls}"
     if all_blocks < settings.min_interactions:
         return "too few interactions", f"{all_blocks} of {settings.min_interactions}"
@@ -409,6 +409,8 @@ def _contaminated(
         settings.contamination_overlap,
         settings.contamination_template,
     )
+    offered = [candidate.trajectory.meta.get("tools") or () for candidate, _ in held]
+    leaks = find_known_tools(offered, against) | leaks
     return {
         place: (leak.rule, f"{leak.evaluation} task {leak.task_id}")
         for place, leak in leaks.items()

@@ -17,12 +17,14 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from keyword import iskeyword, kwlist
 from pathlib import Path
 
 from coa.distillation.convert import team_tools
 from coa.distillation.dataset import calls_of
 from coa.distillation.derive import Derived, Words, derive_grammar, found_wrong
 from coa.environment import FILE, SPLITS, split_of
+from coa.grammar.load import block_names
 from coa.io.files import new_folder
 from coa.io.runs import Json, dumps
 from coa.recording.episode import Episode, ToolUse
@@ -120,9 +122,22 @@ def _tasks(episodes: Iterable[Episode]) -> Iterator[Task]:
             yield Task(best.question, (best.answer or "",), task_id, meta, history=best.history)
 
 
+def _functions(tools: Sequence[str]) -> dict[str, str]:
+    """What functions may be called that are these tools."""
+    sound = {tool: tool for tool in tools if tool.isidentifier() and not iskeyword(tool)}
+    others = block_names((tool for tool in tools if tool not in sound), {*sound, *kwlist})
+    return {tool: (sound | others)[tool] for tool in tools}
+
+
 def _file(name: str, home: Home) -> str:
     """The text of environment.toml."""
-    named = ", ".join(json.dumps(f"tools:{tool}") for tool in home.tools)
+    functions = _functions(home.tools)
+    named = ", ".join(f'"tools:{function}"' for function in functions.values())
+    told = "".join(
+        f"\n# The tool of {function} says its name: @coa.tool(name={json.dumps(tool)})"
+        for tool, function in functions.items()
+        if tool != function
+    )
     splits = {split_of(task) for task in home.tasks}
     tasks = json.dumps(TASKS_FILE)
     note = "split into train and test by a hash of their ids"
@@ -137,7 +152,7 @@ grammar = "{GRAMMAR_FILE}"  # derived from the team: read and edit it before any
 # The tools answer from the record, and say so where it has no answer. To call the real ones, put
 # functions of these names into tools.py beside this file and name them here; what takes other
 # arguments than the team's is said in one line. "{RECORDED}" in the list stands for all the others.
-# tools = [{named}]
+# tools = [{named}]{told}
 tools = "{RECORDED}"
 recorded = "{RECORD_FILE}"
 

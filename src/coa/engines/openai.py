@@ -32,8 +32,9 @@ from coa.engines.server_apis import (
 from coa.engines.transport import ServerRefused, Transport
 from coa.errors import CoaError, EngineError, ModelError, did_you_mean
 from coa.io.progress import say
+from coa.models.bases import BASE
 from coa.models.codec import Codec
-from coa.models.references import BASE, is_pulled, model_folder, resolve
+from coa.models.references import is_pulled, model_folder, resolve
 from coa.models.weights import Adapter, write_adapter
 
 

@@ -21,14 +21,17 @@ SEARCH = "search"
 DEFAULT_SET = "atlas-mhqa"
 ATLAS_REWORDED, ATLAS_WIDE = "atlas-reworded", "atlas-wide"
 ATLAS_WEB, ATLAS_CODE, GYM = "atlas-web", "atlas-code", "gym-code"
+TOOLBOX, BFCL = "toolbox", "bfcl"
 _ATLAS = (DEFAULT_SET, ATLAS_REWORDED, ATLAS_WIDE, ATLAS_WEB, ATLAS_CODE)
 _MODULES = {
     SEARCH: ("search", "search"),
     **dict.fromkeys(_ATLAS, ("atlas.environment", "atlas")),
     GYM: ("gym", "gym"),
+    TOOLBOX: ("toolbox", "toolbox"),
+    BFCL: ("published.environment", "bfcl"),
 }
 NAMES = tuple(_MODULES)
-SETS = tuple(name for name in NAMES if name != SEARCH)
+SETS = tuple(name for name in NAMES if name not in (SEARCH, BFCL))
 """Those that make tasks."""
 BY_GRAMMAR = {"mhqa": "atlas-mhqa", "web": "atlas-web", "code": "gym-code", "afm": "atlas-code"}
 """Where a model that was trained on a grammar is at home."""
@@ -67,12 +70,14 @@ def make_tasks(
     """Make `n` tasks of a set; the same arguments give the same tasks."""
     if name not in SETS:
         raise UsageError(f"{name!r} is not a task set.{did_you_mean(name, SETS)}")
-    if name == GYM:
-        from coa.environments.gym import tasks as gym
-
+    if name in (GYM, TOOLBOX):
         if world_seed:
             raise UsageError(f"{name} has no worlds. Leave --world-seed out.")
-        return gym.make_tasks(split, n, seed, families)
+        package = "gym" if name == GYM else "toolbox"
+        made: TaskSet = import_module(f"{__name__}.{package}.tasks").make_tasks(
+            split, n, seed, families
+        )
+        return made
     from coa.environments.atlas import tasks as atlas
     from coa.environments.atlas.catalogues import CATALOGUES
 
@@ -105,7 +110,8 @@ def home_of(task: Task) -> tuple[str, dict[str, str]]:
     """
     name = str(task.meta.get("set", SETS[0] if "world" in task.meta else SEARCH))
     grammar = str(task.meta.get("grammar") or "")
-    return name if name in SETS else SEARCH, {"grammar": grammar} if grammar else {}
+    home = name if name in (*SETS, BFCL) else SEARCH
+    return home, {"grammar": grammar} if grammar else {}
 
 
 def at_home(tasks: TaskSet, **settings: Any) -> tuple[tuple[Environment, ...], TaskSet]:

@@ -19,7 +19,7 @@ import random
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
-from coa.environments import ATLAS_CODE, ATLAS_WEB, GYM
+from coa.environments import ATLAS_CODE, ATLAS_WEB, BFCL, GYM, TOOLBOX
 from coa.environments.atlas.catalogues import CATALOGUES, MHQA
 from coa.environments.atlas.team import WikiTeam
 from coa.recording.agents import agents_of
@@ -78,4 +78,8 @@ def _team_for(task: Task) -> tuple[list[AgentSpec], Team]:
         from coa.environments.gym.team import CodingTeam
 
         return agents_of("coding"), CodingTeam()
+    if name in (TOOLBOX, BFCL):
+        from coa.environments.toolbox.team import ToolTeam
+
+        return agents_of("general"), ToolTeam()
     return agents_of("wiki"), WikiTeam(CATALOGUES.get(str(name), MHQA))

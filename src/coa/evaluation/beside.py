@@ -42,7 +42,7 @@ from coa.evaluation.team import (
 from coa.io.runs import MANIFEST, TIMINGS, Json, read_jsonl, read_object, read_records
 from coa.io.workers import shortened
 from coa.models.codec import codec_of
-from coa.models.references import is_pulled, resolve
+from coa.models.references import is_here, resolve
 from coa.recording.episode import Episode
 from coa.rewards import REWARDS, JudgeSettings, RewardSettings, parse_expression
 from coa.rewards.reward import names_in
@@ -373,7 +373,7 @@ def _first_difference(was: Json, now: Json) -> str:
 async def _team_side(
     path: Path, judge: TeamJudge, student: Student, prices: ModelPrices
 ) -> TeamSide:
-    """TeamJudge the episodes of the run's tasks, one after another."""
+    """Judge the episodes of the run's tasks, one after another."""
     side = TeamSide()
 
     def leave_out(why: str, example: str = "") -> None:
@@ -440,8 +440,7 @@ def _tokenizer(model: str) -> Count | None:
     """Counts as the student does; None where its tokenizer is not on this machine."""
     try:
         source = resolve(model)
-        here = source.kind == "local" and source.path is not None and source.path.is_dir()
-        if not here or (model.startswith("smollm2") and not is_pulled()):
+        if source.kind != "local" or not is_here(source):
             return None
         codec = codec_of(model)
     except ModelError:

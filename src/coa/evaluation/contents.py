@@ -259,6 +259,9 @@ GAPS = {
     "history_missing": "a call goes on from a reply that was not recorded: record from the first "
     "call on",
     "answer_not_found": "--answer found nothing in what the program printed: look at the pattern",
+    "asked_again": "an agent that had answered was told more: where a user asked something else, "
+    "the episode has the first question and the last answer; record each as a task of its own",
+    "reasoning_hidden": "the server shows no thoughts, and chains go without: ask it for summaries",
     "not_text": "images and files are left out, and so is what they said",
     "parts_not_text": "images and files are left out, and so is what they said",
     "sub_agent_missing": "the file refers to an agent's work that is not in it: import that, too",

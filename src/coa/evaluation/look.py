@@ -63,8 +63,9 @@ from coa.grammar import Grammar
 from coa.io.progress import Progress, duration
 from coa.io.runs import Json
 from coa.io.workers import shortened
+from coa.models.bases import BASE
 from coa.models.codec import codec_of
-from coa.models.references import BASE, is_pulled, resolve
+from coa.models.references import is_here, resolve
 from coa.recording.episode import Episode
 from coa.rollouts import check_shipped, choose_environments
 from coa.statistics import RIGHT, Estimate, estimate, wilson
@@ -200,8 +201,7 @@ def _counter(model: str) -> Counted:
     source = resolve(model)
     if source.kind != "local":
         raise ModelError(f"--model {model!r} cannot be fine-tuned; expected {BASE} or hf:FOLDER.")
-    here = is_pulled() if model.partition("+")[0] == BASE else source.path is not None
-    if not here:
+    if not is_here(source):
         name = f"an estimate, {BYTES_PER_TOKEN} bytes a token: {model} is not here"
         return Counted(name, _by_bytes, lambda made: _by_bytes(_whole(made)))
     codec = codec_of(model)

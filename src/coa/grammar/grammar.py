@@ -119,7 +119,7 @@ _NEVER_EMPTY: tuple[Kind, ...] = ("delegation", "tool", "suggestion", "answer")
 ANY_TOOL = "tool"
 """In a successor list: every tool role, also one that is added at run time."""
 
-_ADDED = {"agent": "", "sparing": False}
+_ADDED = {"agent": "", "sparing": False, "signature": ""}
 """Fields that older grammars lack. Where they say nothing no record has them, so that a grammar has
 the fingerprint that it always had."""
 
@@ -181,6 +181,8 @@ class Role:
     agent: str = ""
     """Of a recorded team: the agent that plans or criticises in this block, or, in a delegation,
     the one whose work it begins. The converter finds the block of a message by it."""
+    signature: str = ""
+    """Of a tool that the grammar did not know: what the compact prompt says of it."""
 
 
 @dataclass(frozen=True, slots=True)

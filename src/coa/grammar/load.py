@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import tomllib
+import unicodedata
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cache
@@ -157,18 +158,22 @@ def bound_to(grammar: Grammar, tools: Sequence[str]) -> Grammar:
 def block_names(
     names: Iterable[str], taken: Container[str], prefix: str = "call"
 ) -> dict[str, str]:
-    """The block of each tool whose own name cannot be one: `Math.Hypot` becomes `math_hypot`.
+    """The block of each tool whose own name cannot be one: `Math.Hypot` becomes `math_hypot`, and
+    what has no letter that a block's name may have is numbered.
 
     No two are the same, and none is taken.
     """
     found: dict[str, str] = {}
     for name in names:
-        block = re.sub(r"[^a-z0-9_]+", "_", name.lower()).strip("_")
-        if not is_block_name(block) or block in taken:
+        letters = unicodedata.normalize("NFKD", name.lower())
+        plain = "".join(each for each in letters if not unicodedata.combining(each))
+        block = re.sub(r"[^a-z0-9_]+", "_", plain).strip("_")
+        if block and (not is_block_name(block) or block in taken):
             block = f"{prefix}_{block}"
-        while block in found.values() or block in taken:
-            block += "_2"
-        found[name] = block
+        free = block or f"{prefix}_{len(found) + 1}"
+        while free in found.values() or free in taken:
+            free += "_2"
+        found[name] = free
     return found
 
 

@@ -2,7 +2,8 @@
 
 `full` tells a model that was never trained on the protocol everything it needs: each block, who
 writes it, what may follow what, what a score forces. `compact` only names the blocks, for a model
-that was trained on them: every prompt token is paid for in each row of training.
+that was trained on them: every prompt token is paid for in each row of training. Tools that the
+grammar did not know before it was bound have a line each in both.
 
 What was said before the question stands at the end of either, a line or more for each message. A
 prompt without such messages has nothing of it.
@@ -32,11 +33,7 @@ def system_prompt(
     grammar: Grammar, kind: PromptKind = "compact", history: Sequence[ChatMessage] = ()
 ) -> str:
     """The system prompt for a grammar; `history` is what was said before the question."""
-    if kind == "full":
-        prompt = _full(grammar)
-    else:
-        listed = " ".join(f"<{role.name}>" for role in grammar.roles)
-        prompt = f"{grammar.brief or 'Answer the question in blocks.'} Blocks: {listed}"
+    prompt = _full(grammar) if kind == "full" else _compact(grammar)
     return prompt + earlier(grammar, history)
 
 
@@ -50,6 +47,13 @@ def conversation(history: Sequence[ChatMessage]) -> str:
     """Messages as text. A line that goes on with one is indented, so that only a message begins at
     the margin."""
     return "\n".join("\n  ".join(f"{role}: {text}".splitlines()) for role, text in history)
+
+
+def _compact(grammar: Grammar) -> str:
+    listed = " ".join(f"<{role.name}>" for role in grammar.roles if not role.signature)
+    tools = [f"\n<{role.name}> {role.signature}" for role in grammar.roles if role.signature]
+    opening = f"{grammar.brief or 'Answer the question in blocks.'} Blocks: {listed}"
+    return f"{opening}\nTools:{''.join(tools)}" if tools else opening
 
 
 def _full(grammar: Grammar) -> str:

@@ -26,6 +26,7 @@ from coa.errors import RecordError, Unavailable, UsageError
 from coa.io.files import lock, whole_folder
 
 Say = Callable[[str], None]
+OnBytes = Callable[[int], None]
 TRIES = 4
 
 
@@ -35,32 +36,57 @@ class Wheel:
 
     requirement: str
     file: str
-    sha256: str
+    sha256: str = ""
+    """Empty: what is made of it has a hash of its own."""
     size: str = ""
     """In words, for those who wait."""
 
 
-def fetch_wheel(wheel: Wheel, folder: Path, say: Say, otherwise: str = "run it again") -> Path:
+def fetch_wheel(
+    wheel: Wheel,
+    folder: Path,
+    say: Say,
+    otherwise: str = "run it again",
+    most: int | None = None,
+    on_bytes: OnBytes = lambda count: None,
+) -> Path:
     """The wheel in `folder`, whole and checked; what an earlier call read of it is continued.
 
-    Nothing of it is installed. `otherwise` says what to do when the index cannot be reached.
+    Nothing of it is installed. `otherwise` says what to do when the index cannot be reached, `most`
+    is the largest file that is taken.
     """
     path, part = folder / wheel.file, folder / f"{wheel.file}.part"
-    if path.is_file() and sha256_of(path) == wheel.sha256:
+    if path.is_file() and wheel.sha256 in ("", sha256_of(path)):
         return path
     folder.mkdir(parents=True, exist_ok=True)
     say(f"downloading {wheel.requirement}{f' ({wheel.size})' if wheel.size else ''}")
     address = locate(wheel.requirement)
-    if address is None or not download(address, part, say):
+    if address is None or not download(address, part, say, most, on_bytes):
         _pip_download(wheel, part, otherwise)
-    if (found := sha256_of(part)) != wheel.sha256:
-        part.unlink()
-        raise RecordError(
-            f"{wheel.file}: found sha256 {found[:12]}..., expected {wheel.sha256[:12]}.... "
-            "The file is damaged or was replaced; it was deleted. Check your package index."
-        )
+        _check_size(part, part.stat().st_size, most)
+    if wheel.sha256:
+        check_hash(part, wheel.file, wheel.sha256, "Check your package index.")
     part.replace(path)
     return path
+
+
+def _check_size(part: Path, size: int, most: int | None) -> None:
+    if most is not None and size > most:
+        part.unlink()
+        raise RecordError(
+            f"{part.name.removesuffix('.part')}: found more than {most} bytes, expected at most "
+            "that. It is another file than the one that is meant; it was deleted."
+        )
+
+
+def check_hash(path: Path, name: str, sha256: str, advice: str) -> None:
+    """Delete a file that is not the one that is meant, and say so."""
+    if (found := sha256_of(path)) != sha256:
+        path.unlink()
+        raise RecordError(
+            f"{name}: found sha256 {found[:12]}..., expected {sha256[:12]}.... "
+            f"The file is damaged or was replaced; it was deleted. {advice}"
+        )
 
 
 def sha256_of(path: Path) -> str:
@@ -100,7 +126,8 @@ def _pip_download(wheel: Wheel, target: Path, otherwise: str) -> None:
 def locate(requirement: str) -> str | None:
     """The address from which pip would take the wheel; None when pip cannot or will not say."""
     command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed"]
-    command += ["--no-deps", "--no-input", "--quiet", "--report", "-", requirement]
+    command += ["--no-deps", "--no-input", "--quiet", "--report", "-"]
+    command += ["--only-binary=:all:", requirement]  # a source package would run its own code
     asked = subprocess.run(command, capture_output=True, text=True, check=False)
     try:
         address = json.loads(asked.stdout)["install"][0]["download_info"]["url"]
@@ -109,8 +136,17 @@ def locate(requirement: str) -> str | None:
     return address if isinstance(address, str) and address.startswith("http") else None
 
 
-def download(address: str, part: Path, say: Say) -> bool:
-    """Read `address` into `part`, going on from what `part` holds; whether all of it is there."""
+def download(
+    address: str,
+    part: Path,
+    say: Say,
+    most: int | None = None,
+    on_bytes: OnBytes = lambda count: None,
+) -> bool:
+    """Read `address` into `part`, going on from what `part` holds; whether all of it is there.
+
+    More than `most` bytes are an error. `on_bytes` is told of bytes as they come.
+    """
     import httpx
 
     # pip's variable for certificates counts here, too: behind a company's proxy it must.
@@ -129,9 +165,13 @@ def download(address: str, part: Path, say: Say) -> bool:
                     continued = answer.status_code == httpx.codes.PARTIAL_CONTENT
                     if continued:
                         say(f"continuing at {have / 1e6:.0f} MB")
+                    size = have if continued else 0
                     with part.open("ab" if continued else "wb") as file:
                         for chunk in answer.iter_raw():  # as it comes: a cut loses no buffer
                             file.write(chunk)
+                            size += len(chunk)
+                            _check_size(part, size, most)
+                            on_bytes(len(chunk))
                     return True
             except httpx.TransportError:
                 continue  # cut; the next try asks for the rest

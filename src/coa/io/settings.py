@@ -141,7 +141,7 @@ def to_json(settings: object) -> Json:
 
 
 _SPEED = {
-    "sft": ("threads", "checkpoint_every"),
+    "sft": ("threads", "checkpoint_every", "minutes"),
     "rl": ("threads", "log", "checkpoint_every", "keep_rollouts"),
     "rollout": ("concurrency", "memory_gb", "seconds", "seeded"),
     "eval": ("concurrency",),

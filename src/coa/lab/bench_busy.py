@@ -23,7 +23,7 @@ from typing import Any
 
 from coa.errors import EngineError
 from coa.io.runs import Json
-from coa.models.references import BASE
+from coa.models.bases import BASE
 
 JOBS = ("rollout", "ask", "sft", "rl")
 ALONE, BUSY, OURS = BESIDE = ("alone", "beside a busy process", "beside another of ours")

@@ -31,8 +31,9 @@ from coa.io.machine import cores, native_bfloat16
 from coa.io.runs import Json
 from coa.lab import peer_vllm as vllm_rollout
 from coa.lab.bench import Note, Peers, beside, missing_lines, over, peer_python, run_script
+from coa.models.bases import BASE
 from coa.models.codec import Codec
-from coa.models.references import BASE, model_folder, resolve
+from coa.models.references import model_folder, resolve
 
 Ids = list[int]
 

@@ -29,8 +29,9 @@ from coa.io.runs import Json
 from coa.io.settings import load_recipe
 from coa.lab import peer_trl as trl_train
 from coa.lab.bench import Note, Peers, beside, missing_lines, over, peer_python, run_script
+from coa.models.bases import BASE
 from coa.models.codec import Codec
-from coa.models.references import BASE, model_folder, resolve
+from coa.models.references import model_folder, resolve
 from coa.recording.record import Recording, run_recording
 from coa.train.rows import Row, batches, build_row
 

@@ -41,9 +41,9 @@ from coa.lab.speedrun_recipe import (
     read_speedrun_recipe,
 )
 from coa.loop import Budget, Decoding
+from coa.models.bases import BASE
 from coa.models.codec import Codec
 from coa.models.references import (
-    BASE,
     OURS,
     identity,
     listed,

@@ -24,6 +24,7 @@ from coa.environments import (
     DEFAULT_SET,
     GYM,
     SETS,
+    TOOLBOX,
     make_tasks,
 )
 from coa.errors import ConfigError, did_you_mean
@@ -67,6 +68,7 @@ PACE = {
     ATLAS_WEB: Pace(3.6, 1.6),
     ATLAS_CODE: Pace(1.5, 0.8),
     GYM: Pace(0.8, 0.5),
+    TOOLBOX: Pace(0.8, 0.5),
 }
 
 

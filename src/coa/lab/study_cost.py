@@ -35,8 +35,9 @@ from coa.grammar.load import bound_to, load_grammar
 from coa.grammar.prompt import PromptKind
 from coa.io.runs import Json, read_records, write_atomic
 from coa.lab.study_student import StudentPart
+from coa.models.bases import BASE
 from coa.models.codec import Codec
-from coa.models.references import BASE, model_folder, resolve
+from coa.models.references import model_folder, resolve
 from coa.recording.budget import Price
 from coa.recording.episode import AgentSpec, Episode, Message, Tokens, ToolUse, load_episodes
 from coa.rewards import auto

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from coa.environments import GYM, SETS, make_tasks
+from coa.environments import GYM, SETS, TOOLBOX, make_tasks
 from coa.errors import ConfigError, did_you_mean
 from coa.evaluation.compare import PAIRED_RESAMPLES, SCORES, SUMMARY, Resamples
 from coa.evaluation.run import run_eval
@@ -97,7 +97,7 @@ def study_student(
 
 
 def _compare(folder: Path, name: str, part: StudentPart, model: str, resamples: int) -> Json:
-    split = "heldout_seed" if name == GYM else "heldout_entity"
+    split = {GYM: "heldout_seed", TOOLBOX: "test"}.get(name, "heldout_entity")
     tasks, path = make_tasks(name, split, part.n, part.seed), folder / "tasks.jsonl"
     tasks.save(path)
     episodes = folder / "episodes.jsonl"

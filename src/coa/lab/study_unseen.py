@@ -2,8 +2,8 @@
 
 Nothing is trained here. Each task offers one tool that occurs in no training set, with arguments in
 JSON; the untrained base and a trained model (AFM-135M by default) get the same tasks, each with and
-without constrained decoding. A model that never saw the tool must be told of it: in the full prompt
-of the grammar, or, for a trained model whose own prompt is the compact one, in the question.
+without constrained decoding. A model that never saw the tool is told of it in the full prompt of
+the grammar, or, a trained model, in the compact one, which has a line for it.
 
 The stages of success are counted apart: a call at all, one whose arguments the tool accepts (after
 the repairs that it always makes), one that asks the right thing, and the right answer.
@@ -24,7 +24,7 @@ from typing import Any, Literal, NamedTuple
 
 from coa.engines import rollouts_at_once
 from coa.engines.base import Engine
-from coa.environment import Environment
+from coa.environment import BRIEF, Environment
 from coa.errors import ConfigError, ToolMistake
 from coa.evaluation.compare import SCORES, SUMMARY
 from coa.evaluation.spending import calls_of
@@ -42,7 +42,8 @@ from coa.lab.study_arms import (
     reader,
 )
 from coa.loop import Decoding
-from coa.models.references import BASE, identity
+from coa.models.bases import BASE
+from coa.models.references import identity
 from coa.rewards import exact
 from coa.rollouts import roll_out_all
 from coa.tasks import Task, TaskSet
@@ -88,13 +89,6 @@ def make_tasks(n: int, seed: int) -> TaskSet:
 def tool_of(task: Task) -> Tool:
     """The one tool that a task is offered."""
     return _tool(str(task.meta["tool"]), int(task.meta["seed"]))
-
-
-def declaration(offered: Tool) -> str:
-    """The tool as JSON: name, description, parameters."""
-    parameters = json.loads(offered.schema)
-    about = offered.about.partition(";")[0]
-    return json.dumps({"name": offered.name, "description": about, "parameters": parameters})
 
 
 @cache
@@ -231,7 +225,7 @@ STAGES = ("called", "valid", "right", "solved")
 AGAINST = "base"
 PREAMBLE = """You answer a question with the help of a tool. You work as a team of agents that \
 share one memory: you think, plan, call the tool, reflect on what it returned, and answer."""
-"""Of the full prompt, instead of the grammar's own, which speaks of an encyclopedia."""
+"""Of the prompt, instead of the grammar's own words, which speak of an encyclopedia."""
 
 
 @dataclass(frozen=True)
@@ -256,8 +250,6 @@ class Arm(NamedTuple):
     model: str
     prompt: PromptKind
     constrain: bool
-    in_question: bool = False
-    """Whether the tool is declared in the question."""
 
 
 def arms(settings: UnseenStudy) -> dict[str, Arm]:
@@ -267,7 +259,7 @@ def arms(settings: UnseenStudy) -> dict[str, Arm]:
         more = ", constrained" if constrain else ""
         made[f"base{more}"] = Arm(settings.base, "full", constrain)
         made[f"trained{more}"] = Arm(settings.model, "full", constrain)
-        made[f"trained, own prompt{more}"] = Arm(settings.model, "compact", constrain, True)
+        made[f"trained, own prompt{more}"] = Arm(settings.model, "compact", constrain)
     return made
 
 
@@ -348,21 +340,19 @@ def _measurement(settings: UnseenStudy, arm: Arm, tasks: TaskSet, out: Path) -> 
 async def _measure(
     settings: UnseenStudy, arm: Arm, tasks: TaskSet, out: Path, engine: Engine
 ) -> None:
-    part, grammar = settings.eval, load_grammar(settings.grammar)
-    if arm.prompt == "full":
-        grammar = replace(grammar, preamble=PREAMBLE)
-    offered = TaskSet(tuple(map(with_declaration, tasks)), tasks.name) if arm.in_question else tasks
+    part = settings.eval
+    grammar = replace(load_grammar(settings.grammar), brief=BRIEF, preamble=PREAMBLE)
     recipe: Json = {**arm._asdict(), "grammar": grammar.name, "turns": part.turns}
     recipe |= {"turn_tokens": part.turn_tokens, "context": part.context}
     recipe |= {"malformed": part.malformed, "deterministic": part.deterministic}
-    inputs = {"tasks": offered.fingerprint(), "grammar": grammar.fingerprint()}
+    inputs = {"tasks": tasks.fingerprint(), "grammar": grammar.fingerprint()}
     inputs |= identity(arm.model)
     decoding = Decoding(seed=part.seed, prompt=arm.prompt, constrain=arm.constrain)
     with Run.open(out, "unseen-tool", recipe, inputs, part.seed):
         env = Environment("unseen-tool", tools=lambda task: [tool_of(task)], grammar=grammar)
         async with env.open() as opened:
             trajectories = await roll_out_all(
-                offered,
+                tasks,
                 engine,
                 opened,
                 out,
@@ -374,12 +364,6 @@ async def _measure(
         write_jsonl(out / SCORES, records)
         shares = {stage: sum(r[stage] for r in records) / len(records) for stage in STAGES}
         write_atomic(out / SUMMARY, json.dumps({"n": len(records), **shares}, indent=2) + "\n")
-
-
-def with_declaration(task: Task) -> Task:
-    """The task with its tool declared in the question, under the same id."""
-    question = f"{task.question}\nTool: {declaration(tool_of(task))}"
-    return replace(task, question=question)
 
 
 def judged(task: Task, trajectory: Trajectory) -> Json:

@@ -30,12 +30,11 @@ from coa.io.download import writing_to
 from coa.io.files import open_to_others, portable, refuse_to_overwrite, whole_folder
 from coa.io.runs import Json
 from coa.io.tables import markdown_table
+from coa.models.bases import BASE, BASES
 from coa.models.codec import Codec
 from coa.models.gguf_file import QUANTS, check_gguf, write_gguf
 from coa.models.references import (
-    BASE,
     OURS,
-    REQUIREMENT,
     ModelSource,
     listed,
     model_folder,
@@ -60,7 +59,6 @@ from coa.models.weights import (
 from coa.train.policy import write_model
 
 CARD, RESULTS, ABOUT, RECIPE = "README.md", "results.json", "about.md", "recipe.toml"
-HUB_BASE = "HuggingFaceTB/SmolLM2-135M-Instruct"
 TYPES = {
     "hf": {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0},
     "gguf": {"float16": 2.0, "bfloat16": 2.0, "float32": 4.0, "q8_0": 34 / 32},
@@ -260,10 +258,8 @@ def model_card(folder: Path) -> str:
         **{key: manifest[key] for key in ("name", "rank", "base", "trainable", "dtype")},
         base_sha256=manifest["base_sha256"],
         grammars=listed(manifest.get("grammar")),
-        own_base=manifest["base"] == BASE,
+        known=BASES.get(manifest["base"]),
         ours=OURS,
-        hub_base=HUB_BASE,
-        requirement=REQUIREMENT,
         results=_results(rows),
         commands=dict.fromkeys(_command(manifest, row) for row in rows),
         training=_training(manifest["stages"]),
@@ -359,7 +355,7 @@ def export_model(ref: str, out: Path, to: str = "hf", dtype: str = "", note: Not
     weights = sum(map(math.prod, merged.shapes.values()))
     size = f"about {weights * TYPES[to][dtype] / 1e6:,.1f} MB"
     note(f"writing {ref} as {dtype} to {out}, {size}")
-    title, gguf = ref if ref in (OURS, BASE) else "model", ""
+    title, gguf = ref if ref in (OURS, *BASES) else "model", ""
     room = f"the model needs {size}"
     with writing_to(out, room, _ELSEWHERE), whole_folder(out) as target:
         if to == "hf":
@@ -368,12 +364,12 @@ def export_model(ref: str, out: Path, to: str = "hf", dtype: str = "", note: Not
             gguf = f"{title}-{QUANTS[dtype].lower()}.gguf"
             write_gguf(target / gguf, folder, merged.shapes, merged.take, dtype, title)
         merged.take.check_all_used()
-        known = trained_on(ref)
+        known, base = trained_on(ref), BASES.get(source.base)
         record: Json = {"schema": 1, "base": source.base, "base_sha256": base_hash(folder)}
         record |= {"full": True} if to == "hf" else {}
         record |= {"adapter_sha256": adapter_hash(source.adapter)} if source.adapter else {}
         write_json(target / MANIFEST, record | {"dtype": dtype} | known)
-        terms = f"Apache-2.0; made from {HUB_BASE} (Apache-2.0)." if source.base == BASE else ""
+        terms = f"Apache-2.0; made from {base.hub} (Apache-2.0), a 4-bit copy." if base else ""
         text = how_to_prompt(title, folder, known, gguf, terms)
         (target / CARD).write_text(text, encoding="utf-8")
         files = sorted(path.name for path in target.iterdir())

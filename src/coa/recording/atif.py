@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from coa.recording.episode import (
     ToolUse,
     load_episodes,
 )
+from coa.recording.turns import as_json
 from coa.trajectory import Author, Step, Trajectory, load_trajectories
 
 VERSION = "ATIF-v1.8"
@@ -116,7 +117,7 @@ class _Writing:
         episode = self.episode
         defined = [_definition(tool) for tool in episode.tools]
         others = [
-            vars_of(tool)
+            asdict(tool)
             for tool, made in zip(episode.tools, defined, strict=True)
             if _tool_of(made) != tool
         ]
@@ -282,9 +283,8 @@ def _agent_step(part: _AgentPart, number: int, event: Message) -> Json:
 
 def _copy(part: _AgentPart, number: int, text: str) -> Json:
     """What somebody else said to an agent, in its own run."""
-    step_id = len(part.steps) + 1
     return {
-        "step_id": step_id,
+        "step_id": len(part.steps) + 1,
         "source": "user",
         "message": text,
         "extra": {OURS: {"said_in": number}},
@@ -296,23 +296,15 @@ def _marks(event: EpisodeEvent) -> Json:
     return {name: value for name, value in held.items() if value}
 
 
-def vars_of(tool: ToolSpec) -> Json:
-    return {name: getattr(tool, name) for name in ("name", "about", "body", "schema")}
-
-
 def _arguments(argument: str) -> tuple[Json, Json]:
     """The arguments of a call as an object; where they are none, that the object holds the text."""
     try:
         read = json.loads(argument)
     except (ValueError, RecursionError):
         read = None
-    if isinstance(read, dict) and _dumped(read) == argument:
+    if isinstance(read, dict) and as_json(read) == argument:
         return read, {}
     return {"input": argument}, {"argument": "input"}
-
-
-def _dumped(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, ensure_ascii=False)
 
 
 def _definition(tool: ToolSpec) -> Json:
@@ -390,7 +382,7 @@ def _restored(document: Mapping[str, Any], whole: Json) -> Episode | None:
             "agents": [
                 {"system": systems.get(each["name"], ""), **each} for each in whole["agents"]
             ],
-            "tools": [vars_of(own.get(tool.name, tool)) for tool in tools],
+            "tools": [asdict(own.get(tool.name, tool)) for tool in tools],
             "events": [events[number] for number in range(whole["events"])],
         }
     )
@@ -434,7 +426,7 @@ def _call(call: Json, agent: str, by_call: Json, events: dict[int, Json]) -> Non
         _put(events, number, {"kind": "say", "text": call["arguments"]["task"], **marks})
         return
     given = call["arguments"]
-    argument = given["input"] if marks.pop("argument", "") else _dumped(given)
+    argument = given["input"] if marks.pop("argument", "") else as_json(given)
     made = {"kind": "use", "agent": agent, "tool": call["function_name"], "argument": argument}
     result = by_call[call["tool_call_id"]]["content"]
     _put(events, number, {**made, "result": result, **marks})

@@ -14,7 +14,8 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -251,21 +252,16 @@ class _Known:
         return self._tools[digest]
 
 
-class _line:
+@contextmanager
+def _line(path: Path, number: int) -> Iterator[None]:
     """Says which line of which file is no line of a log."""
-
-    def __init__(self, path: Path, number: int) -> None:
-        self.where = f"{path}: line {number}"
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        if isinstance(error, KeyError | TypeError | AttributeError | ValueError):
-            raise RecordError(
-                f"{self.where}: found no model call ({type(error).__name__}: {error}), expected a "
-                "line of `coa record`."
-            ) from None
+    try:
+        yield
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise RecordError(
+            f"{path}: line {number}: found no model call ({type(error).__name__}: {error}), "
+            "expected a line of `coa record`."
+        ) from None
 
 
 def _call(session: str, record: Json, known: _Known) -> LoggedCall:

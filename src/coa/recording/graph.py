@@ -35,7 +35,7 @@ from coa.recording.episode import (
     common,
 )
 from coa.recording.identities import agent_named_in, find_agents, name_agents, reaches_an_agent
-from coa.recording.programs import PYTHON, functions_in
+from coa.recording.programs import PYTHON, PYTHON_TOOL, functions_in
 from coa.recording.text_calls import tools_in
 from coa.recording.turns import AgentTurn, Count, as_json, squash, turns_of
 from coa.recording.wire import ServerUse, WireMessage
@@ -51,9 +51,6 @@ from coa.recording.works import (
     opening_of,
 )
 from coa.tasks import Task
-
-PYTHON_TOOL = ToolSpec("python", "Runs a program and shows what it prints.", "code")
-"""The tool of a program that is more than calls of tools."""
 
 
 def episode_of(session: LoggedSession, task: Task | None = None) -> Episode:
@@ -86,7 +83,7 @@ class _EpisodeWriter:
         self, team: TeamAtWork, session: LoggedSession, task: Task | None, count: Count
     ) -> None:
         self.team, self.session, self.task, self.count = team, session, task, count
-        self.about = {**session.about, **(session.end or {})}
+        self.about = team.about
         self.reaching: set[str] = set()
         """Tools by which an agent reaches another one."""
         reached: dict[str, list[str]] = {}
@@ -118,6 +115,7 @@ class _EpisodeWriter:
             self._begin(work)
         for turn in turns:
             self._say(turn)
+            self.count.gap("asked_again", self.task is None and self._asked_again(turn))
         self.placed.sort(key=lambda each: (each.after, each.order))
         known_id = self.task.id if self.task else str(self.about.get("task_id") or "")
         episode = Episode(
@@ -138,6 +136,16 @@ class _EpisodeWriter:
         self, after: float, order: int, event: EpisodeEvent, turn: AgentTurn | None = None
     ) -> None:
         self.placed.append(_Placed(after, order, event, turn))
+
+    def _asked_again(self, turn: AgentTurn) -> bool:
+        """Whether an agent that had given its last word, and that no other one asked, is told more
+        by the program, or by a user."""
+        last, work = turn.own, self.team.work_of[turn.number]
+        if last is None or turn.aside or last[1].aside or last[1].number != turn.number - 1:
+            return False
+        told = [message.role for message in turn.new()]
+        alone = not (work.asker or work.inside) and {*told} == {"user"}
+        return alone and self.team.is_final(last[1])
 
     def _begin(self, work: AgentWork) -> None:
         """What the program gives an agent that no other agent asked."""
@@ -238,7 +246,7 @@ class _EpisodeWriter:
             elif not self.team.asked[turn.number] or self.team.ends(turn):
                 loose.append(turn)
         if loose:
-            stated = squash(str(self.about.get("answer") or ""))
+            stated = squash(self.team.stated)
             told = [turn for turn in loose if squash(self.team.final_text(turn)) == stated]
             last = (told or loose)[-1]
             found[last.number] = USER

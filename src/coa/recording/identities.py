@@ -149,6 +149,8 @@ _REACHES = re.compile(
     re.I,
 )
 """How frameworks call tools that reach an agent: before the agent's name, or for all of them."""
+_ASKS = re.compile(r"\A(?:ask|call|consult)_(?:the_)?(?=.)", re.I)
+"""How programs call tools that turned out to reach an agent, before its name."""
 _RECIPIENT = re.compile(r"agent|coworker|recipient", re.I)
 """Arguments that name an agent."""
 _VAGUE = frozenset(
@@ -177,7 +179,8 @@ def name_agents(
     shared = Counter(tool for tools in reached.values() for tool in set(tools))
     for position, number in enumerate(numbers, start=1):
         own = [turn for turn in turns if turn.agent == number]
-        tools = [_REACHES.sub("", tool) for tool in reached.get(number, ()) if shared[tool] == 1]
+        own_tools = [tool for tool in reached.get(number, ()) if shared[tool] == 1]
+        tools = [_ASKS.sub("", _REACHES.sub("", tool)) for tool in own_tools]
         found = (
             _most(turn.call.agent for turn in own),
             _most(stated.get(number, ())),

@@ -31,7 +31,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from difflib import get_close_matches
@@ -325,7 +324,7 @@ class _Ran(NamedTuple):
 
 
 class _Program:
-    """A process; `run` is called in a thread and returns when it has ended."""
+    """A process; `run` returns when it has ended."""
 
     def __init__(
         self,
@@ -341,46 +340,35 @@ class _Program:
         self._alone = alone
         """It has the terminal to itself; else its errors are kept back."""
         self._given, self._show, self._timeout = given, show, timeout
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: asyncio.subprocess.Process | None = None
         self._own_group = not (alone and sys.stdin is not None and os.isatty(0))
         """A program that reads from a terminal has to stay in the group that may."""
         self._stopped: str | None = None
-        self._lock = threading.Lock()
 
-    def run(self) -> _Ran:
+    async def run(self) -> _Ran:
         begun, late = time.monotonic(), False
         out, errors = _Tail(self._show), _Tail(None)
-        with self._input() as stdin:
-            process = self._start(stdin, out, errors)
-            if process is None:
-                return _Ran(0, "", "", 0.0, self._stopped or "")
-            try:
-                process.wait(self._timeout)
-            except subprocess.TimeoutExpired:
-                late = True
-                self.stop("")
-                process.wait()
-            out.finish()
-            errors.finish()
-        seconds = time.monotonic() - begun
-        return _Ran(process.returncode, out.text, errors.text, seconds, self._stopped or "", late)
-
-    def _start(self, stdin: Any, out: _Tail, errors: _Tail) -> subprocess.Popen[bytes] | None:
-        """Start it; None: it was stopped before."""
-        with self._lock, ExitStack() as ends:
-            if self._stopped is not None:
-                return None
-            stdout = ends.enter_context(out.opened(like=self._show))
-            stderr = None if self._alone else ends.enter_context(errors.opened())
-            self._process = subprocess.Popen(
-                list(self._command),
+        with ExitStack() as ends:
+            process = self._process = await asyncio.create_subprocess_exec(
+                *self._command,
                 env=dict(self._environment),
-                stdin=stdin,
-                stdout=stdout,
-                stderr=stderr,
+                stdin=ends.enter_context(self._input()),
+                stdout=ends.enter_context(out.opened(like=self._show)),
+                stderr=None if self._alone else ends.enter_context(errors.opened()),
                 start_new_session=self._own_group,
             )
-        return self._process
+        if self._stopped is not None:  # while it was started
+            self._end(signal.SIGTERM)
+        try:
+            await asyncio.wait_for(process.wait(), self._timeout)
+        except TimeoutError:
+            late = True
+            self.stop("")
+        code = await process.wait()
+        for tail in (out, errors):
+            await asyncio.to_thread(tail.finish)
+        seconds = time.monotonic() - begun
+        return _Ran(code, out.text, errors.text, seconds, self._stopped or "", late)
 
     @contextmanager
     def _input(self) -> Iterator[Any]:
@@ -402,20 +390,18 @@ class _Program:
 
     def stop(self, why: str, number: int = signal.SIGTERM) -> None:
         """Tell the program to end, once; it is killed if it does not."""
-        with self._lock:
-            first = self._stopped is None
-            self._stopped = self._stopped or why
-            if self._process is None or self._process.poll() is not None:
-                return
-            self._signal(number if first else signal.SIGKILL)
-        if first:
-            killing = threading.Timer(GRACE_S, self._signal, (signal.SIGKILL,))
-            killing.daemon = True
-            killing.start()
+        first = self._stopped is None
+        self._stopped = self._stopped or why
+        if self._process is not None:
+            self._end(number if first else signal.SIGKILL)
+
+    def _end(self, number: int) -> None:
+        self._signal(number)
+        asyncio.get_running_loop().call_later(GRACE_S, self._signal, signal.SIGKILL)
 
     def _signal(self, number: int) -> None:
         process = self._process
-        if process is None or process.poll() is not None:
+        if process is None or process.returncode is not None:
             return
         with suppress(ProcessLookupError, PermissionError):
             if self._own_group:
@@ -619,22 +605,18 @@ class _Recording:
     async def _work(self, done: set[str]) -> None:
         tasks = self.job.tasks
         if tasks is None or self.asked.one_process:
-            with ThreadPoolExecutor(1) as threads:
-                await self._alone(threads, {task.id: task for task in tasks or ()}, done)
+            await self._alone({task.id: task for task in tasks or ()}, done)
         else:
             waiting = deque(task for task in tasks if task.id not in done)
             workers = min(self.asked.workers, max(1, len(waiting)))
-            with (
-                ThreadPoolExecutor(workers) as threads,
-                counted("record", len(tasks)) as on_done,
-            ):
+            with counted("record", len(tasks)) as on_done:
                 if done:
                     on_done(len(done), len(tasks))
 
                 async def work() -> None:
                     while waiting and not self.stopping:
                         try:
-                            await self._on(waiting.popleft(), threads)
+                            await self._on(waiting.popleft())
                         except Exception as error:  # the other programs have to be ended, too
                             self._give_up(error)
                         on_done(len(done) + self.new + len(self.silent), len(tasks))
@@ -645,9 +627,7 @@ class _Recording:
         if self.error is not None:
             raise self.error
 
-    async def _alone(
-        self, threads: ThreadPoolExecutor, tasks: Mapping[str, Task], done: set[str]
-    ) -> None:
+    async def _alone(self, tasks: Mapping[str, Task], done: set[str]) -> None:
         """The program runs once. Every session that it names is an episode of its own."""
         name = f"run-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{os.getpid()}"
         await self.capture.begin(name, source="proxy")
@@ -659,7 +639,7 @@ class _Recording:
             show=getattr(shown, "buffer", None),
             timeout=self.asked.timeout,
         )
-        ran = await self._ran(program, threads)
+        ran = await self._ran(program)
         self.code = ran.code if ran.code >= 0 else 128 - ran.code
         ended: list[tuple[LoggedSession, Task | None]] = []
         for each in [name, *self.capture.named]:
@@ -679,7 +659,7 @@ class _Recording:
         if self.strange and not self.new:
             self.code = self.code or 1
 
-    async def _on(self, task: Task, threads: ThreadPoolExecutor) -> None:
+    async def _on(self, task: Task) -> None:
         """The program works on one task."""
         await self.capture.begin(task.id, source="proxy", task_id=task.id, question=task.question)
         words = self.asked.command
@@ -698,7 +678,7 @@ class _Recording:
             timeout=self.asked.timeout,
         )
         assert placed or given is not None
-        ran = await self._ran(program, threads)
+        ran = await self._ran(program)
         session = await self.capture.end(task.id, **self._end(ran))
         if session.calls and not session.cut:
             await self._add(session, task)
@@ -710,14 +690,13 @@ class _Recording:
             why = "it took longer than --timeout" if ran.late else _ended(ran)
             say(f"coa: task {shortened(task.id, 40)}: {why}{self._last_line(ran)}")
 
-    async def _ran(self, program: _Program, threads: ThreadPoolExecutor) -> _Ran:
+    async def _ran(self, program: _Program) -> _Ran:
         """A program, run to its end; if we have to stop it is told, and waited for."""
+        if self.stopping:
+            return _Ran(0, "", "", 0.0, self.stopping)
         self.running.append(program)
         try:
-            if self.stopping:
-                program.stop(self.stopping)
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(threads, program.run)
+            return await program.run()
         except FileNotFoundError:
             self._give_up(UsageError(f"{self.asked.command[0]!r}: no such command."))
         except PermissionError:

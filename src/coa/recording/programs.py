@@ -27,6 +27,8 @@ from coa.recording.episode import ToolSpec
 
 PYTHON = "python_interpreter"
 """What smolagents calls the tool that runs a program."""
+PYTHON_TOOL = ToolSpec("python", "Runs a program and shows what it prints.", "code")
+"""The tool of a program that is more than calls of tools."""
 ENDS = "final_answer"
 _TYPES = {
     **{"str": "string", "string": "string", "int": "integer", "integer": "integer"},

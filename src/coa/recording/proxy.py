@@ -29,7 +29,7 @@ import re
 import ssl
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
@@ -43,6 +43,7 @@ import httpx
 from coa.errors import RecordError, UsageError
 from coa.io.runs import Json
 from coa.recording.calls import CallLog, LoggedCall, LoggedSession, Redact, unused
+from coa.recording.loopback import Loopback, ProgramConnection
 from coa.recording.wire import (
     Dialect,
     WireExchange,
@@ -68,9 +69,6 @@ CONNECT_S = 60.0
 """For reaching the provider. How long it may be silent then is for the program to decide."""
 LINGER_S = 5.0
 """For calls that are in flight when their program has ended."""
-_CHUNK = 1 << 18
-_HEAD = 1 << 20
-"""Most for the head of a request."""
 _KEPT, _KEPT_BYTES = 64, 1 << 22
 """Replies of a session that are kept for repeated requests, and the largest of them."""
 _LARGE = 1 << 20
@@ -220,94 +218,6 @@ class Secrets:
         return kept
 
 
-# -- one connection of a program ----------------------------------------------------------------
-
-
-class _HungUp(Exception):
-    """The program closed the connection before it had its answer."""
-
-
-class _Connection:
-    """HTTP/1.1 with a program: one request after the other."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader, self._writer = reader, writer
-        self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=_HEAD)
-        self._asked = asyncio.Event()
-        """Set when the whole request is here."""
-        self._unsent, self._body = bytearray(), bytearray()
-
-    async def request(self) -> h11.Request | None:
-        """The head of the next request; None: there is none."""
-        self._asked.clear()
-        event = await self._event()
-        return event if isinstance(event, h11.Request) else None
-
-    async def body(self) -> AsyncIterator[bytes]:
-        while isinstance(event := await self._event(), h11.Data):
-            yield bytes(event.data)
-        if isinstance(event, h11.ConnectionClosed):
-            raise _HungUp
-        self._asked.set()
-
-    async def _event(self) -> Any:
-        while (event := self._http.next_event()) is h11.NEED_DATA:
-            if self._http.they_are_waiting_for_100_continue:
-                await self.send(h11.InformationalResponse(status_code=100, headers=[]))
-            self._http.receive_data(await self._reader.read(_CHUNK))
-        return event
-
-    async def gone(self) -> None:
-        """Returns when the program closed the connection."""
-        await self._asked.wait()
-        with suppress(OSError):
-            while piece := await self._reader.read(_CHUNK):
-                self._http.receive_data(piece)  # of the next request, which some send at once
-
-    async def send(self, event: Any) -> None:
-        """What is sent before the event loop turns goes out in one piece: the head with the body,
-        and those events of a stream that came together."""
-        if not (self._unsent or self._body):
-            asyncio.get_running_loop().call_soon(self._flush)
-        if isinstance(event, h11.Data):
-            self._body += event.data
-        else:
-            self._unsent += self._framed() + (self._http.send(event) or b"")
-        if len(self._body) > _CHUNK or isinstance(event, h11.EndOfMessage):
-            self._flush()
-        await self._writer.drain()  # it waits only where the program does not read
-
-    def _framed(self) -> bytes:
-        """The part of a body that waits, as HTTP sends it."""
-        piece, self._body = bytes(self._body), bytearray()
-        return (self._http.send(h11.Data(data=piece)) or b"") if piece else b""
-
-    def _flush(self) -> None:
-        piece, self._unsent = bytes(self._unsent) + self._framed(), bytearray()
-        if piece:
-            self._writer.write(piece)
-
-    async def refuse(self, status: int, words: str) -> None:
-        content = words.encode()
-        headers = [("Content-Length", str(len(content))), ("Connection", "close")]
-        if self._http.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            await self.send(h11.Response(status_code=status, headers=headers))
-            await self.send(h11.Data(data=content))
-            await self.send(h11.EndOfMessage())
-
-    def goes_on(self) -> bool:
-        """Whether another request may come; then everything is ready for it."""
-        if self._http.our_state is not h11.DONE or self._http.their_state is not h11.DONE:
-            return False
-        self._http.start_next_cycle()
-        return True
-
-    def close(self) -> None:
-        """What was sent still arrives; a body that was not sent to its end is seen to be cut."""
-        self._flush()
-        self._writer.close()
-
-
 # -- the proxy ----------------------------------------------------------------------------------
 
 
@@ -320,6 +230,8 @@ class _Held:
     idle: asyncio.Event = field(default_factory=asyncio.Event)
     replies: dict[str, _ReplySent] = field(default_factory=dict)
     """Whole replies, by the digest of their request."""
+    failed: Counter[str] = field(default_factory=Counter)
+    """Attempts without such a reply that were not repeated yet, likewise."""
     items: dict[str, Json] = field(default_factory=dict)
     conversations: dict[str, str] = field(default_factory=dict)
     """The last reply in a conversation that the server keeps."""
@@ -355,7 +267,7 @@ class _Seen:
     """How the connection ended, where it did not end well."""
 
 
-class RecordingProxy:
+class RecordingProxy(Loopback):
     """Listens on 127.0.0.1 until its block ends."""
 
     def __init__(
@@ -366,8 +278,8 @@ class RecordingProxy:
         taken: Iterable[str] = (),
         port: int = 0,
     ) -> None:
+        super().__init__(port)
         self.providers, self.log, self.secrets = providers, log, secrets
-        self.url = ""
         self.others: Counter[str] = Counter()
         """Requests by routes that are only passed on."""
         self.untold = self.late = 0
@@ -376,16 +288,12 @@ class RecordingProxy:
         """Providers that no connection could be made to."""
         self.named: list[str] = []
         """Sessions that began because the program named them, in that order."""
-        self.failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
-        """Done when nothing more can be recorded, with the reason."""
-        self._port = port
         self._clock = time.time() - time.monotonic()
         self._taken = set(taken)
         self._held: dict[str, _Held] = {}
         self._ended: set[str] = set()
         self._scribe = ThreadPoolExecutor(1, "coa-scribe")
-        self._stack = AsyncExitStack()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._stack: AsyncExitStack
         self._client: httpx.AsyncClient
 
     async def __aenter__(self) -> Self:
@@ -398,27 +306,15 @@ class RecordingProxy:
                 f"no client can be made with this environment ({type(wrong).__name__}): check "
                 "HTTP_PROXY, HTTPS_PROXY, ALL_PROXY, SSL_CERT_FILE."
             ) from None
-        self._stack.callback(self._scribe.shutdown)
-        await self._stack.enter_async_context(self._client)
-        try:
-            server = await asyncio.start_server(
-                self._connected, "127.0.0.1", self._port, limit=_LARGE, backlog=1024
-            )
-        except OSError as wrong:
-            await self._stack.aclose()
-            raise UsageError(f"port {self._port}: {wrong.strerror}. Choose another.") from None
-        self._stack.push_async_callback(self._leave, server)
-        self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with AsyncExitStack() as stack:
+            stack.callback(self._scribe.shutdown)
+            await stack.enter_async_context(self._client)
+            await stack.enter_async_context(self._listening())
+            self._stack = stack.pop_all()
         return self
 
     async def __aexit__(self, *error: object) -> None:
         await self._stack.aclose()
-
-    async def _leave(self, server: asyncio.Server) -> None:
-        server.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _now(self) -> float:
         """Seconds since the epoch, by a clock that nobody sets while calls are in flight."""
@@ -542,20 +438,26 @@ class RecordingProxy:
         if not done.cancelled() and (error := done.exception()) is not None:
             self._fail(error)
 
-    def _fail(self, error: BaseException) -> None:
-        if not self.failed.done():
-            self.failed.set_result(error)
-
     def _record(self, seen: _Seen) -> None:
         call = self._call(seen)
         held, exchange = seen.held, call.exchange
-        # NOTE: one dict operation each, while the other thread looks things up.
         if exchange.reply is not None and not call.cut and not seen.broken:
             if sum(map(len, seen.reply.pieces)) <= _KEPT_BYTES:
                 held.replies[seen.digest] = seen.reply
             for old in list(held.replies)[:-_KEPT]:
                 del held.replies[old]
+        else:
+            held.failed[seen.digest] += 1
         held.session.add(self.log.write(call))
+
+    @staticmethod
+    def _answered_before(held: _Held, digest: str) -> _ReplySent | None:
+        """The reply to a request that is sent again. Where an attempt at it failed it is that one:
+        one request may be meant twice, for two answers."""
+        if held.failed[digest]:
+            held.failed[digest] -= 1
+            return None
+        return held.replies.get(digest)
 
     def _call(self, seen: _Seen) -> LoggedCall:
         """What was seen, read."""
@@ -611,30 +513,7 @@ class RecordingProxy:
 
     # -- requests -----------------------------------------------------------------------------
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        connection = _Connection(reader, writer)
-        try:
-            while (request := await connection.request()) is not None:
-                await self._answer(connection, request)
-                if not connection.goes_on():
-                    break
-        except h11.RemoteProtocolError as wrong:
-            with suppress(OSError, h11.LocalProtocolError):
-                await connection.refuse(wrong.error_status_hint, "not HTTP")
-        except (OSError, _HungUp):
-            pass  # the program is gone
-        except asyncio.CancelledError:
-            pass  # the recording is over
-        except Exception as ours:
-            self._fail(ours)
-        finally:
-            self._tasks.discard(task)
-            connection.close()
-
-    async def _answer(self, connection: _Connection, head: h11.Request) -> None:
+    async def _answer(self, connection: ProgramConnection, head: h11.Request) -> None:
         target = head.target.decode("latin-1")
         headers: Headers = [(bytes(n), bytes(v)) for n, v in head.headers.raw_items()]
         name, path, headers = self._told(target, headers)
@@ -700,10 +579,9 @@ class RecordingProxy:
             kept.append((header, value))
         return told or name, target, kept
 
-    async def _repeat(self, connection: _Connection, held: _Held, digest: str) -> bool:
+    async def _repeat(self, connection: ProgramConnection, held: _Held, digest: str) -> bool:
         """Answer a request that the program sends again with what was answered before."""
-        await self._write(lambda: None)  # everything that was seen has been read
-        known = held.replies.get(digest)
+        known = await self._write(partial(self._answered_before, held, digest))
         if known is None:
             return False
         held.repeated += 1
@@ -716,7 +594,7 @@ class RecordingProxy:
         return True
 
     async def _pass_on(
-        self, connection: _Connection, request: httpx.Request, reply: _ReplySent
+        self, connection: ProgramConnection, request: httpx.Request, reply: _ReplySent
     ) -> str:
         """Send a request on, and what comes back to the program; how that ended, if not well."""
         work = asyncio.ensure_future(self._carry(connection, request, reply))
@@ -732,7 +610,7 @@ class RecordingProxy:
             await asyncio.gather(work, gone, return_exceptions=True)
 
     async def _carry(
-        self, connection: _Connection, request: httpx.Request, reply: _ReplySent
+        self, connection: ProgramConnection, request: httpx.Request, reply: _ReplySent
     ) -> str:
         try:
             response = await self._client.send(request, stream=True)

@@ -20,14 +20,15 @@ import threading
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import asdict, replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 from urllib.parse import quote, unquote
 
-from coa.errors import CoaError, RecordError, UsageError
+import h11
+
+from coa.errors import CoaError, RecordError
 from coa.io.files import make_private
 from coa.io.runs import Appender, Json, json_lines
 from coa.recording.calls import (
@@ -42,6 +43,7 @@ from coa.recording.importers.otlp import Telemetry, from_protobuf
 from coa.recording.importers.reading import Notes
 from coa.recording.importers.spans import CAPTURE_ADVICE, SESSION, assembled
 from coa.recording.importers.work import NOT_CAPTURED
+from coa.recording.loopback import HungUp, Loopback, ProgramConnection
 from coa.recording.proxy import Secrets
 from coa.recording.turns import strings_in
 
@@ -49,6 +51,7 @@ LARGEST = 1 << 28
 """Bytes of a request, unpacked; exporters send batches of a few megabytes."""
 BEFORE = "spans_before"
 """In `LoggedSession.about`: the bytes of the file of spans when the session began."""
+_JSON, _PROTOBUF = "application/json", "application/x-protobuf"
 _STATED = ("answer", "error", "gaps", "team")
 """What the spans of a session say of it, where its end says nothing."""
 
@@ -92,7 +95,7 @@ CAPTURE = {
 while 2048 wait; most instrumentations leave texts out unless they are told otherwise."""
 
 
-class Receiver:
+class Receiver(Loopback):
     """Listens on 127.0.0.1 until its block ends.
 
     A session that begins with a task has an address of its own; without one, each trace (or
@@ -107,12 +110,11 @@ class Receiver:
         taken: Iterable[str] = (),
         port: int = 0,
     ) -> None:
+        super().__init__(port)
         self.counts: Counter[str] = Counter()
         """Requests by what became of them: traces, logs, metrics, refused, grpc."""
         self.notes = Notes()
-        self.failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
-        """Done when nothing more can be recorded, with the reason."""
-        self.log, self._port = log, port
+        self.log = log
         self._secrets = secrets or Secrets({})
         make_private(spans)
         self._spans, self._file = spans, Appender(spans)
@@ -127,23 +129,14 @@ class Receiver:
         self._calls = self._silent = 0
 
     async def __aenter__(self) -> Self:
-        answers = type("Answers", (_Answers,), {"receiver": self})
-        try:
-            self._server = _Listening(("127.0.0.1", self._port), answers)
-        except OSError as wrong:
-            self._file.close()
-            raise UsageError(f"port {self._port}: {wrong.strerror}. Choose another.") from None
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
-        self._thread.start()
+        async with AsyncExitStack() as stack:
+            stack.callback(self._file.close)
+            await stack.enter_async_context(self._listening())
+            self._stack = stack.pop_all()
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        await asyncio.to_thread(self._server.shutdown)
-        self._server.server_close()
-        self._thread.join()
-        with self._lock:
-            self._file.close()
+        await self._stack.aclose()
 
     # -- sessions ------------------------------------------------------------------------------
 
@@ -178,7 +171,7 @@ class Receiver:
             with self._lock:
                 session, told = self._held.pop(name)
             stated = {}
-            for found in assembled(told):
+            for found in await asyncio.to_thread(assembled, told):
                 _keep(self.log, session, found)
                 self._count(found)
                 stated = {**found.about, **(found.end or {})}
@@ -242,20 +235,43 @@ class Receiver:
             "(openinference-instrumentation-*, opentelemetry-instrumentation-*)."
         )
 
-    # -- requests, in threads of the server ------------------------------------------------------
+    # -- requests ------------------------------------------------------------------------------
 
-    def refused(self, times: int) -> None:
-        with self._lock:
-            self.counts["refused"] += times
+    async def _answer(self, connection: ProgramConnection, head: h11.Request) -> None:
+        if head.method == b"PRI":  # how HTTP/2 begins
+            self.counts["grpc"] += 1
+            raise HungUp
+        told = [(n.decode("latin-1"), v.decode("latin-1")) for n, v in head.headers]
+        headers = dict(told)
+        kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+        try:
+            if int(headers.get("content-length", 0)) > LARGEST:  # h11 has seen that it is a number
+                raise RecordError("a request is too large.")
+            body = await _whole(connection)
+            packed, target = headers.get("content-encoding", ""), head.target.decode("latin-1")
+            self._heed(told)
+            status = await asyncio.to_thread(
+                lambda: self.take(target, _unpacked(body, packed), kind)
+            )
+        except (CoaError, ValueError, EOFError, OSError, zlib.error, RecursionError):
+            status = 400  # exporters do not send what was refused so a second time
+        except h11.RemoteProtocolError:
+            self.counts["refused"] += 1
+            raise
+        self.counts["refused"] += status != 200
+        # An empty message says that everything was taken, and in JSON that is an empty object.
+        said = b"{}" if kind == _JSON else b""
+        kind = _JSON if kind == _JSON else _PROTOBUF
+        await connection.answer(status, said, ("Content-Type", kind))
 
-    def heed(self, headers: Iterable[tuple[str, str]]) -> None:
+    def _heed(self, headers: Iterable[tuple[str, str]]) -> None:
         """Headers were seen, which may hold keys."""
         with self._lock:
             for name, value in headers:
                 self._secrets.add_header(name, value)
 
     def take(self, path: str, body: bytes, kind: str) -> int:
-        """Take one request; the HTTP status that answers it."""
+        """Take one request, in a thread of its own; the HTTP status that answers it."""
         parts = [part for part in path.partition("?")[0].split("/") if part]
         signal = parts[-1] if len(parts) > 1 and parts[-2] == "v1" else ""
         if signal not in ("traces", "logs", "metrics"):
@@ -264,9 +280,9 @@ class Receiver:
             self.counts[signal] += 1
         if signal == "metrics":
             return 200
-        if kind == "application/json":
+        if kind == _JSON:
             request = json.loads(body)
-        elif kind == "application/x-protobuf":
+        elif kind == _PROTOBUF:
             request = from_protobuf(body, signal)
         else:
             return 415
@@ -275,7 +291,7 @@ class Receiver:
             return 200 if request == {} else 400  # an empty export is one
         name = unquote(parts[1]) if parts[0] == "session" and len(parts) == 4 else ""
         told = [_told(group, name) for group in groups if isinstance(group, dict)]
-        self.heed(_headers_in(told))
+        self._heed(_headers_in(told))
         with self._or_fail():
             told = _redacted(told, self._secrets)
         with self._lock:
@@ -296,10 +312,6 @@ class Receiver:
         except BaseException as error:
             self._loop.call_soon_threadsafe(self._fail, error)
             raise
-
-    def _fail(self, error: BaseException) -> None:
-        if not self.failed.done():
-            self.failed.set_result(error)
 
 
 _GROUPS = {"traces": "resourceSpans", "logs": "resourceLogs"}
@@ -417,72 +429,13 @@ def _redacted_text(text: str, redact: Redact) -> str:
     return redact(text)
 
 
-class _Listening(ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = 1024
-    """Programs that run at once may all send at once; a refused connection is a span lost."""
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A program that was ended in the middle of a request is no error of ours."""
-
-
-class _Answers(BaseHTTPRequestHandler):
-    """HTTP, as much of it as exporters speak."""
-
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True  # a head and a body of two bytes: exporters would wait for them
-    receiver: ClassVar[Receiver]
-
-    def do_POST(self) -> None:
-        kind = self.headers.get("Content-Type", "").partition(";")[0].strip().lower()
-        try:
-            self.receiver.heed(self.headers.items())
-            body = _unpacked(self._body(), self.headers.get("Content-Encoding", ""))
-            status = self.receiver.take(self.path, body, kind)
-        except (CoaError, ValueError, EOFError, OSError, zlib.error, RecursionError):
-            status = 400  # exporters do not send what was refused so a second time
-            self.close_connection = True  # of its body something may be left
-        self.receiver.refused(status != 200)
-        # An empty message says that everything was taken, and in JSON that is an empty object.
-        said = b"{}" if kind == "application/json" else b""
-        self.send_response(status)
-        self.send_header("Content-Type", kind or "application/x-protobuf")
-        self.send_header("Content-Length", str(len(said)))
-        self.end_headers()
-        self.wfile.write(said)
-
-    def _body(self) -> bytes:
-        if self.headers.get("Transfer-Encoding", "").lower() != "chunked":
-            length = int(self.headers.get("Content-Length") or 0)
-            if not 0 <= length <= LARGEST:
-                self.close_connection = True
-                raise RecordError("a request is too large.")
-            body = self.rfile.read(length)
-            if len(body) < length:
-                raise RecordError("a request is cut.")
-            return body
-        body = b""
-        while size := int(self.rfile.readline().partition(b";")[0], 16):
-            if not 0 < size <= LARGEST - len(body):
-                self.close_connection = True
-                raise RecordError("a request is too large.")
-            body += self.rfile.read(size)
-            self.rfile.readline()
-        while self.rfile.readline().strip():  # trailers
-            pass
-        return body
-
-    raw_requestline: bytes
-
-    def parse_request(self) -> bool:
-        if self.raw_requestline.startswith(b"PRI "):  # how HTTP/2 begins
-            self.receiver.counts["grpc"] += 1
-            self.close_connection = True
-            return False
-        return super().parse_request()
-
-    def log_message(self, *_: object) -> None:
-        return
+async def _whole(connection: ProgramConnection) -> bytes:
+    body = bytearray()
+    async for piece in connection.body():
+        body += piece
+        if len(body) > LARGEST:
+            raise RecordError("a request is too large.")
+    return bytes(body)
 
 
 def _unpacked(body: bytes, encoding: str) -> bytes:

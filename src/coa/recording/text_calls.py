@@ -5,6 +5,7 @@ Not every framework speaks of tools in the fields of the API. smolagents repeats
 others write a call (programs.py reads it); CrewAI and older LangChain agents write
 "Action: ... Action Input: ...", "Observation: ..." and "Final Answer: ...". Here such texts become
 the calls and results that they are, where nothing else can be meant; every other text stays text.
+Likewise what a model thinks aloud, between marks that its server leaves in the reply.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 from coa.io.runs import Json
 from coa.recording.episode import ToolSpec
 from coa.recording.programs import PYTHON, around_program, functions_in, program_in
-from coa.recording.wire import FunctionCall, WireExchange, WireMessage
+from coa.recording.wire import FunctionCall, WireExchange, WireMessage, arguments_of
 
 FINAL = "final_answer"
 """The call that a "Final Answer:" becomes."""
@@ -44,6 +45,12 @@ _ANSWER = re.compile(r"^[ \t]*(?:\*\*)?Final Answer:(?:\*\*)?[ \t]*(?P<text>.*)\
 _SEEN = re.compile(r"\n+[ \t]*Observation:[ \t]*")
 
 
+_ALOUD = re.compile(
+    r"\A(?:\s*<think(?:ing)?>)?(?P<thought>(?:(?!<think).)*?)</think(?:ing)?>\s*", re.S
+)
+"""Templates of reasoning models often end with the opening mark, so that replies do not have it."""
+
+
 _DECLARED = re.compile(
     r"^Tool Name: (?P<name>[^\n]+)\nTool Arguments: (?P<schema>\{[^\n]*\})\n"
     r"Tool Description: (?P<about>.*?)(?=\n(?:Tool Name: |\n)|\Z)",
@@ -64,6 +71,16 @@ def tools_in(prompt: str) -> Iterator[ToolSpec]:
 
 
 # -- what a model wrote ------------------------------------------------------------------------
+
+
+def thought_apart(message: WireMessage) -> WireMessage:
+    """A message with what a model thought aloud before its words as its reasoning."""
+    if message.role != "assistant" or "</think" not in message.text:
+        return message
+    if (found := _ALOUD.match(message.text)) is None:
+        return message
+    thought = "\n".join(filter(None, (message.reasoning, found["thought"].strip())))
+    return replace(message, text=message.text[found.end() :], reasoning=thought)
 
 
 def read_reply(reply: WireMessage, exchange: WireExchange) -> WireMessage:
@@ -107,12 +124,7 @@ def _final(found: re.Match[str]) -> FunctionCall:
 
 
 def _input(text: str) -> Json | str:
-    text = text.strip().strip("`").strip()
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-    return value if isinstance(value, dict) else text
+    return arguments_of(text.strip().strip("`").strip())
 
 
 # -- what a program sends ----------------------------------------------------------------------
@@ -123,6 +135,7 @@ def read_conversation(messages: Sequence[WireMessage]) -> tuple[WireMessage, ...
     found: list[WireMessage] = []
     for message in messages:
         last = found[-1] if found else None
+        message = thought_apart(message)
         if message.role == "assistant" and not message.calls:
             found += _said(message)
         elif message.role == "user" and last and last.role == "assistant":

@@ -24,8 +24,14 @@ from typing import Any
 from coa.grammar import ChatMessage
 from coa.recording.calls import LoggedCall, LoggedSession
 from coa.recording.programs import functions_in
-from coa.recording.text_calls import lost_error, read_conversation, read_reply, said_beside
-from coa.recording.wire import FunctionCall, WireMessage
+from coa.recording.text_calls import (
+    lost_error,
+    read_conversation,
+    read_reply,
+    said_beside,
+    thought_apart,
+)
+from coa.recording.wire import HIDDEN, FunctionCall, WireMessage
 
 ENOUGH = 24
 """Characters that a text needs to be recognised inside another one: less may be chance."""
@@ -188,7 +194,9 @@ def _kept(
         if number in repeated:
             count.retried += 1
             continue
-        count.gap("not_text", any(message.other for message in (*whole, exchange.reply) if message))
+        others = {each for said in (*whole, exchange.reply) if said for each in said.other}
+        count.gap("reasoning_hidden", HIDDEN in others)
+        count.gap("not_text", bool(others - {HIDDEN}))
         if call.cut:
             count.gap("reply_cut")
         elif not call.answered:
@@ -258,6 +266,7 @@ def _turn(number: int, call: LoggedCall, whole: tuple[WireMessage, ...]) -> Agen
         role = "user" if message.role == "tool" else message.role
         if text := as_text(message):
             sent.append(ChatMessage(role, text))
+    written, reply = as_text(reply), thought_apart(reply)
     said = read_reply(reply, replace(call.exchange, messages=whole))
     return AgentTurn(
         number,
@@ -266,7 +275,7 @@ def _turn(number: int, call: LoggedCall, whole: tuple[WireMessage, ...]) -> Agen
         said,
         said_beside(reply, said),
         sent,
-        as_text(reply),
+        written,
     )
 
 
@@ -285,6 +294,10 @@ class _Speakers:
         self.seen: dict[int, int] = {}
         """id() of a message -> its number; a conversation repeats most of its messages."""
         self.nodes: dict[tuple[int, int], int] = {}
+        self.given: dict[int, list[AgentTurn]] = {}
+        """Node at which a conversation ends -> the turns that were given it."""
+        self.continued: set[int] = set()
+        """Turns whose words another one goes on from."""
         self.settled: dict[int, AgentTurn] = {}
         self.by_text: dict[str, list[AgentTurn]] = {}
         self.by_call: dict[tuple[str, str], list[AgentTurn]] = {}
@@ -295,6 +308,7 @@ class _Speakers:
         turn.ids = [self._number(message) for message in turn.messages]
         node = 0
         for place, message in enumerate(turn.messages):
+            before = node
             node = self.nodes.setdefault((node, turn.ids[place]), len(self.nodes) + 1)
             if message.role != "assistant":
                 continue
@@ -307,8 +321,29 @@ class _Speakers:
                 if found:
                     self.settled[node] = max(found, key=lambda each: _fit(each, turn, place))
             if node in self.settled:
-                turn.spoken[place] = self.settled[node]
+                spoke = self._twin(self.settled[node], self.given.get(before, ()), turn)
+                if spoke is not self.settled[node]:
+                    turn.spoken |= spoke.spoken
+                turn.spoken[place] = spoke
+        if turn.last_spoken:
+            self.continued.add(turn.last_spoken[1].number)
+        self.given.setdefault(node, []).append(turn)
         self._remember(turn)
+
+    def _twin(self, spoke: AgentTurn, given: Sequence[AgentTurn], turn: AgentTurn) -> AgentTurn:
+        """Of several turns that were given the same and said the same, as when a team is started
+        again on one question, the latest that nobody goes on from yet."""
+        if spoke not in given or len(given) == 1:
+            return spoke
+        said = _words(spoke.said)
+        twins = (
+            each
+            for each in given
+            if each.call.ended <= turn.call.begun and _words(each.said) == said
+        )
+        return max(
+            twins, key=lambda each: (each.number not in self.continued, each.number), default=spoke
+        )
 
     def _number(self, message: WireMessage) -> int:
         """The same number for equal messages; ids of calls and reasoning make no difference."""

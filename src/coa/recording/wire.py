@@ -33,6 +33,10 @@ _ROLES: Mapping[str, WireRole] = {
 }
 
 
+HIDDEN = "encrypted_reasoning"
+"""Among `WireMessage.other`: a thought that its server does not show."""
+
+
 @dataclass(frozen=True, slots=True)
 class FunctionCall:
     """A call of a tool that a model wrote."""
@@ -246,14 +250,14 @@ def _index(event: Json, name: str, otherwise: int = 0) -> int:
     return otherwise if found is None else found
 
 
-def _arguments(given: Any) -> Json | str:
+def arguments_of(given: Any) -> Json | str:
     """The arguments of a call, which APIs send as text or as an object."""
     if isinstance(given, dict):
         return given
     if given is None or (isinstance(given, str) and not given.strip()):
         return {}
     if not isinstance(given, str):
-        return json.dumps(given)
+        return json.dumps(given, ensure_ascii=False)
     try:
         read = json.loads(given)
     except (ValueError, RecursionError):
@@ -286,6 +290,19 @@ def _parts(content: Any, texts: Sequence[str], what: str) -> tuple[str, tuple[st
 def _tool(name: Any, about: Any, schema: Any) -> ToolSpec:
     declared = json.dumps(schema, sort_keys=True) if isinstance(schema, dict) else ""
     return ToolSpec(_text(name), _text(about).strip(), "json", declared)
+
+
+def _hosted(tool: Json) -> str:
+    """What a tool of the provider's own is called, by its kind, as its calls are told. A server of
+    tools has no name: its tools are known when they are called."""
+    kind = _text(tool.get("type"))
+    others = ("function", "custom", "mcp")
+    return "" if kind in others else re.sub(r"_preview(?:_\w+)?\Z|_\d+\Z", "", kind)
+
+
+def _named(tools: Iterable[ToolSpec]) -> tuple[ToolSpec, ...]:
+    """Without those that nobody could call by a name."""
+    return tuple(tool for tool in tools if tool.name)
 
 
 def _led_by_system(
@@ -329,11 +346,12 @@ class _Chat:
         for each in _objects(body.get("tools"), "tools"):
             what = _inner(each, "function") or _inner(each, "custom") or each
             kind = "text" if each.get("type") == "custom" else "json"
-            made = _tool(what.get("name"), what.get("description"), what.get("parameters"))
+            name = what.get("name") or _hosted(each)
+            made = _tool(name, what.get("description"), what.get("parameters"))
             tools.append(replace(made, body=kind))
         for each in _objects(body.get("functions"), "functions"):
             tools.append(_tool(each.get("name"), each.get("description"), each.get("parameters")))
-        return WireExchange(_model(body), system, tuple(tools), rest)
+        return WireExchange(_model(body), system, _named(tools), rest)
 
     def reply(self, body: Json) -> tuple[WireMessage, WireUsage, str, str]:
         choices = self._choices(body)
@@ -414,7 +432,7 @@ class _Chat:
                 called.append(FunctionCall(name, _text(own.get("name")), _text(own.get("input"))))
             else:
                 what = _inner(each, "function")
-                arguments = _arguments(what.get("arguments"))
+                arguments = arguments_of(what.get("arguments"))
                 called.append(FunctionCall(name, _text(what.get("name")), arguments))
         said = given.get("reasoning_content") or given.get("reasoning")
         reasoning, _ = _parts(said if isinstance(said, list) else _text(said), self._texts, "said")
@@ -441,7 +459,7 @@ def _is_another(held: Json, event: Json) -> bool:
         return False
     if held.get("id") and event.get("id"):
         return bool(held["id"] != event["id"])
-    return bool(function["arguments"]) and isinstance(_arguments(function["arguments"]), dict)
+    return bool(function["arguments"]) and isinstance(arguments_of(function["arguments"]), dict)
 
 
 def _grown(before: Any, said: Any) -> Any:
@@ -492,11 +510,11 @@ class _Responses:
         system = "\n\n".join(filter(None, (_text(body.get("instructions")), kept)))
         tools = []
         for each in _objects(body.get("tools"), "tools"):
-            name = each.get("name") or each.get("server_label") or each.get("type")
+            name = each.get("name") or _hosted(each)
             made = _tool(name, each.get("description"), each.get("parameters"))
             tools.append(replace(made, body="text") if each.get("type") == "custom" else made)
         follows = _text(body.get("previous_response_id"))
-        return WireExchange(_model(body), system, tuple(tools), rest, follows=follows, kept=kept)
+        return WireExchange(_model(body), system, _named(tools), rest, follows=follows, kept=kept)
 
     def reply(self, body: Json) -> tuple[WireMessage, WireUsage, str, str]:
         status = _text(body.get("status"))
@@ -585,16 +603,16 @@ class _Responses:
             in_full, _ = _parts(item.get("content"), self._texts, "content")
             said = in_full or thought
             hidden = not said and item.get("encrypted_content")
-            other = ("encrypted_reasoning",) if hidden else ()
-            return WireMessage("assistant", reasoning=said, other=other)
+            return WireMessage("assistant", reasoning=said, other=(HIDDEN,) if hidden else ())
         if kind.endswith("_call_output"):
             given = item.get("output")
             text, other = _parts(
                 json.dumps(given) if isinstance(given, dict) else given, self._texts, "output"
             )
             return WireMessage("tool", text, answers=called, other=other)
-        if kind.endswith("_call") and called:
-            return WireMessage("assistant", calls=(_client_call(kind, called, item),))
+        if kind.endswith("_call"):  # without an id the server has answered it: `beside` reads it
+            calls = (_client_call(kind, called, item),) if called else ()
+            return WireMessage("assistant", calls=calls)
         return WireMessage("assistant", other=(kind,))
 
     def _server_use(self, item: Json) -> ServerUse | None:
@@ -608,7 +626,7 @@ class _Responses:
             given = {name: item[name] for name in known if item.get(name) is not None}
             given = given.get("action", given) if isinstance(given.get("action"), dict) else given
         call = FunctionCall(
-            _text(item.get("id")), _text(item.get("name")) or kind[:-5], _arguments(given)
+            _text(item.get("id")), _text(item.get("name")) or kind[:-5], arguments_of(given)
         )
         found = next((item[n] for n in ("output", "outputs", "results") if item.get(n)), "")
         error = item.get("error")
@@ -639,7 +657,7 @@ def _client_call(kind: str, called: str, item: Json) -> FunctionCall:
     if kind == "custom_tool_call":
         return FunctionCall(called, name, _text(item.get("input")))
     given = next((item[n] for n in ("arguments", "action", "operation") if n in item), None)
-    return FunctionCall(called, name, _arguments(given))
+    return FunctionCall(called, name, arguments_of(given))
 
 
 def with_items(body: Json, known: Mapping[str, Json]) -> Json:
@@ -679,11 +697,11 @@ class _Anthropic:
         for each in _objects(body.get("messages"), "messages"):
             messages += self._messages(each)
         tools = (
-            _tool(t.get("name") or t.get("type"), t.get("description"), t.get("input_schema"))
+            _tool(t.get("name") or _hosted(t), t.get("description"), t.get("input_schema"))
             for t in _objects(body.get("tools"), "tools")
         )
         led, rest = _led_by_system(messages, system)
-        return WireExchange(_model(body), led, tuple(tools), rest)
+        return WireExchange(_model(body), led, _named(tools), rest)
 
     def reply(self, body: Json) -> tuple[WireMessage, WireUsage, str, str]:
         said = self._assistant(_list(body.get("content"), "content"))
@@ -701,7 +719,7 @@ class _Anthropic:
             kind = _text(part.get("type")) if isinstance(part, dict) else ""
             if kind in ("server_tool_use", "mcp_tool_use"):
                 name = _text(part.get("id"))
-                given = _arguments(part.get("input"))
+                given = arguments_of(part.get("input"))
                 called[name] = ServerUse(FunctionCall(name, _text(part.get("name")), given))
             elif kind.endswith("_tool_result") and _text(part.get("tool_use_id")) in called:
                 name, held = part["tool_use_id"], part.get("content")
@@ -777,17 +795,18 @@ class _Anthropic:
             kind = part.get("type") if isinstance(part, dict) else "text"
             if kind == "tool_use":
                 used = (_text(part.get("id")), _text(part.get("name")))
-                calls.append(FunctionCall(*used, _arguments(part.get("input"))))
+                calls.append(FunctionCall(*used, arguments_of(part.get("input"))))
             elif kind == "thinking":
                 thought.append(_text(part.get("thinking")))
-            else:
+            elif not _text(kind).endswith(_OF_SERVERS):  # `beside` reads those
                 said.append(part)
         text, other = _parts(said, self._texts, "content")
-        hidden = ("encrypted_reasoning",)
-        other = tuple(
-            h for kind in other for h in (hidden if kind == "redacted_thinking" else (kind,))
-        )
+        other = tuple(HIDDEN if kind == "redacted_thinking" else kind for kind in other)
         return WireMessage("assistant", text, "\n".join(thought), tuple(calls), other=other)
+
+
+_OF_SERVERS = ("server_tool_use", "mcp_tool_use", "_tool_result")
+"""Ends of the kinds of parts that tell of tools that the server ran."""
 
 
 def _without_secrets(value: Any) -> Any:

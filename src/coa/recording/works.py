@@ -112,6 +112,8 @@ class TeamAtWork:
 
     def __init__(self, turns: Sequence[AgentTurn], session: LoggedSession, count: Count) -> None:
         self.turns, self.session, self.count = turns, session, count
+        self.about = {**session.about, **(session.end or {})}
+        self.stated = str(self.about.get("answer") or "")
         self._told: dict[int, list[str]] = {}
         self.asked = {
             turn.number: [Asked(turn, at, call) for at, call in enumerate(turn.said.calls)]
@@ -176,7 +178,7 @@ class TeamAtWork:
 
     def _find_endings(self) -> None:
         """Structured outputs: a call that nobody answers, and whose arguments others are told."""
-        stated = squash(str({**self.session.about, **(self.session.end or {})}.get("answer") or ""))
+        stated = squash(self.stated)
         for turn in self.turns:
             asked = self.asked[turn.number]
             if len(asked) != 1 or asked[0].result or asked[0].joined or asked[0].answered_by:
@@ -240,13 +242,12 @@ class TeamAtWork:
 
     def _judge_programs(self) -> None:
         """Keep the calls of a program where all of their results are known."""
-        stated = str({**self.session.about, **(self.session.end or {})}.get("answer") or "")
         for number, (program, runs) in self.programs.items():
             asked, work = self.asked[number], self.work_of[runs.turn.number]
             ending = next((each for each in asked if each.ends), None)
             if ending and not only_text(ending.call):
                 asker = None if work.handed else work.asker
-                told = asker.result.text if asker and asker.result else "" if asker else stated
+                told = asker.result.text if asker and asker.result else "" if asker else self.stated
                 self.finals[number] = told
                 if told and not asker and program and isinstance(program.answer, ProgramCall):
                     same = [call is program.answer for call in program.calls].index(True)
@@ -280,7 +281,7 @@ class TeamAtWork:
             work = self.work_of[own[1].number]
             lost = [each for each, _ in turn.lost]
             since = work.turns[work.turns.index(own[1]) + 1 :]
-            unfinished = bool(since) or own[1].aside or not self._is_final(own[1])
+            unfinished = bool(since) or own[1].aside or not self.is_final(own[1])
             return work if unfinished and all(each in lost for each in since) else None
         given = [squash(each.text) for each in turn.messages if each.role == "user"]
         for work in reversed(self.works):  # its own words may have been left out, or summed up
@@ -290,7 +291,7 @@ class TeamAtWork:
                 if summed_up and not self._shown_to_others(last, turn):
                     return work
                 grown = len(turn.ids) > len(first.ids) and turn.ids[:1] == first.ids[:1]
-                return work if grown and not self._is_final(last) else None
+                return work if grown and not self.is_final(last) else None
         return None
 
     def _shown_to_others(self, turn: AgentTurn, until: AgentTurn) -> bool:
@@ -302,7 +303,7 @@ class TeamAtWork:
             if each.agent != turn.agent
         )
 
-    def _is_final(self, turn: AgentTurn) -> bool:
+    def is_final(self, turn: AgentTurn) -> bool:
         return not self.asked[turn.number] or self.ends(turn)
 
     def _find_asker(self, work: AgentWork) -> None:

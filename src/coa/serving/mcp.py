@@ -181,10 +181,10 @@ def _asks(session: ServingSession) -> Answer:
     return answer
 
 
-def chain_of(pieces: Sequence[Told]) -> list[Json]:
+def chain_of(told: Sequence[Told]) -> list[Json]:
     """The blocks of a chain, whole, the accepted answer aside."""
     blocks: dict[int, Json] = {}
-    for piece in pieces:
+    for piece in told:
         if isinstance(piece, Piece) and not piece.accepted:
             empty = {"role": piece.role, "kind": piece.kind, "text": ""}
             blocks.setdefault(piece.block, empty)["text"] += piece.text

@@ -307,12 +307,87 @@ def _shape(schema: Mapping[str, Any], root: Mapping[str, Any], inside: tuple[str
     return f"{{{', '.join(parts)}}}"
 
 
+_CONTENT = "the content is a JSON object "
+
+
 def described(about: str, schema: Mapping[str, Any]) -> str:
     """What a prompt says of a tool with JSON arguments: what it does, their shape and meaning."""
-    shape = f"the content is a JSON object {shape_of(schema)}"
+    shape = f"{_CONTENT}{shape_of(schema)}"
     said = f"{about}; {shape}" if about else shape[0].upper() + shape[1:]
     meanings = [f"{name}: {meaning}" for name, meaning in _meanings(schema, schema, ())]
     return f"{said}. {'; '.join(meanings)}" if meanings else said
+
+
+_SENTENCE = re.compile(r"(?<=\w\w[.!?])\s|\s[-\u2013]\s")
+_ASIDE = re.compile(r"\([^()]*\)|,? (?:e\.g\.|such as|for example)[^;]*|\s+")
+_MOST_OPTIONS, _MOST_ABOUT, _MOST_MEANING = 12, 120, 60
+
+
+def signature_of(about: str, schema: Mapping[str, Any]) -> str:
+    """One line of a compact prompt on a tool with JSON arguments: their names and types, `?` behind
+    those that may be left out, what those mean whose names do not say it, and the first sentence on
+    what the tool does."""
+    said = re.split(rf";? ?{_CONTENT}", about, maxsplit=1, flags=re.IGNORECASE)[0]
+    line = f"{_brief_shape(schema, schema, 0)} {_opening(said, _MOST_ABOUT)}"
+    return line.strip()
+
+
+def _brief_shape(schema: Mapping[str, Any], root: Mapping[str, Any], depth: int) -> str:
+    required = schema.get("required", ())
+    parts = []
+    for name, part in schema.get("properties", {}).items():
+        optional = "" if name in required else "?"
+        about = _opening(str(part.get("description") or ""), _MOST_MEANING)
+        told = f" ({about})" if about and not _says(name, about) else ""
+        parts.append(f"{json.dumps(name)}{optional}: {_brief_kind(part, root, depth)}{told}")
+    return f"{{{', '.join(parts)}}}"
+
+
+def _brief_kind(part: Mapping[str, Any], root: Mapping[str, Any], depth: int) -> str:
+    part = _resolved(part, root)
+    options = part.get("enum", ())
+    if len(options) > _MOST_OPTIONS:
+        first = " | ".join(map(json.dumps, options[:_MOST_OPTIONS]))
+        return f"{first} | {len(options) - _MOST_OPTIONS} more"
+    if part.get("type") == "array" and isinstance(part.get("items"), dict):
+        return f"list of {_brief_kind(part['items'], root, depth)}"
+    if part.get("properties") and depth < 2:
+        return _brief_shape(part, root, depth + 1)
+    return _kind(part, root)
+
+
+def _opening(text: str, most: int) -> str:
+    """The first sentence of a description, cut at a word where it is long."""
+    first = _SENTENCE.split(" ".join(_ASIDE.sub(" ", text).split()), maxsplit=1)[0].rstrip(". ,")
+    if len(first) <= most:
+        return first
+    return f"{first[:most].rsplit(' ', 1)[0].rstrip(' ,')} ..."
+
+
+def _says(name: str, about: str) -> bool:
+    """Whether the name of an argument says what its description does."""
+    known = set(words_of(name))
+    told = [word for word in words_of(about) if len(word) > 2 and word not in _PLAIN_WORDS]
+    return sum(word not in known for word in told) < max(1, len(told) / 2)
+
+
+_PLAIN_WORDS = frozenset("the and for its with that this which given from value".split())
+_CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Za-z])(?=\d)")
+
+
+def words_of(text: str) -> list[str]:
+    """The words of a text or a name, in small letters, without the endings of the plural."""
+    found = re.findall(r"[a-z]+|\d+", _CAMEL.sub(" ", text).lower())
+    return [_stem(word) for word in found]
+
+
+def _stem(word: str) -> str:
+    if len(word) > 4 and word.endswith("ies"):
+        return f"{word[:-3]}y"
+    if len(word) > 4 and word.endswith(("ses", "xes", "ches", "shes")):
+        return word[:-2]
+    plural = len(word) > 3 and word[-1] == "s" and word[-2] not in "su"
+    return word[:-1] if plural or word == "ids" else word
 
 
 def _meanings(
@@ -360,7 +435,7 @@ def _kind(schema: Mapping[str, Any], root: Mapping[str, Any], inside: tuple[str,
 
 # -- schemas that a stranger wrote -------------------------------------------------------------
 
-_MAX_PARTS, _MAX_LEVELS, _MAX_OPTIONS, _MAX_WORDS = 300, 6, 64, 200
+_KNOWN_PARTS, _MAX_LEVELS, _MAX_OPTIONS, _MAX_WORDS = 300, 6, 64, 200
 _TAG_LIKE = re.compile(r"<(?=[/\s]*\w)")
 _BOUNDS = tuple(f"{end}{of}" for end in ("min", "max") for of in ("imum", "Length", "Items"))
 _BOUNDS += ("exclusiveMinimum", "exclusiveMaximum")
@@ -388,7 +463,7 @@ class _KnownSchema:
     """Reads one schema, so many parts of it in all."""
 
     def __init__(self, root: Mapping[str, Any]) -> None:
-        self._root, self._left = root, _MAX_PARTS
+        self._root, self._left = root, _KNOWN_PARTS
 
     def part(self, schema: Any, level: int) -> dict[str, Value]:
         self._left -= 1

@@ -30,7 +30,7 @@ from weakref import WeakValueDictionary
 
 from coa.errors import CoaError, ConfigError, ToolError, ToolMistake, ToolTimeout, boundary
 from coa.grammar.grammar import Body, Grammar, Role
-from coa.tools.arguments import read_arguments, unwrap
+from coa.tools.arguments import read_arguments, signature_of, unwrap
 
 __all__ = ["Observation", "Tool", "ToolCall", "ToolMistake", "ToolUsage", "Toolbox"]
 
@@ -111,6 +111,9 @@ class Tool:
     """Whether arguments in JSON are repaired and checked before the tool sees them."""
     server: str = ""
     """The server that lists it, whose name goes before its own where another one has that."""
+    signature: str = ""
+    """A line for the compact prompt, where the grammar does not know the tool; of JSON arguments it
+    is made of their schema."""
 
     def __post_init__(self) -> None:
         if self.timeout_s <= 0 or self.max_chars < 1 or self.concurrency < 0:
@@ -127,7 +130,11 @@ class Tool:
     def role(self) -> Role:
         """The role that this tool becomes in a grammar that does not know it."""
         name, tool = (self.block, self.name) if self.block else (self.name, "")
-        return Role(name=name, kind="tool", about=self.about, body=self.body, tool=tool)
+        signature = self.signature
+        if self.body == "json" and self.schema:
+            signature = signature or signature_of(self.about, json.loads(self.schema))
+        made = Role(name=name, kind="tool", about=self.about, body=self.body, tool=tool)
+        return replace(made, signature=signature)
 
     def argument(self, text: str) -> str:
         """The argument as the tool gets it: JSON repaired and checked, other text as it is."""

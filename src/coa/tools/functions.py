@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from coa.errors import CoaError, ConfigError, RecordError, ToolError, ToolMistake, ToolTimeout
 from coa.tasks import Task
-from coa.tools.arguments import described, without_words
+from coa.tools.arguments import described, signature_of, without_words
 from coa.tools.base import RunTool, Tool, in_thread
 
 Blames = Literal["model", "outside"]
@@ -101,6 +101,7 @@ def _tool(function: Callable[..., Any], name: str, errors: Blames, limits: dict[
                 return await call(argument, **state)
             return await call(**{only: argument}, **state)
 
+        limits = {"signature": f"text. {about}".strip(), **limits}
         return Tool(name=name, about=about, parameter=only, **with_state(run), **limits)
     model, schema = _arguments_model(parameters, hints, name)
     for each, part in schema.get("properties", {}).items():
@@ -113,6 +114,7 @@ def _tool(function: Callable[..., Any], name: str, errors: Blames, limits: dict[
     return Tool(
         name=name,
         about=described(about, schema),
+        signature=signature_of(about, schema),
         body="json",
         schema=json.dumps(without_words(schema, _ANNOTATIONS)),
         **with_state(run_with_arguments),
@@ -246,7 +248,7 @@ def _declared(task: Task, declaration: Any) -> Tool:
     try:
         name, schema = declaration["name"], declaration["parameters"]
         about = str(declaration.get("description") or "").strip().rstrip(".")
-        said = described(about, schema)
+        said, signature = described(about, schema), signature_of(about, schema)
         if not isinstance(name, str):
             raise TypeError
     except (KeyError, TypeError, AttributeError):
@@ -255,7 +257,7 @@ def _declared(task: Task, declaration: Any) -> Tool:
             "description and parameters (a JSON schema)."
         ) from None
     plain = json.dumps(without_words(schema))
-    return Tool(name, run=_note, about=said, body="json", schema=plain, pure=True)
+    return Tool(name, _note, said, body="json", schema=plain, pure=True, signature=signature)
 
 
 async def _note(argument: str) -> str:

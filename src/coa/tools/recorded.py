@@ -193,7 +193,17 @@ def _loaded(path: Path, changed: int) -> ToolRecord:
 def _shapes(schema: Mapping[str, Any]) -> set[str]:
     """The arguments one by one, in whatever order."""
     parts = schema.get("properties", {}).items()
-    return {shape_of({**schema, "properties": {name: part}}) for name, part in parts}
+    return {shape_of({**schema, "properties": {name: _plainly(part)}}) for name, part in parts}
+
+
+def _plainly(part: Any) -> Any:
+    """An argument without what frameworks write in one way or another: that a list may hold
+    anything, and that a value may be null."""
+    if not isinstance(part, dict):
+        return part
+    kinds = [each for each in part.get("anyOf", ()) if each != {"type": "null"}]
+    part = kinds[0] if len(kinds) == 1 else part
+    return {"items": {}, **part} if part.get("type") == "array" else part
 
 
 @dataclass(frozen=True)

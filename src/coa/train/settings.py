@@ -92,6 +92,13 @@ class SftSettings(TrainingSettings):
     """Most tokens of a pack; None means max_length."""
     skip_too_long: bool = False
     """Leave out, and count, trajectories of which nothing to train fits; else they are an error."""
+    tokens: int | None = None
+    """Most tokens of this run, by whole updates; `continues` goes on where they ended."""
+    minutes: float | None = None
+    """The same by the clock; Ctrl-C or a kill begins them anew."""
+    continues: bool = False
+    """The adapter in `model` is where an earlier run over the same rows ended: go on at its next
+    update, with the learning rate that the schedule has there."""
     err_weight: float = 0.0
     observation_weight: float = 0.0
     """Of what tools answered. Above 0 the model learns to write it itself: docs/evidence.md."""
@@ -101,6 +108,8 @@ class SftSettings(TrainingSettings):
         ranges = {
             "between 0 and 1": "err_weight observation_weight",
             "more than 0 and finite": "epochs",
+            "at least 1": "tokens",
+            "more than 0": "minutes",
         }
         check_ranges(self, "sft", ranges)
         if self.pack_tokens is not None and self.pack_tokens < self.max_length:

@@ -7,6 +7,10 @@ writes one, too. Starting again in the same folder continues from the newest one
 lines written after it. The order of rows depends on the seed and the epoch only, so with
 `deterministic` the files are the same as without a kill.
 
+A run may also end early, by a budget of tokens or minutes, and another one `continues` from its
+adapter alone: at the next rows, at the learning rate of that place. So a long training can be done
+in rounds, on several machines, with nothing to carry over but an adapter.
+
 Of several processes every one has all rows, trains its share of each batch, and takes the same
 step; the first writes the files, which all of them must see.
 
@@ -51,8 +55,8 @@ from coa.io.progress import Progress, duration, say
 from coa.io.runs import Json, Run, reached
 from coa.io.settings import load_recipe, to_json, without_speed
 from coa.models.codec import Codec, codec_of
-from coa.models.references import identity
-from coa.models.weights import MANIFEST
+from coa.models.references import identity, resolve
+from coa.models.weights import MANIFEST, read_manifest
 from coa.rollouts import known_grammars, remembered
 from coa.train.checkpoint import Checkpoints, held_interrupt
 from coa.train.losses import masked_cross_entropy
@@ -109,7 +113,7 @@ class SftPlan:
     report: RowReport
     parameters: int
     tokens: int
-    """Of all epochs."""
+    """Of all epochs, or of the budget."""
     tokens_per_second: float
     seconds: float
     memory_gb: float
@@ -169,8 +173,9 @@ def plan_from_recipe(
     chosen = choose(trajectories, settings, policy.codec)
     report = row_report(chosen.trajectories, chosen.rows, settings, policy.codec)
     per_token, per_step = rehearse(settings, chosen.rows, policy)
-    tokens = round(report.tokens * settings.epochs)
-    seconds = tokens * per_token + report.updates * per_step
+    whole = round(report.tokens * settings.epochs)
+    tokens = min(whole, settings.tokens or whole)
+    seconds = tokens * per_token + report.updates * per_step * tokens / whole
     return SftPlan(
         report=report,
         parameters=policy.trainable,
@@ -219,6 +224,11 @@ def train_on(
         )
     if not result.trained:
         say(f"{result.adapter} is finished already")
+    if result.updates < result.planned:
+        say(
+            f"stopped after update {result.updates} of {result.planned}; go on in another folder: "
+            f"sft.model={policy.base}+{result.adapter} sft.continues=true"
+        )
     return result.adapter
 
 
@@ -393,6 +403,8 @@ class SftResult:
     updates: int
     loss: float
     """Of the last update."""
+    planned: int
+    """Updates of all epochs; more than there were when a budget ended the run."""
     trained: bool = True
     """False when an earlier call had finished the run already."""
 
@@ -428,7 +440,8 @@ def run_sft(
         adapter = directory / "adapter"
         if (adapter / MANIFEST).is_file():
             held = json.loads((adapter / MANIFEST).read_text(encoding="utf-8"))
-            return SftResult(adapter, held["updates"], held.get("loss", math.nan), trained=False)
+            updates, loss = held["updates"], held.get("loss", math.nan)
+            return SftResult(adapter, updates, loss, held.get("planned", updates), trained=False)
         result = _train(
             settings, rows, directory, run, policy, processes, manifest or {}, on_update
         )
@@ -437,12 +450,58 @@ def run_sft(
     return result
 
 
+_LATER = ("observation_weight", "tokens", "minutes", "continues")
+_ORDERING = ("seed", "epochs", "layout", "batch_size", "max_length", "pack_tokens")
+"""Settings that decide which rows an update is of."""
+
+
+def updates_behind(settings: SftSettings, rows: Sequence[Row]) -> int:
+    """How many updates over the same rows the adapter in `model` has behind it."""
+    source = resolve(settings.model)
+    folder = source.adapter or source.path
+    manifest = read_manifest(folder) if folder else {}
+    last = (manifest.get("stages") or [manifest])[-1]  # a packed one has its history
+    then = last.get("settings") or last.get("recipe") or {}
+    if last.get("stage") != "sft" or "updates" not in last:
+        raise ConfigError(
+            f"sft.continues: found sft.model {settings.model!r}, expected BASE+ADAPTER_DIR with an "
+            "adapter from coa sft."
+        )
+    if (last.get("inputs") or {}).get("rows") != fingerprint(rows):
+        raise ConfigError(
+            f"sft.continues: {folder} was trained on other rows, expected those of this run. "
+            "Without sft.continues it is where training on these begins."
+        )
+    for name in _ORDERING:
+        if then.get(name) != (now := getattr(settings, name)):
+            raise ConfigError(
+                f"sft.{name}: found {now!r}, and {folder} was trained with {then.get(name)!r}: "
+                "sft.continues needs the same, which decides the order of rows."
+            )
+    return int(last["updates"])
+
+
+def _stretch(order: Order, settings: SftSettings, rows: Sequence[Row]) -> tuple[int, int]:
+    """After how many updates this run begins, and after how many it ends at the latest."""
+    first = updates_behind(settings, rows) if settings.continues else 0
+    if first >= order.updates:
+        raise ConfigError(
+            f"sft.continues: {settings.model} has all {order.updates} updates behind it."
+        )
+    if settings.tokens is None:
+        return first, order.updates
+    spent, last = 0, first
+    while last < order.updates and spent < settings.tokens:
+        spent += sum(total_tokens(unit) for unit in order.batch(last))
+        last += 1
+    return first, last
+
+
 def _open_run(settings: SftSettings, rows: Sequence[Row], directory: Path, base: str) -> Run:
     inputs = {"rows": fingerprint(rows)}
     inputs |= {k: v for k, v in identity(settings.model).items() if k != "base"}
-    recipe = to_json(settings)
-    if not settings.observation_weight:  # as in runs from before there was a choice
-        del recipe["observation_weight"]
+    # As in runs from before there was a choice.
+    recipe = {k: v for k, v in to_json(settings).items() if v or k not in _LATER}
 
     def counting(table: Json) -> Json:
         counted: Json = without_speed({"sft": table})["sft"]
@@ -493,10 +552,11 @@ def _train(
     """Train from the newest checkpoint to the last update."""
     order, adapter = Order(rows, settings), directory / "adapter"
     updates = order.updates
+    first, last = _stretch(order, settings, rows)
     optimizer = PolicyOptimizer(policy, settings, updates, processes)
     folder = directory / "checkpoints"
     checkpoints = Checkpoints(folder, policy, processes, optimizer=optimizer.saved)
-    held = checkpoints.restore() or {"update": 0, "loss": math.nan}
+    held = checkpoints.restore() or {"update": first, "loss": math.nan}
     done, loss = int(held["update"]), float(held["loss"])
     if run is not None:
         start = done
@@ -508,8 +568,9 @@ def _train(
 
     def made() -> dict[str, Any]:
         """What the manifest of the weights says of where they come from."""
-        found: dict[str, Any] = {"stage": "sft", "updates": done, "loss": loss}
-        return found | {"settings": asdict(settings), **manifest}
+        found: dict[str, Any] = {"stage": "sft", "updates": done, "planned": updates, "loss": loss}
+        inputs = {"rows": fingerprint(rows)}
+        return found | {"inputs": inputs, "settings": asdict(settings), **manifest}
 
     def finish() -> None:
         if processes.main or policy.is_sharded:
@@ -517,9 +578,9 @@ def _train(
                 policy.save(adapter, **made())
 
     with held_interrupt() as interrupted:
-        while done < updates:
+        while done < last:
             begun = time.perf_counter()
-            line = _update(done, order, settings, policy, optimizer, processes)
+            line = _update(done, order, settings, policy, optimizer, processes, first)
             done, loss = done + 1, float(line["loss"])
             tokens += int(line["tokens"])
             if run is not None:
@@ -527,8 +588,10 @@ def _train(
                 run.timing({"update": done, "seconds": time.perf_counter() - begun})
                 if on_update is not None:
                     speed = tokens / max(time.perf_counter() - started, 1e-9)
-                    on_update(UpdateReport(done, updates, loss, speed))
-            stop = any(processes.gather(interrupted.is_set()))
+                    on_update(UpdateReport(done, last, loss, speed))
+            late = time.perf_counter() - started >= 60 * (settings.minutes or math.inf)
+            stop, late = map(any, zip(*processes.gather((interrupted.is_set(), late)), strict=True))
+            last = done if late else last
             if stop or done % settings.checkpoint_every == 0:
                 save = partial(checkpoints.save, done, {"loss": loss}, made())
                 processes.all_or_none(save)
@@ -536,7 +599,7 @@ def _train(
             if stop:
                 raise KeyboardInterrupt
     processes.all_or_none(finish)
-    return SftResult(adapter, done, loss)
+    return SftResult(adapter, done, loss, updates)
 
 
 def _update(
@@ -546,14 +609,22 @@ def _update(
     policy: Policy,
     optimizer: PolicyOptimizer,
     processes: Processes,
+    first: int,
 ) -> dict[str, float | int]:
-    """Take one step; the line of metrics.jsonl."""
+    """Take one step; the line of metrics.jsonl.
+
+    A run that begins after `first` updates of another one has an optimiser that knows nothing yet:
+    its learning rate rises to what the schedule says as it does at the very beginning.
+    """
     batch = order.batch(done)
     rows = [row for unit in batch for row in unit]
     total = sum(sum(row.weights[1:]) for row in rows)
     parts = parts_of(batch, settings, processes)
+    rise = round(order.updates * settings.warmup) if first else 0
+    scale = min(1.0, (done - first + 1) / max(1, rise))
     try:
-        step = optimizer.step(done, [partial(sft_loss, policy, part, total) for part in parts])
+        losses = [partial(sft_loss, policy, part, total) for part in parts]
+        step = optimizer.step(done, losses, scale)
     except NotFinite as wrong:
         raise TrainingError(
             f"Update {done + 1}: {str(wrong).rstrip('.')}. The last checkpoint is good; lower "

@@ -9,6 +9,7 @@ first leaves out is counted.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,6 @@ from coa.recording.importers.work import (
     NOT_CAPTURED,
     OTHER,
     TracedWork,
-    arguments_of,
     count_of,
     dicts,
     is_captured,
@@ -30,7 +30,7 @@ from coa.recording.importers.work import (
     text_of,
     usage_of,
 )
-from coa.recording.wire import DIALECTS, WireExchange
+from coa.recording.wire import DIALECTS, WireExchange, arguments_of
 
 SCOPE = "agents-sdk"
 CAPTURE_ADVICE = (
@@ -165,18 +165,9 @@ def _with(
     counted = usage if isinstance(usage, dict) else {}
     inner = counted.get("input_tokens_details") or counted.get("prompt_tokens_details")
     details = inner if isinstance(inner, dict) else {}
-    return WireExchange(
-        asked.model,
-        asked.system,
-        asked.tools,
-        asked.messages,
-        said,
-        usage_of(
-            count_of(counted, "input_tokens", "prompt_tokens"),
-            count_of(details, "cached_tokens"),
-            count_of(counted, "output_tokens", "completion_tokens"),
-        ),
-        stop,
-        name,
-        follows,
+    tokens = usage_of(
+        count_of(counted, "input_tokens", "prompt_tokens"),
+        count_of(details, "cached_tokens"),
+        count_of(counted, "output_tokens", "completion_tokens"),
     )
+    return replace(asked, reply=said, usage=tokens, stop=stop, id=name, follows=follows)

@@ -23,7 +23,7 @@ from coa.grammar import ChatMessage
 from coa.io.runs import Json
 from coa.recording.atif import restored
 from coa.recording.episode import SYSTEM, USER, Episode, ModelCall
-from coa.recording.importers.reading import Fields, Notes, documents, opening
+from coa.recording.importers.reading import Fields, Notes, documents, moment_of, opening
 from coa.recording.importers.team import (
     FINAL,
     AgentRun,
@@ -34,10 +34,9 @@ from coa.recording.importers.team import (
     declared_tool,
     job_in,
     model_call,
-    text_of,
 )
-from coa.recording.importers.work import arguments_of
-from coa.recording.wire import FunctionCall, WireUsage
+from coa.recording.importers.work import text_of
+from coa.recording.wire import FunctionCall, WireUsage, arguments_of
 
 _VERSION = re.compile(r"ATIF-v1\.([0-8])(?:\.\d+)?$")
 _ADP = re.compile(r"(?:ADP-)?v?(?:0|1\.[0-2])(?:\.\d+)*$", re.IGNORECASE)
@@ -303,7 +302,7 @@ class _DocumentReading:
         if source not in ("system", "user", "agent"):
             self.notes.add("steps of an unknown source, read as the agent's", step.where)
             source = "agent"
-        if (moment := _moment(step.text("timestamp"))) is not None:
+        if (moment := moment_of(step.text("timestamp"))) is not None:
             self.times.append(moment)
         elif step.text("timestamp"):
             self.notes.add("timestamps that are none", step.where)
@@ -372,17 +371,16 @@ class _DocumentReading:
             elif step.source == "agent":
                 ends = at == own[-1] or all(s.source != "agent" for s in steps[at + 1 : at + 2])
                 self._agent(run, step, model, ends, above)
-            elif step.source == "user":
-                if asker in (USER, SYSTEM) or asked:
-                    self.team.tell(run, step.text, USER if asker == USER else SYSTEM)
-                else:  # the job, which the asking agent has said already
+            else:
+                is_user = step.source == "user"
+                if is_user and not (asker in (USER, SYSTEM) or asked):
+                    # The job, which the asking agent has said already.
                     run.begun_anew |= step.text != job  # it stands in a frame
                     self.team.heard(run, step.text)
-                asked = True
-                self._loose(step.part, run, step.results)
-            elif step.text or step.results:
-                if step.text:
-                    self.team.tell(run, step.text)
+                elif is_user or step.text:
+                    by = USER if is_user and asker == USER else SYSTEM
+                    self.team.tell(run, step.text, by)
+                asked |= is_user
                 self._loose(step.part, run, step.results)
         return name
 
@@ -477,14 +475,10 @@ class _DocumentReading:
         texts = [self._content(result, "content") for result in results]
         stated = any(result.value("content") is not None for result in results)
         known = "\n".join(text for text in texts if text) if stated else None
-        found: list[Fields] = []
         referred = [ref for result in results for ref in _refs(result)]
-        for ref in referred:
-            sub = self._resolve(part, ref)
-            if sub is not None:
-                found.append(sub)
         if not referred:
             return Use(call, known)
+        found = [sub for ref in referred if (sub := self._resolve(part, ref)) is not None]
         waiting = (*above, run.name)
         if len(waiting) > _MAX_DEPTH:
             self.notes.add("sub-agents that are nested too deeply left out", part.where)
@@ -497,8 +491,8 @@ class _DocumentReading:
             self.notes.add("calls with several sub-agents, taken one after the other", part.where)
         subs = [(each, self._steps(each)) for each in found]
         told = next((s.text for s in subs[0][1] if s.source == "user" and not s.copied), "")
-        name = self._name_of(subs[0][0], call.name, waiting)
-
+        name = found[0].object("agent").text("name")
+        name = self.team.agent(call.name if not name or name in waiting else name, "", waiting)
         job = job_in(call, told)
 
         def play() -> bool:
@@ -507,10 +501,6 @@ class _DocumentReading:
             return self._answered(name, run.name)
 
         return Job(name, job, play, known)
-
-    def _name_of(self, sub: Fields, reached: str, above: tuple[str, ...]) -> str:
-        name = sub.object("agent").text("name")
-        return self.team.agent(reached if not name or name in above else name, "", above)
 
     def _answered(self, agent: str, asker: str) -> bool:
         """Whether the last thing that was said is an agent's answer."""
@@ -547,11 +537,8 @@ class _DocumentReading:
             if text:
                 self.team.tell(run, text)
             for ref in _refs(result):
-                sub = self._resolve(part, ref)
-                if sub is None:
-                    continue
-                steps = self._steps(sub)
-                self._play(sub, steps, SYSTEM, "", ())
+                if (sub := self._resolve(part, ref)) is not None:
+                    self._play(sub, self._steps(sub), SYSTEM, "", ())
 
 
 # -- ADP, which became ATIF -----------------------------------------------------------------------
@@ -565,7 +552,7 @@ def _from_adp(held: Fields) -> Fields:
         if kind in ("api_action", "code_action"):
             steps.append(_adp_action(each, kind, len(steps)))
         elif kind == "message_action":
-            steps.append(_adp_said("agent", each, each.text("content")))
+            steps.append(_adp_said(each, each.text("content")))
         elif kind in ("text_observation", "web_observation"):
             text = each.text("content") if kind == "text_observation" else each.text("axtree")
             if kind == "web_observation":
@@ -598,12 +585,14 @@ def _adp_action(each: Fields, kind: str, number: int) -> Json:
     else:
         name, arguments = each.text("language") or "code", {"code": each.text("content")}
     call = {"tool_call_id": f"call-{number}", "function_name": name, "arguments": arguments}
-    return _adp_said("agent", each, each.text("description")) | {"tool_calls": [call]}
+    return _adp_said(each, each.text("description")) | {"tool_calls": [call]}
 
 
-def _adp_said(source: str, each: Fields, text: str) -> Json:
+def _adp_said(each: Fields, text: str) -> Json:
     thought = each.text("reasoning_content")
-    return {"source": source, "message": text} | ({"reasoning_content": thought} if thought else {})
+    return {"source": "agent", "message": text} | (
+        {"reasoning_content": thought} if thought else {}
+    )
 
 
 def _refs(result: Fields) -> list[Fields]:
@@ -625,11 +614,3 @@ def _embedded(held: Json, depth: int = 0) -> Iterator[Json]:
 
 def _are_numbers(values: list[Any]) -> TypeGuard[list[int]]:
     return all(isinstance(each, int) and not isinstance(each, bool) for each in values)
-
-
-def _moment(text: str) -> datetime | None:
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        return None
-    return moment if moment.tzinfo else moment.astimezone()

@@ -20,7 +20,6 @@ from coa.recording.importers.work import (
     ROLES,
     Kind,
     TracedWork,
-    arguments_of,
     count_of,
     dicts,
     first,
@@ -36,7 +35,7 @@ from coa.recording.importers.work import (
     unread_of,
     usage_of,
 )
-from coa.recording.wire import WireExchange
+from coa.recording.wire import WireExchange, arguments_of
 
 _MODEL = ("chat", "text_completion", "generate_content", "completion", "responses")
 _ELSE = frozenset(

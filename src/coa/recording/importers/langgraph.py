@@ -11,19 +11,24 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from coa.errors import RecordError
 from coa.io.runs import Json
 from coa.recording.calls import LoggedCall, LoggedSession
-from coa.recording.episode import ToolSpec
-from coa.recording.importers.reading import SECONDS, Fields, Notes, documents_of, opening
-from coa.recording.importers.team import declared_tool, text_of
-from coa.recording.importers.work import NOT_CAPTURED, arguments_of, is_captured, led
-from coa.recording.wire import FunctionCall, WireExchange, WireMessage, WireRole, WireUsage
+from coa.recording.importers.reading import SECONDS, Fields, Notes, documents_of, moment_of, opening
+from coa.recording.importers.team import declared_tool
+from coa.recording.importers.work import NOT_CAPTURED, is_captured, led, text_of
+from coa.recording.wire import (
+    FunctionCall,
+    WireExchange,
+    WireMessage,
+    WireRole,
+    WireUsage,
+    arguments_of,
+)
 
 _ROLES: dict[str, WireRole] = {
     **{"system": "system", "developer": "system", "SystemMessage": "system"},
@@ -409,7 +414,7 @@ def _llm_run(run: Fields, session: str, begun: float, ended: float) -> LoggedCal
     found = _found_message(run.object("outputs").held)
     extra = run.object("extra")
     about, params = extra.object("metadata"), extra.object("invocation_params")
-    tools = tuple(_tools(params))
+    tools = tuple(map(declared_tool, params.objects("tools")))
     if found is None:
         exchange = WireExchange("", system, tools, messages)
         run.notes.add("runs of a model without a reply", run.where)
@@ -418,20 +423,13 @@ def _llm_run(run: Fields, session: str, begun: float, ended: float) -> LoggedCal
         reply = _message("assistant", held)
         exchange = _exchange(held, reply, system, messages)
         model = exchange.model or about.text("ls_model_name") or params.text("model", "model_name")
-        exchange = WireExchange(
-            model, system, tools, exchange.messages, reply, exchange.usage, exchange.stop
-        )
+        exchange = replace(exchange, model=model, tools=tools)
     agent = about.text("lc_agent_name") or _node(about.text("langgraph_checkpoint_ns"))
     status = 200 if found else 0
     unread = "" if is_captured(exchange) else NOT_CAPTURED
     return LoggedCall(
         session, "langchain", exchange, begun, ended, status, unread=unread, agent=agent
     )
-
-
-def _tools(params: Fields) -> Iterator[ToolSpec]:
-    for each in params.objects("tools"):
-        yield declared_tool(each)
 
 
 def _node(namespace: str) -> str:
@@ -442,16 +440,8 @@ def _node(namespace: str) -> str:
 
 def _times(run: Fields) -> tuple[float, float] | None:
     """When a run began and ended; one that did not end has its beginning alone."""
-    begun, ended = _moment(run.text("start_time")), _moment(run.text("end_time"))
-    return None if begun is None else (begun, max(begun, ended or begun))
-
-
-def _moment(text: str) -> float | None:
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        return None
-    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    begun, ended = moment_of(run.text("start_time")), moment_of(run.text("end_time"))
+    return None if begun is None else (begun.timestamp(), max(begun, ended or begun).timestamp())
 
 
 def _found_message(value: Any, depth: int = 0) -> tuple[str, Json] | None:

@@ -20,13 +20,12 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from coa.io.runs import Json
-from coa.recording.episode import SYSTEM, USER, Episode, Message, ToolSpec
-from coa.recording.importers.reading import Fields, Notes, documents_of, opening
+from coa.recording.episode import SYSTEM, USER, Episode, Message
+from coa.recording.importers.reading import Fields, Notes, documents_of, moment_of, opening
 from coa.recording.importers.team import (
     FINAL,
     AgentRun,
@@ -36,15 +35,13 @@ from coa.recording.importers.team import (
     answer_in,
     job_in,
     model_call,
-    text_of,
+    smolagents_call,
 )
-from coa.recording.importers.work import arguments_of
-from coa.recording.wire import FunctionCall, WireUsage
+from coa.recording.importers.work import text_of
+from coa.recording.programs import PYTHON, PYTHON_TOOL
+from coa.recording.wire import FunctionCall, WireUsage, arguments_of
 
 LEADER, SEARCHER, REFLECTOR, REFORMULATOR = "manager", "search_agent", "reflector", "reformulator"
-PYTHON = "python_interpreter"
-PYTHON_TOOL = ToolSpec("python", "Runs a program and shows what it prints.", "code")
-"""What a program is that does more than to ask, as in recordings of code-writing agents."""
 POOR = 5
 """Of the reflector's scale of 0 to 10: what is less is poor by its own instructions."""
 _CODE = re.compile(r"(?:Code:\s*)?```.*|<code>.*", re.DOTALL)
@@ -165,7 +162,7 @@ class _ResultReading:
 
     def _action(self, step: Fields) -> None:
         written = _content(step, "model_output")
-        calls = [_call(each) for each in step.objects("tool_calls")]
+        calls = [smolagents_call(each) for each in step.objects("tool_calls")]
         error = text_of(step.object("error").value("message"))
         output = step.value("action_output")
         if not written and not calls:
@@ -379,16 +376,6 @@ def _content(step: Fields, name: str) -> str:
     return text_of(value)
 
 
-def _call(held: Fields) -> FunctionCall:
-    inner = held.object("function")
-    given = inner.value("arguments")
-    name = inner.text("name")
-    arguments: Json | str = given if isinstance(given, str) and name == PYTHON else {}
-    if not isinstance(given, str) or name != PYTHON:
-        arguments = arguments_of(given)
-    return FunctionCall(held.text("id"), name, arguments)
-
-
 def _code(call: FunctionCall) -> str:
     if isinstance(call.arguments, str):
         return call.arguments
@@ -402,13 +389,8 @@ def _said_beside(written: str) -> str:
 
 
 def _seconds(row: Fields) -> float | None:
-    try:
-        begun, ended = (datetime.fromisoformat(row.text(n)) for n in ("start_time", "end_time"))
-    except ValueError:
-        return None
-    if (begun.tzinfo is None) != (ended.tzinfo is None):
-        return None
-    return max(0.0, (ended - begun).total_seconds())
+    begun, ended = moment_of(row.text("start_time")), moment_of(row.text("end_time"))
+    return max(0.0, (ended - begun).total_seconds()) if begun and ended else None
 
 
 def jobs_in(code: str, agent: str) -> tuple[list[str | None], bool]:

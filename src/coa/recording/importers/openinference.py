@@ -24,7 +24,6 @@ from coa.recording.importers.reading import Notes, opening
 from coa.recording.importers.work import (
     STRANGE,
     TracedWork,
-    arguments_of,
     count_of,
     first,
     joined,
@@ -38,7 +37,7 @@ from coa.recording.importers.work import (
     unread_of,
     usage_of,
 )
-from coa.recording.wire import WireExchange, WireMessage
+from coa.recording.wire import WireExchange, WireMessage, arguments_of
 
 KIND = "openinference.span.kind"
 _ELSE = frozenset(

@@ -19,16 +19,15 @@ import binascii
 import json
 import struct
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from coa.errors import MissingExtra, RecordError
 from coa.io.runs import Json
-from coa.recording.importers.reading import Notes, head_of, note_cut, open_bytes
+from coa.recording.importers.reading import Notes, head_of, moment_of, note_cut, open_bytes
 
 NANO = 1_000_000_000
 
@@ -341,15 +340,13 @@ def _single(record: Json) -> Span:
 
 def moment(value: Any) -> int | None:
     """Nanoseconds since the epoch of a time as text, or of the milliseconds that tables hold."""
-    if isinstance(value, datetime):
-        when = value
-    elif isinstance(value, str) and value:
-        when = datetime.fromisoformat(value)
-    elif isinstance(value, int) and not isinstance(value, bool) and 0 < value < 1 << 64:
+    if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 1 << 64:
         return int(value * 10 ** max(0, 19 - len(str(value))))
-    else:
+    when = moment_of(value)
+    if when is None and isinstance(value, str) and value:
+        raise RecordError("a time is none.")
+    if when is None:
         return None
-    when = when if when.tzinfo else when.replace(tzinfo=UTC)
     whole = int(when.replace(microsecond=0).timestamp())
     return whole * NANO + when.microsecond * 1000
 
@@ -635,8 +632,8 @@ def _add_binary(found: Telemetry, path: Path) -> None:
     """One message, or several with their lengths before them: four bytes as the collector writes
     them, or a varint as protobuf's libraries do."""
     octets = _content(path, found.notes)
-    for pieces in (_fixed_lengths, _varint_lengths, _one_message):
-        messages, cut = pieces(octets)
+    for length_at in (_fixed, _varint, None):
+        messages, cut = _parted(octets, length_at) if length_at else ([octets], False)
         requests = [_request(each) for each in messages]
         if requests and None not in requests:
             for each in requests:
@@ -666,33 +663,23 @@ def _request(octets: bytes) -> Json | None:
     return None
 
 
-def _fixed_lengths(octets: bytes) -> tuple[list[bytes], bool]:
+def _fixed(octets: bytes, at: int) -> tuple[int, int]:
+    return int.from_bytes(octets[at : at + 4], "big"), at + 4
+
+
+def _parted(
+    octets: bytes, length_at: Callable[[bytes, int], tuple[int, int]]
+) -> tuple[list[bytes], bool]:
+    """Messages that each have their length before them; whether the last one is cut."""
     pieces, at = list[bytes](), 0
-    while at + 4 <= len(octets):
-        length = int.from_bytes(octets[at : at + 4], "big")
-        if not length or at + 4 + length > len(octets):
-            break
-        pieces.append(octets[at + 4 : at + 4 + length])
-        at += 4 + length
+    with suppress(RecordError):
+        while at < len(octets):
+            length, start = length_at(octets, at)
+            if not length or start + length > len(octets):
+                break
+            pieces.append(octets[start : start + length])
+            at = start + length
     return pieces, at < len(octets)
-
-
-def _varint_lengths(octets: bytes) -> tuple[list[bytes], bool]:
-    pieces, at = list[bytes](), 0
-    while at < len(octets):
-        try:
-            length, start = _varint(octets, at)
-        except RecordError:
-            break
-        if not length or start + length > len(octets):
-            break
-        pieces.append(octets[start : start + length])
-        at = start + length
-    return pieces, at < len(octets)
-
-
-def _one_message(octets: bytes) -> tuple[list[bytes], bool]:
-    return [octets], False
 
 
 def _rows(path: Path) -> Iterator[Json]:

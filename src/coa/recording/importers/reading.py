@@ -14,8 +14,10 @@ import re
 import sys
 import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any, TypeGuard
+from typing import IO, Any, AnyStr, TypeGuard
 
 from coa.errors import RecordError, UsageError
 from coa.io.runs import Json
@@ -143,6 +145,17 @@ def is_finite(value: Any) -> TypeGuard[int | float]:
     return abs(value) <= sys.float_info.max
 
 
+def moment_of(value: Any) -> datetime | None:
+    """A moment, of a text too; UTC where it does not say."""
+    try:
+        when = datetime.fromisoformat(value) if isinstance(value, str) else value
+    except ValueError:
+        return None
+    if not isinstance(when, datetime):
+        return None
+    return when if when.tzinfo else when.replace(tzinfo=UTC)
+
+
 _KINDS = {dict: "an object", list: "a list", str: "a text", bool: "true or false"}
 
 
@@ -180,8 +193,7 @@ def documents(path: Path, notes: Notes, *, spread: bool = False) -> Iterator[tup
     `spread`: the elements of a list that is a whole file are values of their own, and are read one
     by one, however large it is. A line that is no JSON is counted and passed over.
     """
-    lined = _is_lined(path)
-    if lined:
+    if _is_lined(path):
         yield from _lines(path, notes)
     elif spread and _begins(path) == b"[":
         yield from _elements(path, notes)
@@ -240,9 +252,11 @@ def note_cut(path: Path, file: IO[bytes], notes: Notes) -> None:
         notes.add("gzip files that are cut, read up to there", path.name)
 
 
-def _read(path: Path, file: IO[bytes], size: int = -1) -> bytes:
+def _read(path: Path, file: IO[AnyStr], size: int = -1, line: bool = False) -> AnyStr:
     try:
-        return file.read(size)
+        return file.readline(size) if line else file.read(size)
+    except UnicodeDecodeError:
+        raise RecordError(f"{path}: not UTF-8. Save the file as UTF-8.") from None
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise RecordError(f"{path}: not a whole gzip file ({error}).") from None
 
@@ -275,7 +289,7 @@ def _is_lined(path: Path) -> bool:
     with open_bytes(path) as file:
         whole = 0
         for number in range(1, 5):
-            line = _read_line(path, file)
+            line = _read(path, file, line=True)
             if not line:
                 break
             whole += line[:1] in b"{[" and _is_json(line)
@@ -288,16 +302,9 @@ def _goes_on(path: Path) -> bool:
     """Whether anything stands after the first line, which may be a list of gigabytes: no more than
     a piece of it is held."""
     with open_bytes(path) as file:
-        while (piece := _read_line(path, file, _CHUNK)) and not piece.endswith(b"\n"):
+        while (piece := _read(path, file, _CHUNK, line=True)) and not piece.endswith(b"\n"):
             pass
         return bool(_read(path, file, _CHUNK).strip())
-
-
-def _read_line(path: Path, file: IO[bytes], size: int = -1) -> bytes:
-    try:
-        return file.readline(size)
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise RecordError(f"{path}: not a whole gzip file ({error}).") from None
 
 
 def _is_json(line: bytes) -> bool:
@@ -310,7 +317,7 @@ def _is_json(line: bytes) -> bool:
 def _lines(path: Path, notes: Notes) -> Iterator[tuple[str, Any]]:
     number = 0
     with open_bytes(path) as file:
-        while line := _read_line(path, file):
+        while line := _read(path, file, line=True):
             number += 1
             if not line.strip():
                 continue
@@ -328,105 +335,65 @@ def _lines(path: Path, notes: Notes) -> Iterator[tuple[str, Any]]:
         note_cut(path, file, notes)
 
 
-def _elements(path: Path, notes: Notes) -> Iterator[tuple[str, Any]]:
-    """The elements of a list that is a whole file, as far as the file goes."""
-    decoder = json.JSONDecoder()
-    number, ended = 0, False
-    with open_bytes(path) as file:
-        text = _Text(path, file)
-        text.skip("[")
-        while True:
-            text.skip(",")
-            if text.peek() in ("]", ""):
-                ended = text.peek() == "]"
-                break
-            where = f"element {number + 1}"
-            value = text.value(decoder, where)
-            if value is _CUT:
-                break
-            number += 1
-            yield f"{path.name}: {where}", value
-        if ended:
-            text.skip("]")
-            if text.peek():
-                notes.add("texts after the end of a list left out", path.name)
-    if not ended:
-        notes.add("a list that is cut, its last element left out", f"{path.name}: {number + 1}")
-
-
-_CUT = object()
-
-
-class _Text:
-    """The text of a file of which no more is held than one value needs."""
-
-    def __init__(self, path: Path, file: IO[bytes]) -> None:
-        import codecs
-
-        self.path, self.file = path, file
-        self.decode = codecs.getincrementaldecoder("utf-8-sig")().decode
-        self.held, self.at, self.whole = "", 0, False
-
-    def more(self, size: int = _CHUNK) -> bool:
-        if self.whole:
-            return False
-        content = _read(self.path, self.file, size)
-        self.whole = len(content) < size
-        try:
-            self.held = self.held[self.at :] + self.decode(content, self.whole)
-            self.at = 0
-        except UnicodeDecodeError:
-            raise RecordError(f"{self.path}: not UTF-8. Save the file as UTF-8.") from None
-        return True
-
-    def peek(self) -> str:
-        """The next character that is no blank; empty at the end."""
-        while True:
-            while self.held[self.at : self.at + 1].isspace():
-                self.at += 1
-            if self.at < len(self.held) or not self.more():
-                return self.held[self.at : self.at + 1]
-
-    def skip(self, character: str) -> None:
-        if self.peek() == character:
-            self.at += 1
-
-    def value(self, decoder: json.JSONDecoder, where: str) -> Any:
-        """The next value; what is read at once doubles until it holds one."""
-        size = _CHUNK
-        while True:
-            try:
-                value, end = decoder.raw_decode(self.held, self.at)
-            except (ValueError, RecursionError) as error:
-                if not _is_cut(error, 0 if self.whole else _WORD):
-                    said = getattr(error, "msg", type(error).__name__)
-                    raise RecordError(f"{self.path}: {where} is not JSON ({said}).") from None
-                if not self.more(size):
-                    return _CUT
-                size *= 2
-                continue
-            if end == len(self.held) and self.more(size):  # a number may go on
-                size *= 2
-                continue
-            self.at = end
-            return value
-
-
+_BETWEEN = re.compile(r"[\s,]*")
 _WORD = 12
 """Characters that no word of JSON, and no character that is escaped, is longer than."""
 
 
-def _is_cut(error: Exception, near: int) -> bool:
-    """Whether the text ended, or will in so many characters, where a value had not."""
-    if not isinstance(error, json.JSONDecodeError):
-        return False
-    return error.pos + near >= len(error.doc.rstrip()) or "Unterminated" in error.msg
+def _elements(path: Path, notes: Notes) -> Iterator[tuple[str, Any]]:
+    """The elements of a list that is a whole file, as far as the file goes. No more of it is held
+    than one of them needs: what is read at once doubles until it holds one."""
+    decoder, number, size = json.JSONDecoder(), 0, _CHUNK
+    with open_bytes(path) as packed:
+        file: IO[Any] = io.TextIOWrapper(packed, "utf-8-sig", newline="")
+        text, at, whole = _read(path, file, size).lstrip()[1:], 0, False
+        while True:
+            at += len(_BETWEEN.match(text, at)[0])  # type: ignore[index]
+            if ended := text.startswith("]", at):
+                break
+            with suppress(_Cut):
+                value, at = _element(decoder, text, at, whole, f"{path}: element {number + 1}")
+                number, size = number + 1, _CHUNK
+                yield f"{path.name}: element {number}", value
+                continue
+            if whole:
+                break
+            more = _read(path, file, size)
+            text, at, whole, size = text[at:] + more, 0, not more, 2 * size
+        if ended and (text[at + 1 :].strip() or _read(path, file, _CHUNK).strip()):
+            notes.add("texts after the end of a list left out", path.name)
+    if not ended:
+        notes.add("a list that is cut, its last element left out", f"{path.name}: {number + 1}")
+
+
+class _Cut(Exception):
+    """Not an error: a value goes on behind the text that is there."""
+
+
+def _element(
+    decoder: json.JSONDecoder, text: str, at: int, whole: bool, where: str
+) -> tuple[Any, int]:
+    """The value at a place of a text, and where it ends; `whole`: nothing comes behind the text."""
+    try:
+        value, end = decoder.raw_decode(text, at)
+    except (ValueError, RecursionError) as error:
+        ends = isinstance(error, json.JSONDecodeError) and (
+            error.pos + (0 if whole else _WORD) >= len(text.rstrip()) or "Unterminated" in error.msg
+        )
+        if ends:
+            raise _Cut from None
+        said = getattr(error, "msg", type(error).__name__)
+        raise RecordError(f"{where} is not JSON ({said}).") from None
+    if end == len(text) and not whole:  # a number may go on
+        raise _Cut
+    return value, end
 
 
 # -- what a file begins with -------------------------------------------------------------------
 
-_STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
-_SCALAR = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?|true|false|null|NaN|-?Infinity")
+_MARK = re.compile(r'"(?:[^"\\]|\\.)*(?:"|\\?\Z)|[{}\[\],]', re.DOTALL)
+_DEEPEST = 100
+"""Objects within objects that are looked into."""
 
 
 def opening(head: bytes) -> Any:
@@ -437,77 +404,25 @@ def opening(head: bytes) -> Any:
     text = head.decode("utf-8-sig", "ignore").lstrip()
     if text[:1] not in ("{", "["):
         return None
-    return _Opening(text).value()
-
-
-class _Ended(Exception):
-    """Not an error: the head is read."""
-
-
-class _Opening:
-    """Reads one JSON value of a text that may be cut anywhere."""
-
-    def __init__(self, text: str) -> None:
-        self.text, self.place = text, 0
-
-    def value(self) -> Any:
-        """Containers are kept from their first character on, so that what is cut is in place."""
-        root: list[Any] = []
-        open_ones: list[tuple[Any, str]] = [(root, "")]
-        name = ""
-        while not (root and len(open_ones) == 1):
-            try:
-                held, _ = open_ones[-1]
-                mark = self._peek()
-                if mark in "}]":
-                    self.place += 1
-                    open_ones.pop()
-                    continue
-                if mark == ",":
-                    self.place += 1
-                    continue
-                if isinstance(held, dict):
-                    name = self._string()
-                    if self._peek() != ":":
-                        break
-                    self.place += 1
-                    mark = self._peek()
-                made = self._start(mark)
-            except _Ended:
-                break
-            if isinstance(held, dict):
-                held[name] = made
-            else:
-                held.append(made)
-            if isinstance(made, dict | list):
-                open_ones.append((made, name))
-        return root[0] if root else None
-
-    def _peek(self) -> str:
-        while self.place < len(self.text) and self.text[self.place] in " \t\r\n":
-            self.place += 1
-        if self.place >= len(self.text):
-            raise _Ended
-        return self.text[self.place]
-
-    def _start(self, mark: str) -> Any:
-        if mark in "{[":
-            self.place += 1
-            return {} if mark == "{" else []
-        if mark == '"':
-            return self._string()
-        found = _SCALAR.match(self.text, self.place)
-        if not found:
-            raise _Ended
-        self.place = found.end()
-        return json.loads(found[0])
-
-    def _string(self) -> str:
-        found = _STRING.match(self.text, self.place)
-        if not found:
-            raise _Ended
-        self.place = found.end()
-        try:
-            return str(json.loads(found[0], strict=False))
-        except ValueError:
-            raise _Ended from None
+    decoder = json.JSONDecoder(strict=False)
+    try:
+        return decoder.raw_decode(text)[0]
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, json.JSONDecodeError):  # not so of a number of thousands of digits
+            text = text[: error.pos]
+    at, ends = 0, ""  # up to where no value is cut, and what closes those that are open there
+    for found in _MARK.finditer(text):
+        mark = found[0]
+        if mark in "}]" and not ends.startswith(mark):
+            break
+        if mark in "{[}]":
+            ends = {"{": "}", "[": "]"}[mark] + ends if mark in "{[" else ends[1:]
+        if len(ends) > _DEEPEST:
+            ends = ends[1:]
+            break
+        if mark[0] != '"':
+            at = found.start() if mark == "," else found.end()
+    try:
+        return decoder.decode(text[:at] + ends)
+    except ValueError:
+        return None

@@ -31,8 +31,9 @@ from coa.io.runs import Json
 from coa.recording.calls import LoggedCall, LoggedSession
 from coa.recording.episode import ToolSpec
 from coa.recording.importers.reading import SECONDS, Fields, Notes, documents_of, opening
-from coa.recording.importers.team import declared_tool, text_of
-from coa.recording.importers.work import arguments_of, led
+from coa.recording.importers.team import declared_tool, smolagents_call
+from coa.recording.importers.work import joined, led, made_tool, text_of
+from coa.recording.programs import PYTHON
 from coa.recording.wire import FunctionCall, WireExchange, WireMessage, WireRole, WireUsage
 
 _ACTION = frozenset({"step_number", "tool_calls", "observations", "model_output", "action_output"})
@@ -53,9 +54,6 @@ _RETRY = (
     " try a completely different approach.\n"
 )
 _REPORT = re.compile(r"^Here is the final answer from your managed agent '([^'\n]+)':", re.M)
-PYTHON = "python_interpreter"
-_SECOND = 1.0
-"""Between two steps that have no time."""
 
 
 def detect(head: bytes, path: Path) -> bool:
@@ -210,14 +208,14 @@ class _StepReader:
         said = step.object("model_output_message")
         text = step.value("model_output")
         text = text if isinstance(text, str) else _text(step, "model_output")
-        calls = tuple(_call(each) for each in step.objects("tool_calls"))
+        calls = tuple(smolagents_call(each) for each in step.objects("tool_calls"))
         native = said.objects("tool_calls")
         program = len(calls) == 1 and calls[0].name == PYTHON
         error = step.object("error")
         if not (text or native or calls):
             self._no_output(step, error)
             return
-        own = tuple(_call(each) for each in native) or (() if program else calls)
+        own = tuple(smolagents_call(each) for each in native) or (() if program else calls)
         given = self._given(step)
         if given is None:
             given = [*self.sent]
@@ -302,8 +300,8 @@ class _StepReader:
         reply: WireMessage,
         calls: tuple[FunctionCall, ...],
     ) -> None:
-        given = _joined(given)
-        system, rest = led("", given)
+        # Messages of one role that follow each other are one when they are sent.
+        system, rest = led("", joined(given, ("system", "user", "assistant")))
         full = step.value("model_input_messages") is not None
         self.memory.system = self.memory.system or system
         counted = step.object("token_usage")
@@ -328,25 +326,10 @@ def _tools(held: Fields) -> tuple[ToolSpec, ...]:
     for each in held.objects("tools") if isinstance(held.held.get("tools"), list) else []:
         inputs = each.held.get("inputs")
         if isinstance(inputs, dict):
-            required = [
-                name
-                for name, spec in inputs.items()
-                if not (isinstance(spec, dict) and spec.get("nullable"))
-            ]
-            schema = {"type": "object", "properties": inputs, "required": required}
-            made = {**each.held, "parameters": schema}
-            each = Fields(made, each.where, each.notes)
-        found.append(declared_tool(each))
+            found.append(made_tool(each.text("name"), each.text("description"), inputs))
+        else:
+            found.append(declared_tool(each))
     return tuple(each for each in found if each.name)
-
-
-def _call(held: Fields) -> FunctionCall:
-    inner = held.object("function") if "function" in held else held
-    given = inner.value("arguments")
-    arguments: Json | str = given if isinstance(given, str) else arguments_of(given)
-    if inner.text("name") != PYTHON and isinstance(arguments, str):
-        arguments = arguments_of(arguments)
-    return FunctionCall(held.text("id"), inner.text("name"), arguments)
 
 
 def _text(held: Fields, name: str) -> str:
@@ -373,18 +356,6 @@ def _sent(messages: Sequence[Fields], notes: Notes) -> Iterator[WireMessage]:
         yield WireMessage(_ROLES[role], _text(each, "content"))
 
 
-def _joined(messages: Sequence[WireMessage]) -> list[WireMessage]:
-    """Messages of one role that follow each other are one when they are sent."""
-    found: list[WireMessage] = []
-    for message in messages:
-        if found and found[-1].role == message.role:
-            text = f"{found[-1].text}\n{message.text}"
-            found[-1] = WireMessage(message.role, text)
-        else:
-            found.append(message)
-    return found
-
-
 # -- a team --------------------------------------------------------------------------------------
 
 
@@ -400,7 +371,7 @@ def _session(held: Fields) -> LoggedSession | None:
         notes.add("memories without a task or a step left out", held.where)
         return None
     name = held.text("task_id", "id") or held.where
-    about: Json = {"task_id": name, "question": _question(leader.task), "source": "smolagents"}
+    about: Json = {"task_id": name, "question": leader.task.strip(), "source": "smolagents"}
     about["agents"] = agents
     # The time of a step is also that of its tools.
     about[SECONDS] = [] if any(each.begun is None for each in made) else ["total"]
@@ -423,10 +394,6 @@ def _session(held: Fields) -> LoggedSession | None:
     if held.value("state") == "max_steps_error":
         session.end = {**(session.end or {}), "error": "the steps of the agent ran out"}
     return session
-
-
-def _question(task: str) -> str:
-    return task.strip()
 
 
 def _managed(held: Fields, notes: Notes) -> Iterator[tuple[str, _Memory | None]]:
@@ -473,7 +440,7 @@ def _in_order(
             notes.add("teams whose steps have no time, put in the order of their jobs", session)
             made = _nested(leader, made, agents)
         for number, each in enumerate(made):
-            each.begun, each.ended = number * _SECOND, (number + 0.5) * _SECOND
+            each.begun, each.ended = float(number), number + 0.5
     else:
         stated = [each.begun for each in made if each.agent == leader.name]
         if any(a is not None and b is not None and a > b for a, b in pairwise(stated)):

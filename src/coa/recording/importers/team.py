@@ -31,7 +31,10 @@ from coa.recording.episode import (
     ToolUse,
 )
 from coa.recording.importers.reading import Fields
-from coa.recording.wire import FunctionCall, WireUsage
+from coa.recording.importers.work import text_of
+from coa.recording.programs import PYTHON
+from coa.recording.turns import as_json
+from coa.recording.wire import FunctionCall, WireUsage, arguments_of
 from coa.tools.base import Failure
 
 FINAL = ("final_answer", "finish", "submit", "submit_answer", "final_result", "attempt_completion")
@@ -173,7 +176,7 @@ class TeamWriter:
         name = use.call.name or "tool"
         self.tool(ToolSpec(name, body="json"))
         self.gaps["result_missing"] += use.result is None
-        argument = argument_of(use.call.arguments)
+        argument = as_json(use.call.arguments)
         self.events.append(ToolUse(run.name, name, argument, use.result or "", use.failure))
         self.heard(run, use.result or "")
 
@@ -217,7 +220,7 @@ def hand_out(episode: Episode, agents: Sequence[str]) -> None:
             events.append(event)
             continue
         unseen += 1
-        call = FunctionCall("", event.tool, _object_in(event.argument))
+        call = FunctionCall("", event.tool, arguments_of(event.argument))
         events.append(Message(SYSTEM, event.tool, job_in(call), branch=event.branch))
         events.append(Message(SYSTEM, event.agent, event.result, branch=event.branch))
     if not unseen:
@@ -230,12 +233,13 @@ def hand_out(episode: Episode, agents: Sequence[str]) -> None:
     episode.meta["gaps"] = {**(episode.meta.get("gaps") or {}), "agent_runs_missing": unseen}
 
 
-def _object_in(argument: str) -> Json | str:
-    try:
-        held = json.loads(argument)
-    except (ValueError, RecursionError):
-        return argument
-    return held if isinstance(held, dict) else argument
+def smolagents_call(held: Fields) -> FunctionCall:
+    """A call as smolagents writes it; what its interpreter is given is a program, whatever it looks
+    like."""
+    inner = held.object("function") if "function" in held else held
+    given, name = inner.value("arguments"), inner.text("name")
+    program = isinstance(given, str) and name == PYTHON
+    return FunctionCall(held.text("id"), name, given if program else arguments_of(given))
 
 
 def model_call(model: str, said: str, calls: Sequence[FunctionCall], usage: WireUsage) -> ModelCall:
@@ -254,15 +258,8 @@ def declared_tool(given: Fields) -> ToolSpec:
 
 def sampled_text(said: str, calls: Sequence[FunctionCall]) -> str:
     """A reply as one text: what it says, then a line for each call."""
-    lines = (f"{call.name}({argument_of(call.arguments)})" for call in calls)
+    lines = (f"{call.name}({as_json(call.arguments)})" for call in calls)
     return "\n".join(each for each in (said, *lines) if each)
-
-
-def argument_of(arguments: Json | str) -> str:
-    """The arguments of a call as an episode has them: JSON with sorted keys, or the text itself."""
-    if isinstance(arguments, str):
-        return arguments
-    return json.dumps(arguments, sort_keys=True, ensure_ascii=False)
 
 
 def answer_in(call: FunctionCall) -> str:
@@ -290,16 +287,7 @@ def job_in(call: FunctionCall, told: str = "") -> str:
         return told
     named = [call.arguments.get(name) for name in _JOBS]
     found = next((each for each in named if isinstance(each, str) and each.strip()), None)
-    return found or (texts[0] if len(texts) == 1 else argument_of(call.arguments))
+    return found or (texts[0] if len(texts) == 1 else as_json(call.arguments))
 
 
 _JOBS = ("task", "prompt", "request", "query", "question", "instructions", "message", "input")
-
-
-def text_of(value: Any) -> str:
-    """A value as a text: JSON where it is none."""
-    if value is None:
-        return ""
-    if isinstance(value, str):
-        return value
-    return json.dumps(value, sort_keys=True, ensure_ascii=False)

@@ -15,7 +15,14 @@ from typing import Any, Literal
 from coa.io.runs import Json
 from coa.recording.episode import ToolSpec
 from coa.recording.importers.reading import is_finite
-from coa.recording.wire import FunctionCall, WireExchange, WireMessage, WireRole, WireUsage
+from coa.recording.wire import (
+    FunctionCall,
+    WireExchange,
+    WireMessage,
+    WireRole,
+    WireUsage,
+    arguments_of,
+)
 
 Kind = Literal["model", "agent", "tool", "other"]
 
@@ -159,13 +166,6 @@ _PLACED = frozenset(
     }
 )
 """What a message may have that says nothing; what else one has may be its text."""
-
-
-def arguments_of(value: Any) -> Json | str:
-    held = parsed(value)
-    if held is None or held == "":
-        return {}
-    return held if isinstance(held, dict) else text_of(held)
 
 
 def messages_of(given: Json) -> Iterator[WireMessage]:
