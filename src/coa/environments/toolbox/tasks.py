@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
@@ -485,9 +485,7 @@ def shown(value: Any) -> tuple[str, ...]:
     return (str(value), str(value).replace("_", " ")) if "_" in str(value) else (str(value),)
 
 
-def service_of(
-    seed: int, things: Any, operations: Sequence[Operation], names: Sequence[str] = ()
-) -> Json:
+def service_of(seed: int, things: Iterable[Thing], operations: Sequence[Operation]) -> Json:
     """What stands behind tools, as `meta` holds it."""
     return {
         "seed": seed,

@@ -87,8 +87,6 @@ _AS = re.compile(
     r"\bthe (?P<field>[\w -]{2,40}?) of (?P<one>[^,;]{2,60}?) as "
     r"(?P<into>[\w ]{2,40}?)(?= and |[,.;:?!)]|$)"
 )
-
-
 _CODE = re.compile(r"[A-Z]{2,4}-\d{4,5}")
 """Of a record; other codes are values like any other."""
 
@@ -314,7 +312,7 @@ class _Worker:
 
     async def _call(self, tool: Known, arguments: Json, why: str = "") -> Json | str:
         """Make a call, again as the tool asks where it refuses; what it returned."""
-        thought = why or self._reason(tool, arguments)
+        thought = why or self._reason(tool)
         result = ""
         for _ in range(TRIES):
             body = json.dumps(arguments, ensure_ascii=False)
@@ -332,7 +330,7 @@ class _Worker:
             return result
         return held if isinstance(held, dict) else result
 
-    def _reason(self, tool: Known, arguments: Json) -> str:
+    def _reason(self, tool: Known) -> str:
         doing = {
             "get": "looks it up",
             "find": "finds it",
@@ -432,7 +430,7 @@ class _Worker:
     def _behind(self, tool: Known) -> list[Known]:
         """The tool whose record refers to what a tool looks up, where the question has only its
         code: `the team of PL-1780`."""
-        for word in tool.subject:
+        for word in sorted(tool.subject):
             if re.search(rf"\b{re.escape(word)}s? of [A-Z]{{2,4}}-\d", self.question):
                 keyed = [t for t in self.tools if t.work == "get" and t.key and t is not tool]
                 leading = [t for t in keyed if tool.subject & {*t.words} - t.subject]
