@@ -122,7 +122,7 @@ def test_the_server_computes_the_same_logprobs(
             f"\n{name}: {len(gaps)} tokens alike, {short} of {len(ours)} answers part, largest "
             f"logprob gap {max(gaps):.3f}, mean {sum(gaps) / len(gaps):.4f}"
         )
-    assert len(gaps) >= 32 and max(gaps) < BOUND
+    assert len(gaps) >= 16 and max(gaps) < BOUND
 
 
 @pytest.mark.parametrize("weights", ["full", "int8"])
@@ -141,4 +141,4 @@ def test_rounded_arithmetic_stays_near(
         asyncio.run(engine.close())
     with capsys.disabled():
         print(f"\n{name} bfloat16 {weights}: {len(gaps)} tokens alike, largest gap {max(gaps):.3f}")
-    assert len(gaps) >= 32 and max(gaps) < BOUND
+    assert len(gaps) >= 16 and max(gaps) < BOUND
