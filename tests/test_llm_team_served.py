@@ -1,7 +1,8 @@
 """The team of language models against a real llama.cpp server with the embedded model.
 
-SmolLM2-135M is far too small for the work: most of its replies cannot be read. What is shown here
-is that nothing crashes, that everything is recorded, counted and paid once, and that the run ends.
+SmolLM2-135M is far too small for the work. What is shown here is that llama.cpp makes it follow the
+schemas, that nothing crashes, that everything is recorded, counted and paid once, and that the run
+ends.
 `make test-servers` installs the server; without it the test is skipped.
 """
 
@@ -14,7 +15,7 @@ import pytest
 
 from coa.environments import make_tasks
 from coa.io.runs import manifest_beside, read_jsonl
-from coa.recording.chat import journal_of
+from coa.recording.chat import JSON_SCHEMA, STRUCTURED, journal_of
 from coa.recording.episode import Episode, Message, load_episodes
 from coa.recording.record import Recording, run_recording
 from coa.tasks import TaskSet
@@ -42,7 +43,12 @@ def test_a_served_model_is_recorded_counted_and_paid_once(ref: str, tmp_path: Pa
     assert len(calls) == len(said) >= len(tasks)
     assert all(c.prompt_tokens > 300 and c.sampled_tokens > 0 for c in calls)
     assert not any(e.meta.get("estimated_calls") for e in episodes)  # the server counts
-    paid = [line for _, line in read_jsonl(journal_of(out))]
+    every = [line for _, line in read_jsonl(journal_of(out))]
+    (found,) = [line for line in every if line["agent"] == STRUCTURED]
+    assert found["text"] == JSON_SCHEMA
+    read = [e.facts.get("part") != "malformed" for e in said if isinstance(e, Message)]
+    assert sum(read) > len(read) / 2
+    paid = [line for line in every if line["agent"] != STRUCTURED]
     assert len(paid) == len(calls) == len({line["key"] for line in paid})
     assert sum(c.prompt_tokens for c in calls) == sum(line["prompt_tokens"] for line in paid)
     whole = out.read_bytes()
