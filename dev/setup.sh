@@ -9,7 +9,7 @@ set -u
 
 PYTHON=${PYTHON:-python3}
 TORCH=${TORCH:-torch==2.13.0}
-EXTRAS=${EXTRAS:-train,tools,export,serve,dev}
+EXTRAS=${EXTRAS:-train,tools,export,serve,mcp,dev}
 VENV=.venv
 STAMP=$VENV/.installed
 LOG=$VENV/install.log

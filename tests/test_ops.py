@@ -234,6 +234,26 @@ def test_now_and_then_all_threads_are_tried_again(monkeypatch: pytest.MonkeyPatc
     assert found == [1] * (ours.PATIENCE - 1) + [2] * (ours.PATIENCE + 1)
 
 
+def test_threads_are_tried_ever_more_rarely_beside_a_process_that_never_gives_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(threads, "cores", lambda: 2)
+    ours, tried = threads.Threads(2), list[int]()
+
+    def judged(others: float, times: int) -> None:
+        for at in range(times):
+            ours.judge(others)
+            if ours.now == 2:
+                tried.append(at)
+
+    judged(1.0, 500)
+    assert tried == [19, 59, 139, 299, 459]
+    tried.clear()
+    judged(0.0, 1)  # it is gone, and the next one is tried as often as the first was
+    judged(1.0, 30)
+    assert tried == [0, 19]
+
+
 def test_the_work_of_others_is_what_this_process_did_not_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

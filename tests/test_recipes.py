@@ -278,6 +278,7 @@ def read_default(cell: str) -> Any:
 
 def check_documented(page: str, settings: dict[str, Any]) -> None:
     rows = documented(page, "setting")
+    settings = {name: [*v] if isinstance(v, tuple) else v for name, v in settings.items()}
     twice = [name for name, count in Counter(name for name, _ in rows).items() if count > 1]
     assert not twice, f"docs/{page}: documented twice: {twice}"
     assert {name for name, _ in rows} == settings.keys(), f"docs/{page}"

@@ -24,7 +24,7 @@ from coa.recording.episode import (
 )
 from coa.recording.graph import episode_of
 from coa.recording.turns import as_text
-from coa.recording.wire import FunctionCall, WireMessage, WireUsage
+from coa.recording.wire import FunctionCall, ServerUse, WireMessage, WireUsage
 from coa.tasks import Task
 from recorded_sessions import (
     INVOICES,
@@ -411,6 +411,55 @@ def test_a_result_that_never_came_back_is_missing_unless_it_is_known_from_elsewh
     session.results[said.calls[0].id] = WireMessage("tool", "the page", failed=True)
     (used,) = (each for each in episode_of(session).events if isinstance(each, ToolUse))
     assert (used.result, used.failure) == ("the page", "mistake")
+
+
+def test_tools_that_the_server_ran_stand_before_the_words_that_follow_from_them() -> None:
+    team = Team()
+    boss = team.agent("You are the boss.")
+    boss.user(QUESTION)
+    boss.replies("42")
+    ran = (
+        ServerUse(call("web_search", query="Acme 2014"), "42 dollars"),
+        ServerUse(call("file_search", queries=["Acme"])),
+        ServerUse(call("open_page", url="http://x"), "not found", failed=True),
+    )
+    [only] = team.calls
+    team.calls = [replace(only, exchange=replace(only.exchange, ran=ran))]
+    episode = episode_of(team.session())
+    assert [
+        (event.tool, event.argument, event.result, event.failure)
+        for event in episode.events[1:-1]
+        if isinstance(event, ToolUse)
+    ] == [
+        ("web_search", '{"query": "Acme 2014"}', "42 dollars", None),
+        ("file_search", '{"queries": ["Acme"]}', "", None),
+        ("open_page", '{"url": "http://x"}', "not found", "mistake"),
+    ]
+    assert episode.answer == "42" and gaps(episode) == {"result_missing": 1}
+    assert [tool.name for tool in episode.tools] == ["web_search", "file_search", "open_page"]
+
+
+@pytest.mark.parametrize(
+    ("used", "text", "unknown"), [("first", "first", 0), ("other", "other", 0), ("", "first", 1)]
+)
+def test_of_several_choices_the_one_that_a_later_call_shows_was_used(
+    used: str, text: str, unknown: int
+) -> None:
+    team = Team()
+    boss = team.agent("You are the boss.")
+    boss.user(QUESTION)
+    boss.replies("first")
+    [only] = team.calls
+    drafts = (WireMessage("assistant", "other"),)
+    team.calls = [replace(only, exchange=replace(only.exchange, drafts=drafts))]
+    if used:
+        boss.messages[-1] = WireMessage("assistant", used)
+        boss.user("And now?")
+        boss.replies("42")
+    episode = episode_of(team.session())
+    said = [event.text for event in episode.events if isinstance(event, Message) and event.call]
+    assert said[0] == text
+    assert gaps(episode).get("choice_unknown", 0) == unknown
 
 
 def test_results_are_told_apart_by_ids_also_where_ids_repeat() -> None:

@@ -98,7 +98,7 @@ def clone(tmp_path: Path) -> Clone:
 def test_torch_is_installed_first_and_the_second_time_nothing_is(clone: Clone) -> None:
     clone.program("python3", GOOD_PYTHON)
     assert clone.setup().returncode == 0
-    assert clone.calls == ["torch==2.13.0", ".[train,tools,export,serve,dev]", ".[gym]"]
+    assert clone.calls == ["torch==2.13.0", ".[train,tools,export,serve,mcp,dev]", ".[gym]"]
     again = clone.setup()
     assert (again.returncode, again.stdout, again.stderr) == (0, "", "")
     assert len(clone.calls) == 3
@@ -124,7 +124,7 @@ def test_without_task_generators_and_a_sandbox_the_rest_is_installed(clone: Clon
 def test_the_task_generators_can_be_left_out_and_come_when_they_are_wanted(clone: Clone) -> None:
     clone.program("python3", GOOD_PYTHON)
     clone.setup(NO_GYM="1")
-    assert clone.calls == ["torch==2.13.0", ".[train,tools,export,serve,dev]"]
+    assert clone.calls == ["torch==2.13.0", ".[train,tools,export,serve,mcp,dev]"]
     clone.setup()
     assert clone.calls[-1] == ".[gym]"
 
@@ -221,7 +221,7 @@ def test_make_names_every_target() -> None:
     command = ["make", "--no-print-directory", "help"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     named = [line.split()[1] for line in done.stdout.splitlines()]
-    tests = "test test-slow test-servers test-vllm test-peers test-parity test-frameworks"
+    tests = "test test-slow test-servers test-vllm test-peers test-parity test-frameworks test-mcp"
     assert named == f"help setup run {tests} python-docs check bench clean".split()
 
 

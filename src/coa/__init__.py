@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # for type checkers and editors; a test holds it equal to _HO
     from coa.tasks import Task
     from coa.tools import Tool, ToolCall, ToolMistake, tool
     from coa.tools.functions import State
+    from coa.tools.mcp import mcp
     from coa.tools.sources import corpus_tools, sandbox_tools
     from coa.trajectory import Trajectory, load_trajectories
 
@@ -39,6 +40,7 @@ _HOMES = {
     "coa.tasks": "Task",
     "coa.tools": "Tool ToolCall ToolMistake tool",
     "coa.tools.functions": "State",
+    "coa.tools.mcp": "mcp",
     "coa.tools.sources": "corpus_tools sandbox_tools",
     "coa.trajectory": "Trajectory load_trajectories",
 }
@@ -70,6 +72,7 @@ __all__ = [
     "load_environment",
     "load_grammar",
     "load_trajectories",
+    "mcp",
     "record",
     "rl",
     "run",

@@ -21,10 +21,11 @@ OPTIONAL = {
     "tools": ("lxml", "pypdf", "markdown_it", "math_verify", "numpy", "sympy"),
     "gym": ("reasoning_gym",),
     "serve": ("starlette", "uvicorn"),
+    "mcp": ("mcp",),
     "export": ("pyarrow",),
 }
 """Needed for some of what coa does: reading pages and documents, scoring, programs, gym tasks, the
-server, and parquet files."""
+server, MCP, and parquet files."""
 
 
 def examine() -> Json:

@@ -19,6 +19,7 @@ import inspect
 import json
 import re
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -61,6 +62,7 @@ from coa.tasks import Task, TaskSet
 from coa.tools.base import Tool, Toolbox, in_thread
 from coa.tools.cache import ToolCache, cached, check_mode
 from coa.tools.functions import tool
+from coa.tools.mcp import McpTools, mcp, mcp_of
 from coa.tools.recorded import RECORDED, RecordedTools, ToolRecord
 from coa.tools.sources import (
     Opening,
@@ -83,6 +85,8 @@ _TEST_SHARE = 5
 _BRIEF = "Answer the question with the tools."
 _PREAMBLE = "You solve a task with tools."
 """How a prompt opens where all tools of a preset made way for those of an environment."""
+SERVERS = "mcp"
+"""The setting that every environment has: MCP servers whose tools are added to its own."""
 SETUP_S = 60.0
 """Most for making the state of a rollout."""
 
@@ -108,6 +112,12 @@ class ToolSettings:
     ] = ""
     passages: int = 0
     """Sets `passages` of the environment, the most that one search returns; 0: its own number."""
+    mcp: Annotated[
+        tuple[str, ...],
+        Option(
+            "MCP server whose tools are added: a command line, or a URL; repeatable.", many=True
+        ),
+    ] = ()
 
     def __post_init__(self) -> None:
         check_observations(self.observations)
@@ -120,7 +130,7 @@ class ToolSettings:
 
     def settings(self) -> dict[str, Any]:
         """What this sets of the environment itself."""
-        chosen = {"corpus": self.corpus, "passages": self.passages}
+        chosen = {"corpus": self.corpus, "passages": self.passages, SERVERS: [*self.mcp]}
         return {name: value for name, value in chosen.items() if value}
 
     def identity(self) -> Json:
@@ -211,7 +221,8 @@ class Environment:
         if not self.is_template or callable(self.tools) or not self.tools:
             return grammar
         offered = [
-            (e.name,) if isinstance(e, Tool) else getattr(e, "tools", ()) for e in self.tools
+            (e.name,) if isinstance(e, Tool | McpTools) else getattr(e, "tools", ())
+            for e in self.tools
         ]
         names = {name for each in offered for name in each}
         own = {grammar.by_name[role].tool or role for role in grammar.tool_roles}
@@ -328,6 +339,19 @@ class Environment:
     def is_loadable(self) -> bool:
         """Whether another process can load the same environment by its reference."""
         return bool(self.reference) and self._asked is not None
+
+    def with_servers(self, servers: Sequence[str]) -> Environment:
+        """The same environment with the tools of MCP servers beside its own."""
+        more = [mcp(each) for each in ([servers] if isinstance(servers, str) else servers)]
+        own = self.tools
+
+        def tools(task: Task) -> Sequence[ToolLike]:
+            return [*own(task), *more]  # type: ignore[operator]
+
+        asked = None if self._asked is None else {**self._asked, SERVERS: servers}
+        settings = {**self.settings, SERVERS: servers}
+        joined = tools if callable(own) else (*own, *more)
+        return self._changed(asked, tools=joined, settings=settings)
 
     def called(self, name: str) -> Environment:
         """The same environment under another name."""
@@ -536,7 +560,7 @@ class OpenEnvironment:
                 made.append(_controlled(env, each, self.settings.observations))
             else:
                 made += (await self._opened(each))(task)
-        _check_names(env, made)
+        made = _told_apart(env, self._grammar[env.name], made)
         box = Toolbox(_with_blocks(self._grammar[env.name], made), beside=first)
         self._first.setdefault(env.name, box)
         if self._cache is None:
@@ -818,20 +842,44 @@ def _with_blocks(grammar: Grammar, tools: Sequence[Tool]) -> list[Tool]:
     return [replace(t, block=blocks[t.name]) if t.name in blocks else t for t in tools]
 
 
-def _check_names(env: Environment, tools: Sequence[Tool]) -> None:
-    seen: set[str] = set()
+def _told_apart(env: Environment, grammar: Grammar, tools: Sequence[Tool]) -> list[Tool]:
+    """The tools, each of another name. One of a server that shares its name with another tool, or
+    with a block that is none, gets the server's before its own: so no server can take the place of
+    somebody's own tool, and it does not matter which comes first."""
+    count = Counter(each.name for each in tools)
+    blocks = {*grammar.tags} - {*grammar.tool_roles}
+    made: list[Tool] = []
     for each in tools:
-        if each.name in seen:
+        if each.server and (count[each.name] > 1 or each.name in blocks):
+            each = replace(each, name=f"{each.server}_{each.name}")
+        if each.name in {other.name for other in made}:
+            advice = "the server" if each.server else "one"
             raise ConfigError(
-                f"environment {env.name!r}: two tools are named {each.name!r}; give one another "
-                "name."
+                f"environment {env.name!r}: two tools are named {each.name!r}; give {advice} "
+                "another name."
             )
-        seen.add(each.name)
+        made.append(each)
+    return made
 
 
 # -- loading ----------------------------------------------------------------------------------
 
 FILE = "environment.toml"
+
+
+@dataclass(frozen=True)
+class _ToolsTable:
+    """Tools of one's own beside those of MCP servers."""
+
+    own: str | list[str] = field(default_factory=list)
+    """As `tools` without a table."""
+    mcp: list[str | McpTools] = field(default_factory=list)
+    """A command or a URL each, or a table of either with its settings."""
+
+    @classmethod
+    def of(cls, given: str | list[str] | _ToolsTable) -> _ToolsTable:
+        made = given if isinstance(given, _ToolsTable) else cls(given)
+        return replace(made, own=[made.own] if isinstance(made.own, str) else made.own)
 
 
 @dataclass(frozen=True)
@@ -842,7 +890,7 @@ class _EnvironmentFile:
     """The folder's name by default."""
     grammar: str = "react"
     """A preset, or a .toml beside this file."""
-    tools: str | list[str] = field(default_factory=list)
+    tools: str | list[str] | _ToolsTable = field(default_factory=list)
     """`module:attribute` each: a function, a Tool, a source, or a list of these. `recorded` stands
     for all tools of the record that no other one is named like."""
     recorded: str = ""
@@ -865,6 +913,8 @@ class _EnvironmentFile:
 def load_environment(reference: str | Path | Environment, **settings: Any) -> Environment:
     """An environment by its reference: a folder, an `environment.toml` or .py file,
     `module:attribute`, or the name of a shipped one. `settings` are its own."""
+    if servers := settings.pop(SERVERS, ()):
+        return load_environment(reference, **settings).with_servers(servers)
     if isinstance(reference, Environment):
         if settings:
             raise ConfigError(
@@ -960,7 +1010,8 @@ def _own_files(folder: Path, grammar: str = "") -> tuple[Path, ...]:
 def _from_toml(path: Path, settings: Mapping[str, Any]) -> Environment:
     read = load_recipe(path, (), _EnvironmentFile)
     folder, held = path.parent.resolve(), {**read.settings, **settings}
-    named_tools = [read.tools] if isinstance(read.tools, str) else read.tools
+    table = _ToolsTable.of(read.tools)
+    named_tools: Sequence[str] = table.own
     _check_references(path, read, named_tools)
 
     def beside(name: str) -> Any:
@@ -982,6 +1033,7 @@ def _from_toml(path: Path, settings: Mapping[str, Any]) -> Environment:
 
     used: dict[str, Any] = {}
     tools = _tools_in(read, named_tools, folder, held, beside)
+    tools += [mcp_of(each, folder) for each in table.mcp]
     tasks: Any = read.tasks or None
     if isinstance(tasks, str):
         tasks = named(tasks)

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 from coa.engines import DIALECTS, Dialect, Engine
 from coa.environment import (
+    SERVERS,
     Environment,
     OpenEnvironment,
     ToolSettings,
@@ -219,6 +220,8 @@ def choose_environments(
         return _in_grammar(environments, grammar, model, note), found
     if not isinstance(loaded, TaskSet):
         raise UsageError("nothing says what to work on: give --env, or --tasks with a task file.")
+    if SERVERS in chosen:
+        return _as_trained((_servers_alone(chosen),), grammar, model), loaded
     shipped: Any = import_module("coa.environments")
     chosen |= {} if grammar == "auto" else {"grammar": grammar}
     environments, found = shipped.at_home(loaded, **chosen)
@@ -241,7 +244,8 @@ def default_environments(
         return _in_grammar(environments_for(given, **chosen), grammar, model, note)
     check_home(model)
     shipped: Any = import_module("coa.environments")
-    env = shipped.load_environment(shipped.SEARCH, **chosen)
+    alone = _servers_alone(chosen) if SERVERS in chosen else None
+    env = alone or shipped.load_environment(shipped.SEARCH, **chosen)
     known = remembered("grammar", model)
     if grammar == "auto" and len(known) > 1 and env.value().name not in known:
         choices = ", ".join(known)
@@ -256,6 +260,14 @@ def _asked(
     given = [references] if isinstance(references, str | Path | Environment) else [*references]
     chosen = {**(settings or {}), **(tools or ToolSettings()).settings()}
     return [each for each in given if each], chosen
+
+
+def _servers_alone(settings: Json) -> Environment:
+    """Questions over the tools of MCP servers and no others, where no environment is named."""
+    others = [name for name in settings if name != SERVERS]
+    if others:
+        raise UsageError(f"--mcp without --env has no setting {others[0]!r}.")
+    return Environment(SERVERS, grammar="mhqa").with_servers(settings[SERVERS])
 
 
 def check_home(model: str) -> None:

@@ -42,6 +42,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+mcp_app = typer.Typer(help="Offer an agent, or tools, to MCP clients.", no_args_is_help=True)
+app.add_typer(mcp_app, name="mcp")
 add_things(app)
 add_datasets(app)
 add_measures(app)
@@ -239,6 +241,30 @@ def serve(
     from coa.serving.server import serve as serve_until_stopped
 
     serve_until_stopped(replace(settings, key=read_key(key_file)), note)
+
+
+@mcp_app.command("serve", cls=Late)
+@with_settings(
+    *("observations", "unsafe_code", "name", "stall_s"), settings="coa.serving.session:Serving"
+)
+def mcp_serve(
+    settings: Serving,
+    tools_only: Annotated[
+        bool, typer.Option("--tools-only", help="The environment's tools, and no model.")
+    ] = False,
+    http: Annotated[
+        bool, typer.Option("--http", help="Streamable HTTP on --host and --port; else stdio.")
+    ] = False,
+    key_file: Annotated[
+        Path | None, typer.Option(help="With --http: the key of clients; else COA_SERVE_KEY.")
+    ] = None,
+) -> None:
+    """Offer an environment's agent, or its tools, to MCP clients."""
+    from coa.serving.mcp import serve_mcp
+    from coa.serving.server import read_key
+
+    settings = replace(settings, key=read_key(key_file) if http else "")
+    serve_mcp(settings, note, tools_only=tools_only, http=http)
 
 
 @app.command()

@@ -29,12 +29,14 @@ class Threads:
     """Seconds over which the use of the cores is measured."""
     TAKEN, FREE = 0.4, 0.25
     """Shares of a core: others that use more get it, and it is free again below the other."""
-    PATIENCE = 20
+    PATIENCE, LONGEST = 20, 160
     """Measurements until all threads are tried again: what runs at low priority fills a core that
-    was left to somebody else, and would give it back."""
+    was left to somebody else, and would give it back. After each try in vain twice as many, up to
+    the second: a step of training that shares its cores costs a second or more."""
 
     def __init__(self, most: int, fixed: bool = False) -> None:
-        self.most, self.now, self._judged = most, most, 0
+        self.most, self.now = most, most
+        self._waited, self._patience = 0, self.PATIENCE
         self._watched = most > 1 and not fixed and _STAT.exists()
         self._since, self._used = time.monotonic(), used_by_others() if self._watched else 0.0
 
@@ -48,11 +50,15 @@ class Threads:
 
     def judge(self, others: float) -> None:
         """Choose a number when others use so many cores."""
-        free, self._judged = cores() - others, self._judged + 1
+        free = cores() - others
         fewest, most = int(free + self.FREE), int(free + self.TAKEN)
         wanted = min(max(self.now, fewest), most)
-        if self._judged % self.PATIENCE == 0:
-            wanted = self.most
+        self._waited += 1
+        if wanted >= self.most:
+            self._waited, self._patience = 0, self.PATIENCE
+        elif self._waited >= self._patience:
+            wanted, self._waited = self.most, 0
+            self._patience = min(2 * self._patience, self.LONGEST)
         self.now = min(max(wanted, (self.most + 1) // 2), self.most)
 
 

@@ -249,6 +249,8 @@ GAPS = {
     "result_missing": f"no result of a tool came back, so the chain would show none: "
     f"{_RECORD_TOOLS}",
     "results_joined": f"results of several calls came back as one text: {_RECORD_TOOLS}",
+    "choice_unknown": "the server wrote several replies to one request, and no later call shows "
+    "which was used; the first is kept",
     "program_unread": "an agent writes programs that are no plain calls: let it call tools "
     "(smolagents: ToolCallingAgent), or such steps are not in the chain",
     "text_not_captured": "the program's telemetry leaves out what was said: set "

@@ -292,7 +292,8 @@ def _validate(values: Json, schema: type[S], where: Callable[[Key], str]) -> S:
     except ValidationError as exc:
         errors = exc.errors(include_url=False)
     unknown = [each for each in errors if each["type"] == "unexpected_keyword_argument"]
-    error = (unknown or errors)[0]
+    # Of a union each member complains; who got furthest was meant.
+    error = max(unknown or errors, key=lambda e: (len(e["loc"]), e["type"] == "value_error"))
     *table, last = location = error["loc"][1:] or ("",)
     key = _named(schema, location)
     name = ".".join(key)

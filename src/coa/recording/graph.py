@@ -18,6 +18,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from coa.recording.calls import LoggedSession
 from coa.recording.episode import (
@@ -37,7 +38,7 @@ from coa.recording.identities import agent_named_in, find_agents, name_agents, r
 from coa.recording.programs import PYTHON, functions_in
 from coa.recording.text_calls import tools_in
 from coa.recording.turns import AgentTurn, Count, as_json, squash, turns_of
-from coa.recording.wire import WireMessage
+from coa.recording.wire import ServerUse, WireMessage
 from coa.recording.works import (
     AgentWork,
     Asked,
@@ -164,6 +165,11 @@ class _EpisodeWriter:
             thought = "" if text == thought else thought
         thought = "\n".join(each for each in (turn.said.reasoning, thought) if each)
         name = self.names[turn.agent]
+        for number, ran in enumerate(
+            turn.call.exchange.ran
+        ):  # before the words that follow from it
+            self.count.gap("result_missing", not ran.result)
+            self._place(turn.number, number - 2000, _server_use(name, ran, branch))
         said = Message(name, to, text, thought, branch=branch, call=_model_call(turn))
         self._place(turn.number, 0, said, turn)
         in_turn, since = turn.number in self.team.programs, turn.number
@@ -270,8 +276,9 @@ class _EpisodeWriter:
                 found.setdefault(tool.name, tool)
         for tool in self.session.tools:  # told elsewhere than in a request, as by a tool's span
             found.setdefault(tool.name, tool)
-        for asked in self.team.all_asked():
-            missing = PYTHON_TOOL if asked.call.name == PYTHON else ToolSpec(asked.call.name)
+        ran = (use.call for turn in self.team.turns for use in turn.call.exchange.ran)
+        for call in chain((asked.call for asked in self.team.all_asked()), ran):
+            missing = PYTHON_TOOL if call.name == PYTHON else ToolSpec(call.name)
             found.setdefault(missing.name, missing)
         agents = {
             name
@@ -324,6 +331,12 @@ class _EpisodeWriter:
             self.count.gap(name, times)
         if self.count.gaps:
             episode.meta["gaps"] = self.count.gaps
+
+
+def _server_use(agent: str, ran: ServerUse, branch: str) -> ToolUse:
+    arguments = as_json(ran.call.arguments)
+    failure = "mistake" if ran.failed else None
+    return ToolUse(agent, ran.call.name, arguments, ran.result, failure, branch=branch)
 
 
 def _is_managed(tool: ToolSpec) -> bool:

@@ -173,7 +173,8 @@ def _kept(
     histories: dict[str, tuple[str, tuple[WireMessage, ...]]] = {}
     """By the id of a reply: what its server keeps of the system prompt, and the messages."""
     repeated = _repeated(session.calls, _requests(session.calls))
-    for number, call in enumerate(session.calls):
+    for number, first_chosen in enumerate(session.calls):
+        call = _with_chosen(first_chosen, session.calls[number + 1 :], count)
         exchange = call.exchange
         count.gap("history_missing", bool(exchange.follows) and exchange.follows not in histories)
         kept, before = histories.get(exchange.follows, ("", ()))
@@ -194,6 +195,24 @@ def _kept(
             count.gap("reply_unread" if call.unread else "call_failed")
         if call.answered:
             yield call, whole
+
+
+def _with_chosen(call: LoggedCall, later: Sequence[LoggedCall], count: Count) -> LoggedCall:
+    """The call with the choice for its reply that a later call shows, or else with the first."""
+    exchange = call.exchange
+    if not exchange.drafts or exchange.reply is None:
+        return call
+    shown = {_words(message) for each in later for message in each.exchange.messages}
+    choices = (exchange.reply, *exchange.drafts)
+    chosen = [choice for choice in choices if _words(choice) in shown]
+    count.gap("choice_unknown", len(chosen) != 1)
+    reply = chosen[0] if chosen else exchange.reply
+    return replace(call, exchange=replace(exchange, reply=reply))
+
+
+def _words(message: WireMessage) -> tuple[str, str, tuple[tuple[str, str], ...]]:
+    """What makes two messages the same; ids of calls and reasoning make no difference."""
+    return message.role, squash(message.text), tuple(map(call_key, message.calls))
 
 
 def _request(call: LoggedCall) -> str:
@@ -295,8 +314,7 @@ class _Speakers:
         """The same number for equal messages; ids of calls and reasoning make no difference."""
         number = self.seen.get(id(message))
         if number is None:
-            calls = list(map(call_key, message.calls))
-            plain = as_json({"": [message.role, squash(message.text), calls]})
+            plain = as_json({"": list(_words(message))})
             number = self.known.setdefault(plain, len(self.known))
             self.seen[id(message)] = number
         return number

@@ -77,8 +77,17 @@ class Connection(H11Protocol):
             cycle.keep_alive = False
 
 
-class Server(uvicorn.Server):
-    """uvicorn with our application, leaving the signals to us."""
+class UnsignalledServer(uvicorn.Server):
+    """uvicorn, leaving the signals to us."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Nothing: uvicorn would raise signals again at the end and not exit with 0."""
+        yield
+
+
+class Server(UnsignalledServer):
+    """A server of our application."""
 
     def __init__(self, session: ServingSession) -> None:
         super().__init__(
@@ -95,11 +104,6 @@ class Server(uvicorn.Server):
                 timeout_graceful_shutdown=math.ceil(session.serving.grace_s) + 5,
             )
         )
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Nothing: uvicorn would raise signals again at the end and not exit with 0."""
-        yield
 
 
 def make_app(session: ServingSession) -> ASGIApp:

@@ -15,7 +15,7 @@ import os
 import shlex
 import signal
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -100,14 +100,31 @@ async def listening(
         raise MissingExtra("coa serve", "serve")
     from coa.serving.app import Server
 
-    if not serving.key and not is_loopback(serving.host):
-        raise UsageError(
-            f"host {serving.host!r} can be reached by others, and there is no key. "
-            f"Set {KEY_VARIABLE} or --key-file, or serve 127.0.0.1 only."
-        )
     async with contextlib.AsyncExitStack() as stack:
-        door = stack.enter_context(_bind(serving.host, serving.port))
-        _give_up_on_stalled(door, serving.limits.stall_s)
+        door, url = stack.enter_context(bound(serving))
+        session = await stack.enter_async_context(session_of(serving, note, engine))
+        server = Server(session)
+        running = asyncio.create_task(server.serve(sockets=[door]))
+        note(f"serving {', '.join(session.agents)} on {url}/v1")
+        if not serving.key:
+            note(f"no key: only this machine is served; set {KEY_VARIABLE} or --key-file for more")
+        note(f"to ask it: {_request(url, next(iter(session.agents)), serving.key)}")
+        try:
+            yield Listening(url, session, server)
+        except BaseException:
+            server.should_exit = True
+            raise
+        finally:
+            await running
+        note("stopped")
+
+
+@contextlib.asynccontextmanager
+async def session_of(
+    serving: Serving, note: Note, engine: Engine | None = None
+) -> AsyncIterator[ServingSession]:
+    """An engine, the agents and whatever answers requests with them."""
+    async with contextlib.AsyncExitStack() as stack:
         out = stack.enter_context(Appender(serving.out)) if serving.out is not None else None
         serving = replace(serving, model=resolve_default(serving.model))
         pull_missing(serving.model, note)
@@ -128,23 +145,7 @@ async def listening(
         if at_once < asked:
             note(f"the engine keeps {at_once} rollouts at a time; further ones wait")
         serving = replace(serving, limits=replace(serving.limits, rollouts=at_once))
-        session = ServingSession(engine, agents, serving, note, out)
-        server = Server(session)
-        host, port = door.getsockname()[:2]
-        url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-        running = asyncio.create_task(server.serve(sockets=[door]))
-        note(f"serving {', '.join(agents)} on {url}/v1")
-        if not serving.key:
-            note(f"no key: only this machine is served; set {KEY_VARIABLE} or --key-file for more")
-        note(f"to ask it: {_request(url, next(iter(agents)), serving.key)}")
-        try:
-            yield Listening(url, session, server)
-        except BaseException:
-            server.should_exit = True
-            raise
-        finally:
-            await running
-        note("stopped")
+        yield ServingSession(engine, agents, serving, note, out)
 
 
 def _request(url: str, name: str, key: str) -> str:
@@ -155,7 +156,22 @@ def _request(url: str, name: str, key: str) -> str:
     return f"curl {shlex.quote(url)}/v1/chat/completions{sends} -d {shlex.quote(json.dumps(asked))}"
 
 
-def _bind(host: str, port: int) -> socket.socket:
+@contextlib.contextmanager
+def bound(serving: Serving) -> Iterator[tuple[socket.socket, str]]:
+    """The door of a server with its URL. Without a key only this machine may come in."""
+    if not serving.key and not is_loopback(serving.host):
+        raise UsageError(
+            f"host {serving.host!r} can be reached by others, and there is no key. "
+            f"Set {KEY_VARIABLE} or --key-file, or serve 127.0.0.1 only."
+        )
+    with bind(serving.host, serving.port) as door:
+        _give_up_on_stalled(door, serving.limits.stall_s)
+        host, port = door.getsockname()[:2]
+        yield door, f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket that listens; one that cannot be had is an error."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host.strip("[]"), port), family=family)

@@ -415,3 +415,118 @@ def _kind(schema: Mapping[str, Any], root: Mapping[str, Any], inside: tuple[str,
     if model and kind == "object" and model not in inside:  # its fields; a task's own are not shown
         return _shape(schema, root, (*inside, model))
     return kind if isinstance(kind, str) else " | ".join(kind)
+
+
+# -- schemas that a stranger wrote -------------------------------------------------------------
+
+_MAX_PARTS, _MAX_LEVELS, _MAX_OPTIONS, _MAX_WORDS = 300, 6, 64, 200
+_TAG_LIKE = re.compile(r"<(?=[/\s]*\w)")
+_BOUNDS = tuple(f"{end}{of}" for end in ("min", "max") for of in ("imum", "Length", "Items"))
+_BOUNDS += ("exclusiveMinimum", "exclusiveMaximum")
+
+
+def plain_words(text: str, most: int) -> str:
+    """A stranger's words for a prompt or a message: one line, no tags, and not too many."""
+    text = "".join(letter if letter.isprintable() else " " for letter in text[: 20 * most])
+    text = _TAG_LIKE.sub("&lt;", " ".join(text.split()))
+    return text if len(text) <= most else f"{text[:most].rpartition(' ')[0] or text[:most]}..."
+
+
+def known_schema(schema: Any) -> dict[str, Value]:
+    """What is known here of an object schema that a stranger wrote: a finite tree of the keywords
+    that `find_problem` reads, with references followed. What is odd, or too deep or large, may be
+    anything here, and is checked by whoever wrote it. `ToolMistake` says why there can be none."""
+    known = _KnownSchema(schema if isinstance(schema, Mapping) else {}).part(schema, 0)
+    known = {"type": "object", "properties": {}, **known}
+    if known["type"] != "object":
+        raise ToolMistake(f"its arguments are {_shown(known['type'])}, expected an object.")
+    return known
+
+
+class _KnownSchema:
+    """Reads one schema, so many parts of it in all."""
+
+    def __init__(self, root: Mapping[str, Any]) -> None:
+        self._root, self._left = root, _MAX_PARTS
+
+    def part(self, schema: Any, level: int) -> dict[str, Value]:
+        self._left -= 1
+        if not isinstance(schema, Mapping) or level > _MAX_LEVELS or self._left < 0:
+            return {}
+        schema = self._followed(schema)
+        for each in _listed(schema.get("allOf"))[:8]:
+            inner = self._followed(each) if isinstance(each, Mapping) else {}
+            schema = {**inner, **schema}
+            schema.pop("additionalProperties", None)  # what one part forbids another may name
+        made: dict[str, Value] = {}
+        kinds = [k for k in _listed(schema.get("type")) if isinstance(k, str) and k in _TYPES]
+        if kinds:
+            made["type"] = kinds[0] if len(kinds) == 1 else kinds
+        if _harmless(schema.get("enum")):
+            made["enum"] = schema["enum"]
+        if "const" in schema and _harmless([schema["const"]]):
+            made["const"] = schema["const"]
+        for key in ("anyOf", "oneOf"):
+            options = [
+                self.part(each, level + 1) for each in _listed(schema.get(key))[:_MAX_OPTIONS]
+            ]
+            if options and all(options):
+                made[key] = options
+        for key in _BOUNDS:
+            if isinstance(size := schema.get(key), int | float) and abs(size) < 1e15:
+                made[key] = size
+        if isinstance(schema.get("items"), Mapping):
+            made["items"] = self.part(schema["items"], level + 1)
+        if isinstance(said := schema.get("description"), str) and said.strip():
+            made["description"] = plain_words(said, _MAX_WORDS)
+        return made | self._members(schema, level)
+
+    def _members(self, schema: Mapping[str, Any], level: int) -> dict[str, Value]:
+        """The arguments of an object, and which of them have to be given."""
+        given = schema.get("properties")
+        wanted = _listed(schema.get("required"))
+        named = {**given} if isinstance(given, Mapping) else {}
+        named |= {name: {} for name in wanted if isinstance(name, str) and name not in named}
+        made: dict[str, Value] = {}
+        for name, part in named.items():
+            if _harmless([name]) and name and len(made) < _MAX_OPTIONS:
+                made[name] = self.part(part, level + 1)
+            elif name in wanted:
+                raise ToolMistake(f"an argument is called {_shown(name)}.")
+        found: dict[str, Value] = {"properties": made} if made or given is not None else {}
+        if required := [name for name in made if name in wanted]:
+            found["required"] = required
+        rest = schema.get("additionalProperties")
+        if isinstance(rest, bool):
+            found["additionalProperties"] = rest or len(made) < len(named)
+        elif isinstance(rest, Mapping):
+            found["additionalProperties"] = self.part(rest, level + 1)
+        return found
+
+    def _followed(self, schema: Mapping[str, Any]) -> Mapping[str, Any]:
+        """What a reference stands for, with what is said beside it."""
+        for _ in range(_MAX_LEVELS):
+            reference = schema.get("$ref")
+            if not isinstance(reference, str) or not reference.startswith("#/"):
+                break
+            found: Any = self._root
+            for name in reference[2:].split("/"):
+                found = found.get(name) if isinstance(found, Mapping) else None
+            beside = {key: value for key, value in schema.items() if key != "$ref"}
+            schema = {**found, **beside} if isinstance(found, Mapping) else beside
+        return schema
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value] if isinstance(value, str) else []
+
+
+def _harmless(values: Any) -> bool:
+    """Whether values can stand in a prompt and in a block: a few, short, and without tags."""
+    if not isinstance(values, list) or not 0 < len(values) <= _MAX_OPTIONS:
+        return False
+    plain = (str, int, float, bool, type(None))
+    texts = [each for each in values if isinstance(each, str)]
+    return all(isinstance(each, plain) for each in values) and all(
+        len(text) <= _MAX_WORDS and text.isprintable() and "<" not in text for text in texts
+    )

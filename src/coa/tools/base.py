@@ -109,6 +109,8 @@ class Tool:
     """For a tool that works on the state of its rollout: gives the function to call, given it."""
     checked: bool = True
     """Whether arguments in JSON are repaired and checked before the tool sees them."""
+    server: str = ""
+    """The server that lists it, whose name goes before its own where another one has that."""
 
     def __post_init__(self) -> None:
         if self.timeout_s <= 0 or self.max_chars < 1 or self.concurrency < 0:
