@@ -53,11 +53,13 @@ def words(body: Json) -> int:
 
 
 class ChatServer:
-    """Use it as a context manager."""
+    """Use it as a context manager. `schemas` is the kind of `response_format` whose schema it
+    follows, which is asked for once and is not among the bodies."""
 
-    def __init__(self, reply: Reply) -> None:
-        self.reply = reply
+    def __init__(self, reply: Reply, schemas: str = "json_schema") -> None:
+        self.reply, self.schemas = reply, schemas
         self.bodies: list[Json] = []
+        self.probes: list[Json] = []
         self.keys: list[str] = []
         """The Authorization headers."""
         self.most_at_once = self.at_once = 0
@@ -86,6 +88,16 @@ class ChatServer:
     def _answer(self, request: BaseHTTPRequestHandler) -> None:
         body = json.loads(request.rfile.read(int(request.headers["Content-Length"])))
         assert request.path == "/v1/chat/completions", request.path
+        form = body.get("response_format") or {}
+        if isinstance(form.get("json_schema"), dict) and form["json_schema"]["name"] == "probe":
+            self.probes.append(body)
+            follows = form["type"] == self.schemas
+            said = Answer('{"word": "coa", "why": ""}') if follows else Answer("no", status=400)
+            return self._send(request, body, said)
+        if form.get("type") == "json_object" and "hello" in body["messages"][-1]["content"]:
+            self.probes.append(body)
+            follows = self.schemas == "json_object"
+            return self._send(request, body, Answer('{"word": "coa"}' if follows else "Hello!"))
         with self._lock:
             self.bodies.append(body)
             self.keys.append(request.headers.get("Authorization", ""))
@@ -168,18 +180,14 @@ class Script:
 
     @property
     def plan(self) -> str:
-        lines = []
+        steps: list[tuple[str, str, list[int]]] = []
         for number, unit in enumerate(self.units, start=1):
-            seen = [
-                at
-                for at, u in enumerate(self.units[: number - 1], 1)
-                if u.branch in ("", unit.branch)
-            ]
-            after = ", ".join(map(str, seen)) or "none"
-            lines.append(f"searcher: {unit.need} (after {after})")
-        lines += ["coder: calculate it"] if self.programs else []
-        lines += ["verifier: say what was found"]
-        return "THOUGHT: I plan.\n" + "\n".join(f"{n}. {line}" for n, line in enumerate(lines, 1))
+            before = enumerate(self.units[: number - 1], 1)
+            after = [at for at, other in before if other.branch in ("", unit.branch)]
+            steps.append(("searcher", unit.need, after))
+        if self.programs:
+            steps.append(("coder", "calculate it", [*range(1, len(steps) + 1)]))
+        return plan(*steps, combine="say what was found", thought="I plan.")
 
 
 def script_of(episode: Episode) -> Script:
@@ -213,17 +221,17 @@ class Oracle:
             return script.plan
         if agent == "searcher":
             unit = script.units[step(texts) - 1]
-            return f"THOUGHT: I need {unit.need}.\nINPUT: {unit.argument}"
+            return call(unit.argument, f"I need {unit.need}.")
         if agent == "reader":
             return self._read(body, script.units[step(texts) - 1])
         if agent == "coder":
-            return f"THOUGHT: I write a program.\nINPUT:\n{script.programs[0]}"
+            return program(script.programs[0], "I write a program.")
         if agent in ("reflector", "critic"):
             return approval(body)
         asked = "\n".join(texts[1:])
         if asked.rfind("Give the answer.") > asked.rfind("Check this answer"):
-            return f"THOUGHT: The reports say so.\nANSWER: {script.answer}"
-        return "THOUGHT: I check it.\nREASON: It agrees with the reports.\nSCORE: 4"
+            return answer(script.answer, "The reports say so.")
+        return check(4, "It agrees with the reports.")
 
     def question(self, body: Json) -> str:
         told = "\n".join(contents(body)[1:])
@@ -235,10 +243,10 @@ class Oracle:
         said = max(
             at for at, m in enumerate(messages) if re.search(r"^Step \d+:", m["content"], re.M)
         )
-        opened = sum("INPUT:" in m["content"] for m in messages[said:] if m["role"] == "assistant")
+        opened = sum('"open": "h' in m["content"] for m in messages[said:])
         if opened < len(unit.opens):
-            return f"THOUGHT: I open it.\nINPUT: {unit.opens[opened]}"
-        return f"REPORT: {unit.report}"
+            return report("", thought="I open it.", open=unit.opens[opened])
+        return report(unit.report)
 
 
 def who(body: Json) -> str:
@@ -259,17 +267,51 @@ def step(texts: Sequence[str]) -> int:
 
 
 def is_rated(body: Json) -> bool:
-    return f"{CRITERIA[0]}: good, average or poor" in body["messages"][0]["content"]
+    return f'"{CRITERIA[0]}"' in body["messages"][0]["content"]
+
+
+# -- replies in the forms that agents are asked for ------------------------------------------------
+
+
+def plan(
+    *steps: tuple[str, str, list[int]] | str, combine: str = "say it", thought: str = "So."
+) -> str:
+    """Steps as (agent, task, steps before), or tasks of the first worker that need no others."""
+    told = [each if isinstance(each, tuple) else ("", each, []) for each in steps]
+    shown = [
+        {**({"agent": agent} if agent else {}), "task": task, "after": after}
+        for agent, task, after in told
+    ]
+    return json.dumps({"thought": thought, "steps": shown, "combine": combine})
+
+
+def call(argument: Any, thought: str = "So.") -> str:
+    return json.dumps({"thought": thought, "input": argument})
+
+
+def program(text: str, thought: str = "So.") -> str:
+    return json.dumps({"thought": thought, "program": text})
+
+
+def report(text: str, found: bool = True, thought: str = "So.", open: str = "") -> str:
+    said = {"thought": thought, "found": found, "report": text}
+    return json.dumps(said | ({"open": open} if open else {}))
+
+
+def answer(text: str, thought: str = "So.") -> str:
+    return json.dumps({"thought": thought, "answer": text})
+
+
+def check(score: int, reason: str = "It is so.") -> str:
+    return json.dumps({"reason": reason, "score": score})
 
 
 def approval(body: Json) -> str:
-    if is_rated(body):
-        return "\n".join(f"{name}: good" for name in CRITERIA) + "\nREASON: It agrees."
-    return "VERDICT: approve\nREASON: It agrees."
+    return objection(body, "good", "approve", "It agrees.")
 
 
 def objection(body: Json, worst: str, verdict: str, reason: str) -> str:
     if is_rated(body):
-        lines = [f"{CRITERIA[0]}: good", f"{CRITERIA[1]}: {worst}", f"{CRITERIA[2]}: good"]
-        return "\n".join(lines) + f"\nREASON: {reason}"
-    return f"VERDICT: {verdict}\nREASON: {reason}"
+        rated = dict(zip(CRITERIA, ("good", worst, "good"), strict=True))
+        return json.dumps({"thought": "", **rated, "reason": reason})
+    return json.dumps({"reason": reason, "verdict": verdict})

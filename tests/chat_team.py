@@ -6,7 +6,18 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from chat_server import ChatServer, approval, contents, step, who
+from chat_server import (
+    ChatServer,
+    answer,
+    approval,
+    call,
+    check,
+    contents,
+    plan,
+    report,
+    step,
+    who,
+)
 from coa.io.collect import collect
 from coa.io.runs import Json
 from coa.recording.episode import Episode
@@ -16,25 +27,26 @@ from coa.tasks import Task, TaskSet
 from scripts import TOOLBOX_OF
 
 TASKS = TaskSet(tuple(Task(f"What is the capital of country {n}?") for n in range(6)))
+QUIET = {"temperature": 0.0, "structured": "off"}
 PRICES = "[models.tester]\ninput = 2.0\ncached = 0.5\noutput = 8.0\n"
 
 
 def settings(server: ChatServer, **options: Any) -> LLMSettings:
-    return LLMSettings(server.ref, **{"backoff_s": 0.01, "temperature": 0.0, **options})
+    return LLMSettings(server.ref, **{**QUIET, "backoff_s": 0.01, **options})
 
 
 def two_steps(body: Json) -> str:
     """A team that looks two things up at the same time and answers."""
     agent, texts = who(body), contents(body)
     if agent == "planner":
-        return "1. searcher: one thing (after none)\n2. searcher: another (after none)"
+        return plan("one thing", "another")
     if agent == "searcher":
-        return f"INPUT: thing {step(texts)}"
+        return call(f"thing {step(texts)}")
     if agent == "reader":
-        return f"REPORT: Thing {step(texts)} is so."
+        return report(f"Thing {step(texts)} is so.")
     if agent == "reflector":
         return approval(body)
-    return "ANSWER: so" if texts[-1].endswith("Give the answer.") else "SCORE: 4"
+    return answer("yes") if texts[-1].endswith("Give the answer.") else check(4)
 
 
 CALLS = 1 + 2 * 3 + 2

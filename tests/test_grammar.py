@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from coa.grammar import (
     GrammarState,
     PromptKind,
     Role,
+    check,
     grammar_from_toml,
     load_grammar,
     parse,
@@ -79,6 +81,25 @@ SUCCESSORS = {
         "answer": set(),
     },
 }
+SUCCESSORS |= {
+    "retool": {
+        None: {"code", "answer"},
+        "code": {"code", "answer"},
+        "answer": set(),
+    },
+    "webdancer": {
+        None: {"search", "visit", "answer"},
+        "search": {"search", "visit", "answer"},
+        "visit": {"search", "visit", "answer"},
+        "answer": set(),
+    },
+    "reveal": {
+        None: {"generation"},
+        "generation": {"verification"},
+        "verification": {"verification", "generation", "answer"},
+        "answer": set(),
+    },
+}
 AFM_TOOLS = {"web_search", "crawl_page", "wiki_search", "code", "visual_inspector"}
 SUCCESSORS["afm"] = {
     None: {"plan"},
@@ -117,7 +138,8 @@ def follow(grammar: Grammar, *steps: str | Block) -> GrammarState:
 def next_roles(grammar: Grammar, state: GrammarState) -> set[str]:
     """What may come next once the due thought is there."""
     if grammar.interleave and not state.done and not state.awaiting:
-        assert grammar.allowed(state) == (grammar.interleave,)
+        first, *others = grammar.allowed(state)
+        assert first == grammar.interleave and bool(others) == grammar.sparing
         moved = grammar.advance(state, Block(grammar.interleave, "hm"))
         assert isinstance(moved, GrammarState)
         state = moved
@@ -261,7 +283,7 @@ def test_a_block_that_is_not_allowed_is_a_fault_that_names_what_is(name: str) ->
             fault = grammar.advance(state, Block(other, BODIES.get(other, "x"), start=7))
             assert isinstance(fault, Fault)
             assert (fault.kind, fault.at) == (FaultKind.ILLEGAL, 7)
-            assert all(f"<{each}>" in fault.message for each in allowed)
+            assert all(f"<{grammar.tag(each)}>" in fault.message for each in allowed)
             assert allowed or fault.message == "Nothing may follow the answer."
 
 
@@ -412,7 +434,7 @@ def test_a_tool_with_the_name_of_another_block_is_refused() -> None:
 @pytest.mark.parametrize("name", PRESETS)
 def test_the_turn_stops_at_calls_the_answer_and_a_forged_observation(name: str) -> None:
     grammar = load_grammar(name)
-    closing = {f"</{tool}>" for tool in grammar.tool_roles}
+    closing = {f"</{grammar.tag(tool)}>" for tool in grammar.tool_roles}
     assert set(grammar.stop_strings) == closing | {"</answer>", f"<{grammar.observation}>"}
 
 
@@ -422,24 +444,46 @@ def test_the_full_prompt_has_every_role_and_every_rule(name: str) -> None:
     prompt = system_prompt(grammar, "full")
     assert grammar.preamble.strip() in prompt
     for role in grammar.roles:
-        assert f"- <{role.name}>: {role.about}" in prompt
+        own = grammar.tag(role.name) == role.name
+        said = f"- <{role.name}>: {role.about}" if own else f"  - {role.name}: {role.about}"
+        assert said in prompt
         for rated in role.ratings:
             assert rated in prompt
         if role.next:
-            options = " or ".join(f"<{each}>" for each in grammar.expand(role.next))
-            assert f"after <{role.name}>: {options}" in prompt
+            tags = dict.fromkeys(map(grammar.tag, grammar.expand(role.next)))
+            options = " or ".join(f"<{each}>" for each in tags)
+            assert f"after <{grammar.tag(role.name)}>: {options}" in prompt
         if role.pass_score:
             assert f"{role.pass_score} or more: write <answer>" in prompt
     assert f"- <{grammar.observation}>: " in prompt
-    assert ("comes before every other block" in prompt) == bool(grammar.interleave)
+    comes = "may come" if grammar.sparing else "comes"
+    assert (f"{comes} before every other block" in prompt) == bool(grammar.interleave)
     assert "begin with " in prompt and "<answer> ends the work" in prompt
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_full_prompt_shows_a_legal_chain_and_no_placeholder(name: str) -> None:
+    """What a small model copies is a chain with a call and an answer, legal under the grammar."""
+    grammar = load_grammar(name)
+    for bound in (grammar, grammar.with_tools([])):
+        prompt = system_prompt(bound, "full")
+        _, shown = prompt.split("An example with another question, ")
+        chain = shown.split(":\n", 1)[1]
+        parsed = parse(bound, chain, env=True)
+        assert check(bound, parsed) is None, chain
+        calls = [block for block in parsed.blocks if block.role in bound.tool_roles]
+        assert len(calls) == bool(bound.tool_roles)
+        assert all(block.body.strip() for block in parsed.blocks)
+        assert "content<" not in prompt and ">content" not in prompt and "..." not in chain
 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_the_compact_prompt_names_every_role_in_a_few_dozen_words(name: str) -> None:
     grammar = load_grammar(name)
     prompt = system_prompt(grammar)
-    assert all(f"<{role.name}>" in prompt for role in grammar.roles)
+    for role in grammar.roles:
+        own = grammar.tag(role.name) == role.name
+        assert (f"<{role.name}>" if own else role.name) in prompt
     assert len(re.findall(r"\w+", prompt)) <= 36
 
 
@@ -479,3 +523,23 @@ def test_tools_that_are_named_one_by_one_can_be_replaced_or_taken_away() -> None
     assert other.expand(other.by_name["find"].next) == ("find", "answer")
     none = grammar.with_tools([])
     assert none.start == ("answer",) and none.tool_roles == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "fingerprint", "compact"),
+    [
+        ("mhqa", "d68f325b6964a264", "b3e9f4ac"),
+        ("web", "1b81d5b827ecfd35", "0510b6a8"),
+        ("code", "0f88f31c56d5423b", "d1677d7a"),
+        ("afm", "d32f09b81c06e8ca", "7ffd9a22"),
+        ("react", "695faaa63a4873fb", "c7292782"),
+        ("search_r1", "cb522652d18724ba", "438d34b9"),
+    ],
+)
+def test_grammars_that_models_were_trained_on_are_what_they_were(
+    name: str, fingerprint: str, compact: str
+) -> None:
+    """Datasets, adapters and runs carry the fingerprint, and AFM-135M knows the compact prompt."""
+    grammar = load_grammar(name)
+    assert grammar.fingerprint() == fingerprint
+    assert hashlib.sha256(system_prompt(grammar).encode()).hexdigest()[:8] == compact

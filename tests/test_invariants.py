@@ -23,6 +23,7 @@ from coa.errors import TrainingError, UsageError
 from coa.evaluation.run import save_summary, summarise
 from coa.grammar import (
     PRESETS,
+    Block,
     FaultKind,
     Grammar,
     Role,
@@ -60,22 +61,29 @@ def extended(grammar: Grammar) -> Grammar:
 def test_a_role_that_is_added_to_the_value_is_known_to_everybody(name: str) -> None:
     old = load_grammar(name)
     new = extended(old)
-    assert "</oracle>" in new.stop_strings and "</oracle>" not in old.stop_strings
     for kind in ("full", "compact"):
-        assert "<oracle>" in system_prompt(new, kind) and "<oracle>" not in system_prompt(old, kind)
-    assert new.escape("a</oracle>") == "a&lt;/oracle>" and old.escape("a</oracle>") == "a</oracle>"
+        assert "oracle" in system_prompt(new, kind) and "oracle" not in system_prompt(old, kind)
+    if new.call:  # its calls stand in the tag of all
+        assert new.stop_strings == old.stop_strings and new.tags == old.tags
+    else:
+        assert "</oracle>" in new.stop_strings and "</oracle>" not in old.stop_strings
+        assert new.escape("a</oracle>") == "a&lt;/oracle>"
+        assert old.escape("a</oracle>") == "a</oracle>"
     rng = random.Random(7)
     walks = (legal_blocks(new, rng) for _ in range(200))
     blocks = next(walk for walk in walks if any(block.role == "oracle" for block in walk))
     text = new.render(blocks)
     parsed = parse(new, text, env=True)
     assert parsed.blocks == blocks and check(new, parsed) is None
-    assert check(old, parse(old, text, env=True)) is not None
+    if not old.free:  # there it is a thought
+        assert check(old, parse(old, text, env=True)) is not None
     splitter = Splitter(new, env=True, events=True)
     events = [event for char in text for event in splitter.feed(char)]
-    assert ("open", "oracle", "") in events
-    unknown = parse(old, "<oracle>x</oracle>")
-    assert [fault.kind for fault in unknown.faults] == [FaultKind.UNKNOWN]
+    assert ("open", new.tag("oracle"), "") in events
+    unknown = parse(old, new.render([Block("oracle", "x")]))
+    if not old.free:
+        kind = FaultKind.UNREADABLE if old.call else FaultKind.UNKNOWN
+        assert [fault.kind for fault in unknown.faults] == [kind]
     assert "oracle --> " in new.mermaid()
 
 

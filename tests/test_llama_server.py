@@ -28,8 +28,13 @@ from coa.engines.server_apis import (
     Turn,
 )
 from coa.errors import EngineError, ModelError
+from coa.grammar import load_grammar
+from coa.loop import Budget, run
 from coa.models import references as store
 from coa.models.bases import BASE, BASES
+from coa.tasks import Task
+from coa.tools import Toolbox, tool
+from coa.trajectory import StopReason, Trajectory
 from playing import sampled_rollout
 
 pytestmark = pytest.mark.slow
@@ -231,3 +236,37 @@ def test_errors_of_the_real_server(ref: str, engine: OpenAIEngine) -> None:
     long = load_engine(ref, tokenizer=BASE)
     with pytest.raises(EngineError, match="the context holds 2048"):
         asyncio.run(long.generate([1] * 3000, Sampling()))
+
+
+# -- native tool calls ---------------------------------------------------------------------------
+
+
+def test_the_model_is_asked_in_its_native_format_through_the_same_loop(ref: str) -> None:
+    """What so small a model says is no matter: every ending is one of the loop's, tokens are the
+    server's, and what was declared was not refused."""
+
+    @tool
+    def capital(country: str) -> str:
+        """Say the capital of a country."""
+        return f"The capital of {country} is Lima."
+
+    async def go() -> Trajectory:
+        engine = load_engine(ref, dialect="tools")
+        budget = Budget(turns=3, turn_tokens=48, malformed=1)
+        try:
+            box = Toolbox([capital])
+            return await run(
+                Task("What is the capital of Peru?"),
+                engine,
+                load_grammar("react"),
+                box,
+                budget=budget,
+            )
+        finally:
+            await engine.close()
+
+    made = asyncio.run(go())
+    print(made.text, made.stop, made.usage)
+    assert made.stop is not StopReason.ENGINE_FAILED, made.error
+    assert made.usage.prompt_tokens > 20 and 0 < made.usage.sampled_tokens <= 3 * 48
+    assert made.meta == {"exact": False, "dialect": "tools"}

@@ -90,7 +90,7 @@ async def test_calls_at_once_do_not_spend_what_is_left_twice() -> None:
 async def test_a_task_over_its_own_budget_is_an_episode_with_an_error(tmp_path: Path) -> None:
     def reply(body: Json) -> str:
         long = "country 2" in contents(body)[1] and who(body) == "planner"
-        return two_steps(body) + "\nmore " * 3000 * long
+        return two_steps(body) + " " * 9 + "more " * 3000 * long
 
     with ChatServer(reply) as server:
         episodes = await record(server, tmp_path / "a.jsonl", max_tokens=50, task_tokens=4500)
@@ -162,7 +162,7 @@ def test_a_recording_goes_on_where_its_budget_ended(tmp_path: Path) -> None:
     with ChatServer(two_steps) as server:
 
         def recording(**options: int) -> Recording:
-            given = {"model": server.ref, "max_tokens": 50, **options}
+            given = {"model": server.ref, "max_tokens": 50, "structured": "off", **options}
             return Recording(tasks=tasks, teacher="llm", options=given)
 
         expected = rehearse_recording(recording(), out)

@@ -7,6 +7,7 @@ are right, convert and replay for real; malformed and wrong replies are put amon
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -16,14 +17,29 @@ from typing import Any
 
 import pytest
 
-from chat_server import Answer, ChatServer, Oracle, approval, contents, objection, step, who
+from chat_server import (
+    Answer,
+    ChatServer,
+    Oracle,
+    answer,
+    approval,
+    call,
+    contents,
+    objection,
+    plan,
+    program,
+    report,
+    step,
+    who,
+)
+from chat_server import check as checked
 from coa.distillation.dataset import convert_one
 from coa.environment import OpenEnvironment, open_environments
 from coa.environments import SETS, make_tasks
 from coa.environments.experts import Experts
 from coa.errors import UsageError
 from coa.grammar import ChatMessage, check, parse
-from coa.io.runs import Json, dumps, read_jsonl
+from coa.io.runs import Json, dumps, manifest_beside, read_jsonl
 from coa.recording.chat import in_turns
 from coa.recording.episode import SYSTEM, Episode, Message, ToolUse, load_episodes
 from coa.recording.llm import LLMSettings, LLMTeacher
@@ -31,7 +47,7 @@ from coa.recording.record import Recording, run_recording
 from coa.rewards import RewardSettings
 from coa.rollouts import choose_environments
 from coa.tasks import Task, TaskSet
-from coa.tools import Toolbox, tool
+from coa.tools import Tool, Toolbox, tool
 from coa.trajectory import Trajectory
 from scripts import TOOLBOX_OF
 
@@ -161,24 +177,21 @@ async def test_steps_that_do_not_need_each_other_are_worked_on_at_the_same_time(
 
     def reply(body: Json) -> str:
         if who(body) == "planner":
-            return (
-                "1. searcher: the capital of Peru (after none)\n"
-                "2. searcher: the capital of Chile (after none)\n"
-                "3. searcher: the population of both (after 1, 2)\n4. verifier: say it"
-            )
+            both_first = ("", "the population of both", [1, 2])
+            return plan("the capital of Peru", "the capital of Chile", both_first)
         number = step(contents(body)) if who(body) in ("searcher", "reader") else 0
         if who(body) == "searcher":
             if number < 3:
                 both.wait()
-            return f"INPUT: capital {number}"
+            return call(f"capital {number}")
         if who(body) == "reader":
-            return f"REPORT: Found {number}."
-        return approval(body) if who(body) == "reflector" else answer_or_check(body, "Lima")
+            return report(f"Found {number}.")
+        return approval(body) if who(body) == "reflector" else answer_or_check(body, "yes")
 
     with ChatServer(reply) as server:
         teacher = LLMTeacher(settings(server))
         episode = await teacher.record(Task("Which?"), TOOLBOX_OF(Task("Which?")))
-    assert episode.error is None and episode.answer == "Lima"
+    assert episode.error is None and episode.answer == "yes"
     uses = [
         (event.branch, event.argument) for event in episode.events if isinstance(event, ToolUse)
     ]
@@ -191,34 +204,36 @@ async def test_steps_that_do_not_need_each_other_are_worked_on_at_the_same_time(
             assert "capital 2" not in "\n".join(contents(body))
 
 
-def answer_or_check(body: Json, answer: str, score: int = 4) -> str:
+def answer_or_check(body: Json, text: str, score: int = 4) -> str:
     told = "\n".join(contents(body)[1:])
-    if told.rfind("Give the answer.") > told.rfind("Check this answer"):
-        return f"THOUGHT: So.\nANSWER: {answer}"
-    return f"THOUGHT: I check it.\nREASON: It is so.\nSCORE: {score}"
+    suggests = told.rfind("Give the answer.") > told.rfind("Check this answer")
+    return answer(text) if suggests else checked(score)
 
 
 # -- replies that cannot be read -----------------------------------------------------------------
 
-NONSENSE = ["", "Sure! I can help.\n\nLet me think for a moment.", "\u4f60\u597d\n\n?"]
+NONSENSE = ["", "Sure! I can help.\n\nLet me think for a moment.", '{"steps": "\u4f60\u597d"}']
 
 
 @pytest.mark.parametrize("name", SPARING)
 async def test_replies_that_cannot_be_read_are_kept_and_asked_for_again(
     name: str, tmp_path: Path
 ) -> None:
-    """Every agent's first reply to every question is nonsense; the chains show nothing of it."""
+    """Every agent's first reply to every question is nonsense; the chains show nothing of it, and
+    the second reply is sampled hotter."""
+    heat: dict[bool, set[float]] = {True: set(), False: set()}
 
     def spoil(body: Json, said: str, count: int) -> str:
-        spoilt = count == 1 and who(body) != "reader"  # a reader may say anything
-        return NONSENSE[len(said) % 3] if spoilt else said
+        heat[count == 2].add(body["temperature"])
+        return NONSENSE[len(said) % 3] if count == 1 else said
 
     played = await play(name, tmp_path / "spoilt.jsonl", 4, spoil)
     clean = await play(name, tmp_path / "clean.jsonl", 4)
     assert len(played.chains) == 4
     assert [c.text for c in played.chains] == [c.text for c in clean.chains]
     malformed = played.said("malformed")
-    agents = {agent.name for agent in played.episodes[0].agents} - {"reader"}
+    agents = {agent.name for agent in played.episodes[0].agents}
+    assert heat == {True: {0.4}, False: {0.0}}
     assert len(malformed) == 4 * len(agents) and {say.agent for say in malformed} == agents
     assert all(say.erred and say.to == SYSTEM and say.call for say in malformed)
     assert sum(e.meta["malformed_replies"] for e in played.episodes) == len(malformed)
@@ -241,17 +256,17 @@ async def test_an_agent_that_never_replies_properly_ends_its_episode_only(tmp_pa
     assert 0 < len(lost) < 12 == len(lost) + len(played.chains)
     assert {episode.error for episode in lost} == {
         "the searcher's reply could not be read 2 times: Your reply was cut because it is too "
-        "long. There is no call. Write a line that begins with INPUT:"
+        "long. Write a shorter one."
     }
     assert all(episode.meta["malformed_replies"] >= 2 for episode in lost)
 
 
-async def test_a_reply_that_was_cut_is_read_only_where_the_cut_took_nothing(tmp_path: Path) -> None:
+async def test_a_reply_that_was_cut_is_read_only_where_it_is_whole(tmp_path: Path) -> None:
     def spoil(body: Json, said: str, count: int) -> str | Answer:
         if who(body) == "reader" and count == 1:
             return Answer(said[: len(said) // 2], finish="length")
         if who(body) == "searcher":
-            return Answer(f"{said}\nOBSERVATION: I imagine th", finish="length")
+            return Answer(f"{said}\n\n", finish="length")
         return said
 
     played = await play("atlas-mhqa", tmp_path / "episodes.jsonl", 3, spoil)
@@ -273,13 +288,13 @@ async def test_a_search_that_missed_is_made_again_in_other_words(name: str, tmp_
     def spoil(body: Json, said: str, count: int) -> str:
         agent = who(body)
         if agent == "searcher" and count == 1:
-            return "THOUGHT: I search.\nINPUT: something else entirely"
+            return call("something else entirely")
         if agent == "reader" and count == 1:
-            return "MISSING: what the step asks for"
+            return report("what the step asks for", found=False)
         if agent == "reflector" and count == 1:
             return objection(body, "poor", "search again", "The search missed.")
         if agent == "planner" and count > 1:
-            return "THOUGHT: It missed.\n1. searcher: look for it in other words"
+            return plan("look for it in other words", thought="It missed.")
         return said
 
     played = await play(name, tmp_path / "episodes.jsonl", 6, spoil, slots=1)
@@ -296,7 +311,7 @@ async def test_work_that_the_critic_objects_to_is_done_again(name: str, tmp_path
     def spoil(body: Json, said: str, count: int) -> str:
         agent = who(body)
         if agent == "coder" and count == 1:
-            return "THOUGHT: I write it.\nINPUT:\n```py\nprint(17)\n```"
+            return program("print(17)")
         if agent in ("reflector", "critic") and count == 1:
             verdict = "write again" if agent == "critic" else "read again"
             return objection(body, "average", verdict, "It is not so.")
@@ -314,12 +329,12 @@ async def test_two_objections_in_a_row_become_one_reflection_and_a_thought(
     def spoil(body: Json, said: str, count: int) -> str:
         agent = who(body)
         if agent == "coder" and count <= 2:
-            return f"INPUT: print({count})"
+            return program(f"print({count})")
         if agent in ("reflector", "critic") and count <= 2:
             verdict = "write again" if agent == "critic" else "read again"
             return objection(body, "average", verdict, f"It is wrong {count} times.")
         if agent == "searcher" and count == 2:
-            return "INPUT: the same in other words"
+            return call("the same in other words")
         return said
 
     played = await play(name, tmp_path / "episodes.jsonl", 3, spoil, slots=1, rounds=4)
@@ -333,12 +348,12 @@ async def test_an_answer_that_fails_its_check_goes_back_to_the_planner(
 ) -> None:
     def spoil(body: Json, said: str, count: int) -> str:
         if who(body) == "verifier" and count == 1:
-            return "THOUGHT: I guess.\nANSWER: nothing of the kind"
+            return answer("no")
         if who(body) == "verifier" and count == 2:
-            return "THOUGHT: I check it.\nREASON: The reports do not say so.\nSCORE: 1"
+            return checked(1, "The reports do not say so.")
         if who(body) == "planner" and count > 1:
-            assert "The answer was: nothing of the kind" in contents(body)[-1]
-            return "THOUGHT: The check failed.\n1. verifier: combine the reports once more"
+            assert "The answer was: no\n" in contents(body)[-1]
+            return plan(combine="combine the reports once more", thought="The check failed.")
         return said
 
     played = await play(name, tmp_path / "episodes.jsonl", 4, spoil, slots=1)
@@ -351,16 +366,19 @@ async def test_an_answer_that_fails_its_check_goes_back_to_the_planner(
         assert failed < made.text.index("combine the reports once more") < len(made.text)
 
 
+IMPOSSIBLE = plan(thought="I do not know.", combine="")
+
+
 async def test_a_team_that_never_agrees_stops(tmp_path: Path) -> None:
     def doubt(body: Json, said: str, count: int) -> str:
         if who(body) == "planner" and count > 1:
-            return "1. verifier: try once more"
+            return plan(combine="try once more")
         checks = who(body) == "verifier" and count % 2 == 0
-        return "REASON: No.\nSCORE: 2" if checks else said
+        return checked(2, "No.") if checks else said
 
     def object_always(body: Json, said: str, count: int) -> str:
         if who(body) == "searcher":
-            return f"INPUT: words {count}"
+            return call(f"words {count}")
         return objection(body, "", "search again", "No.") if who(body) == "reflector" else said
 
     played = await play("atlas-mhqa", tmp_path / "a.jsonl", 1, doubt, replans=1)
@@ -368,7 +386,7 @@ async def test_a_team_that_never_agrees_stops(tmp_path: Path) -> None:
     played = await play("atlas-mhqa", tmp_path / "b.jsonl", 1, object_always, rounds=2)
     assert played.episodes[0].error == "step 1 brought no report that was approved"
     assert len(played.said("alarm")) == 2
-    impossible = lambda body, said, count: "IMPOSSIBLE: I do not know."  # noqa: E731
+    impossible = lambda body, said, count: IMPOSSIBLE  # noqa: E731
     played = await play("atlas-mhqa", tmp_path / "c.jsonl", 1, impossible)
     assert played.episodes[0].error == "the planner could not plan"
     assert played.said("failure")[0].text == "I do not know."
@@ -386,8 +404,8 @@ async def test_gold_is_in_no_request_and_in_no_file(tmp_path: Path) -> None:
     )
 
     def reply(body: Json) -> str:
-        said = {"planner": "1. searcher: the capital of Peru", "searcher": "INPUT: capital of Peru"}
-        said |= {"reader": "REPORT: It is Lima.", "reflector": "VERDICT: approve"}
+        said = {"planner": plan("the capital of Peru"), "searcher": call("capital of Peru")}
+        said |= {"reader": report("It is Lima."), "reflector": approval(body)}
         return said.get(who(body)) or answer_or_check(body, "Lima")
 
     out = tmp_path / "episodes.jsonl"
@@ -410,11 +428,11 @@ async def test_a_tool_of_ones_own_is_called_by_a_worker(tmp_path: Path) -> None:
         system = contents(body)[0]
         if who(body) == "worker":
             assert "- weather: Forecast the weather of a city" in system and "wiki" not in system
-            return "THOUGHT: I ask.\nTOOL: weather\nINPUT: {'city': 'Lima', 'days': 2}"
+            return call({"city": "Lima", "days": 2})
         if who(body) == "planner":
-            return "1. worker: the weather in Lima (after none)\n2. verifier: say it (after 1)"
+            return plan("the weather in Lima")
         if who(body) == "reader":
-            return "REPORT: It rains for 2 days."
+            return report("It rains for 2 days.")
         return approval(body) if who(body) == "reflector" else answer_or_check(body, "rain")
 
     task = Task("Rain?", history=(ChatMessage("system", "Be brief."),))
@@ -437,8 +455,10 @@ async def test_a_call_that_was_made_before_is_not_made_again(tmp_path: Path) -> 
             return objection(body, "", "search again", "The search missed.")
         if who(body) == "searcher" and count == 3:
             assert "This call was made before" in contents(body)[-1]
-            return "INPUT: the capital city"
-        return said  # the same again, the second time
+            return call("the capital city")
+        if who(body) == "searcher" and count == 2:  # the same in another order
+            return call(" ".join(reversed(json.loads(said)["input"].upper().split())))
+        return said
 
     played = await play("atlas-mhqa", tmp_path / "episodes.jsonl", 1, spoil)
     assert len(played.chains) == 1 and len(played.said("malformed")) == 1
@@ -449,7 +469,84 @@ async def test_a_call_that_was_made_before_is_not_made_again(tmp_path: Path) -> 
 async def test_tasks_of_several_environments_share_the_team_and_its_journal(tmp_path: Path) -> None:
     sets = ("atlas-mhqa", "atlas-web")
     tasks = [task for name in sets for task in make_tasks(name, "train", 1, seed=5)]
-    with ChatServer(lambda body: "IMPOSSIBLE: I do not know.") as server:
+    with ChatServer(lambda body: IMPOSSIBLE) as server:
         episodes = await record(server, TaskSet(tuple(tasks)), tmp_path / "episodes.jsonl")
     assert [episode.task_id for episode in episodes] == [task.id for task in tasks]
     assert len(server.bodies) == 2
+
+
+# -- rules and schemas ---------------------------------------------------------------------------
+
+
+async def test_rules_are_said_to_whoever_breaks_them(tmp_path: Path) -> None:
+    """A report that is only the query, and an answer that stands nowhere, are asked for again."""
+
+    made: list[str] = []
+
+    def spoil(body: Json, said: str, count: int) -> str:
+        if who(body) == "reader" and count == 1:
+            return report(f"{made[-1].upper()}!")
+        if who(body) == "searcher":
+            made.append(json.loads(said)["input"])
+        if who(body) == "verifier" and count == 1:
+            return answer("Atlantis")
+        return said
+
+    played = await play("atlas-mhqa", tmp_path / "episodes.jsonl", 2, spoil, slots=1)
+    complaints = {say.agent: say.facts["complaint"] for say in played.said("malformed")}
+    assert complaints == {
+        "reader": "Your report only repeats what was searched for. Report what a passage states.",
+        "verifier": "'Atlantis' stands in nothing that a tool returned. Copy the answer from there,"
+        " word for word.",
+    }
+    critics = [body for body in played.server.bodies if who(body) == "reflector"]
+    assert all("Searched for: " in "\n".join(contents(body)) for body in critics)
+
+
+async def test_an_answer_that_is_a_query_is_pointed_out_to_who_checks_it(tmp_path: Path) -> None:
+    query = "capital of Peru"
+
+    def reply(body: Json) -> str:
+        said = {"planner": plan("the capital of Peru"), "searcher": call(query)}
+        said |= {"reader": report("Lima is the capital of Peru."), "reflector": approval(body)}
+        if who(body) in said:
+            return said[who(body)]
+        pointed = "word for word what was searched for" in contents(body)[-1]
+        return checked(1, "It is the query.") if pointed else answer_or_check(body, query)
+
+    async def search(text: str) -> str:
+        return "Lima is the capital of Peru."
+
+    with ChatServer(reply) as server:
+        teacher = LLMTeacher(settings(server, replans=0))
+        episode = await teacher.record(Task("Which?"), Toolbox([Tool("wiki_search", search)]))
+    assert episode.error == "no answer passed the check in 1 tries"
+
+
+@pytest.mark.parametrize(
+    ("schemas", "probes", "said"),
+    [
+        ("json_schema", 1, "replies follow a JSON schema (response_format)"),
+        ("json_object", 2, "replies follow a JSON schema (json_object)"),
+        ("none", 2, "the server follows no JSON schema; replies are asked for in words and check"),
+    ],
+)
+async def test_a_server_is_asked_once_whether_it_follows_schemas(
+    schemas: str, probes: int, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tasks = TaskSet((Task("Why?"), Task("Who?")))
+    out = tmp_path / "episodes.jsonl"
+    with ChatServer(lambda body: IMPOSSIBLE, schemas) as server:
+        await record(server, tasks, out)
+        assert len(server.probes) == probes
+        forms = [body.get("response_format") for body in server.bodies]
+        assert [bool(form) for form in forms] == [schemas != "none"] * 2
+        for form in filter(None, forms):
+            schema = form.get("schema") or form["json_schema"]["schema"]
+            assert set(schema["properties"]) == {"thought", "steps", "combine"}
+        out.unlink()
+        manifest_beside(out).unlink()
+        await record(server, tasks, out)  # all of it stands in the journal
+        assert len(server.probes) == probes and len(server.bodies) == 2
+    lines = [line for line in capsys.readouterr().err.splitlines() if "schema" in line]
+    assert len(lines) == 1 and said in lines[0]

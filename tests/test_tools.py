@@ -19,7 +19,7 @@ from coa import ScriptedEngine, Task, ToolCall, load_grammar, run, tool
 from coa.errors import ConfigError, ToolMistake
 from coa.grammar import system_prompt
 from coa.tools import Toolbox
-from coa.tools.arguments import find_problem, read_arguments, shape_of
+from coa.tools.arguments import find_problem, plausible, read_arguments, shape_of
 from coa.tools.base import Tool
 from coa.trajectory import StopReason
 
@@ -65,6 +65,41 @@ def test_schema_role_and_prompt_line_are_derived() -> None:
     assert "- <weather>: Forecast the weather of a place. Further lines are not shown" in prompt
     assert expected in prompt
     assert Toolbox([weather]).schemas(grammar) == (("weather", weather.schema),)
+
+
+def test_the_worked_example_shows_arguments_that_the_schema_allows() -> None:
+    for made in (weather, look_up):
+        grammar = Toolbox([made]).bind(load_grammar("react"))
+        shown = json.loads(grammar.by_name[made.name].example)
+        assert find_problem(shown, json.loads(made.schema)) == ""
+        example = system_prompt(grammar, "full").split("An example with another question")[1]
+        assert f"<{made.name}>{json.dumps(shown)}</{made.name}>" in example
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        ({"type": "string"}, "Lima"),
+        ({"enum": ["b", "a"]}, "b"),
+        ({"const": 4}, 4),
+        ({"type": "integer", "minimum": 10}, 10),
+        ({"type": "number"}, 2.5),
+        ({"type": "array", "items": {"type": "boolean"}}, [True]),
+        ({"type": "string", "default": "x"}, "x"),
+        ({"type": ["integer", "null"]}, 3),
+        ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, 3),
+        ({"$ref": "#/$defs/Self"}, None),
+        ({}, "Lima"),
+    ],
+)
+def test_a_plausible_value_follows_from_the_type(part: dict[str, Any], value: Any) -> None:
+    schema = {"type": "object", "properties": {"x": part}, "required": ["x"], "$defs": {}}
+    schema["$defs"]["Self"] = {**schema, "properties": {"x": {"$ref": "#/$defs/Self"}}}
+    found = plausible(schema)["x"]
+    assert found == value or isinstance(found, dict)  # one that holds itself ends somewhere
+    assert plausible({"properties": {"dueDate": {}}, "required": ["dueDate"]}) == {
+        "dueDate": "2025-03-01"
+    }
 
 
 async def test_arguments_arrive_with_their_types() -> None:

@@ -63,6 +63,8 @@ def _body(grammar: Grammar, rng: random.Random, name: str, say: Say, hurried: bo
         return f"Score: {4 if hurried else rng.randrange(1, 5)}\nchecked against what was found"
     if role.body == "code":
         return _program(grammar, rng, text.replace("`", ""))
+    if grammar.tag(name) != name:  # space around an argument is not written
+        return f"{text}?".strip()
     return text if role.kind in ("think", "plan", "reflection") else f"{text}?"
 
 

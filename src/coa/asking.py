@@ -34,12 +34,15 @@ async def ask_once(
         model=model,
         note=say,
     )
+    environments = how.spoken_by(environments)
     if out_path is not None:
         Appender(out_path).close()  # what cannot be written is found out before the work
     decoding = how.decoding(model)
     pull_missing(model, say)
     async with open_environments(environments, [task], how.tools) as opened:
-        engine = load_engine(model, slots=1, weights=how.weights, threads=how.threads)
+        engine = load_engine(
+            model, dialect=how.spoken, slots=1, weights=how.weights, threads=how.threads
+        )
         out = console(quiet=quiet)
         out.print(f"{'model':>{LABEL}}  {engine.name}", style="dim")
         try:

@@ -16,7 +16,14 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
-from coa.engines.base import Completion, Engine, OnText, Sampling, sampling_key
+from coa.engines.base import (
+    Completion,
+    Engine,
+    NativeEngine,
+    OnText,
+    Sampling,
+    sampling_key,
+)
 from coa.errors import CoaError, ConfigError, EngineError, boundary
 from coa.grammar import (
     Block,
@@ -100,12 +107,15 @@ class Rollout:
         client: Toolbox | None = None,
     ) -> None:
         """`client`: tools that whoever asked runs; the clock stands still while they do."""
-        self.engine, self.toolbox, self.on_text = engine, toolbox, on_text
+        self.toolbox, self.on_text = toolbox, on_text
         self.budget, self.decoding = budget or Budget(), decoding or Decoding()
         self.client = client or Toolbox()
         offered = Toolbox([*toolbox.values(), *self.client.values()]) if client else toolbox
         self.grammar = offered.bind(grammar)
-        self.trajectory = _opening(task.public(), self.grammar, engine, self.decoding)
+        if isinstance(engine, NativeEngine):
+            engine = engine.bound(self.grammar, offered.declarations(self.grammar))
+        self.engine = engine
+        self.trajectory = _opening(task.public(), self.grammar, self.engine, self.decoding)
         self.trajectory.book = book or GrammarBook([grammar])
         self._context = min(self.budget.context or engine.context, engine.context)
         self._deadline = math.inf
@@ -119,6 +129,8 @@ class Rollout:
         self._memory: dict[ToolCall, Observation] = {}
         self._failures = 0
         self._waited = 0.0
+        self.calls: list[tuple[ToolCall, Observation]] = []
+        """What was called and what came back, for whoever records it."""
 
     def fail(self, error: CoaError) -> Trajectory:
         """End it before it began: what it needs could not be had."""
@@ -221,9 +233,10 @@ class Rollout:
             )
             completion = await self._generate(room) if room > 0 else None
             if completion is not None:
-                usage.prompt_tokens += len(self._ids)
-                usage.cached_tokens += self._seen
-                usage.sampled_tokens += len(completion.ids)
+                counted = completion.usage or (len(self._ids), self._seen, len(completion.ids))
+                usage.prompt_tokens += counted[0]
+                usage.cached_tokens += counted[1]
+                usage.sampled_tokens += counted[2]
                 ids += completion.ids
                 logprobs += completion.logprobs
                 if completion.allowed_logmass is not None:
@@ -301,9 +314,11 @@ class Rollout:
         if role.kind == "answer":
             trajectory.stop, trajectory.answer = StopReason.ANSWERED, block.body.strip()
             return None
-        observation = await self._call(tools, ToolCall(role.tool or role.name, block.body.strip()))
+        call = ToolCall(role.tool or role.name, block.body.strip())
+        observation = await self._call(tools, call)
         if observation is None:
             return None
+        self.calls.append((call, observation))
         segment = self._observe(observation.text)
         failed = observation.failure in ("failed", "timeout")
         self._failures = self._failures + 1 if failed else 0
@@ -386,9 +401,15 @@ def _opening(task: Task, grammar: Grammar, engine: Engine, decoding: Decoding) -
         weights=engine.weights,
         seed=decoding.seed,
         sample=decoding.sample,
-        # Text mode of a server: ids are re-encoded, logprobs unknown, so no one may train on them.
-        meta={} if getattr(engine, "exact", True) else {"exact": False},
+        meta=_marks(engine),
     )
+
+
+def _marks(engine: Engine) -> dict[str, Any]:
+    """What a trajectory says of how its engine is asked, where that is not by token ids."""
+    # Text mode of a server: ids are re-encoded, logprobs unknown, so no one may train on them.
+    exact, dialect = getattr(engine, "exact", True), getattr(engine, "dialect", "")
+    return ({} if exact else {"exact": False}) | ({"dialect": dialect} if dialect else {})
 
 
 def _inside_code(grammar: Grammar, text: str) -> bool:
@@ -421,7 +442,7 @@ def read_turn(
         if state.ended:
             return state, block, None
     if first_fault is None:
-        want = " or ".join(f"<{name}>" for name in grammar.allowed(state))
+        want = grammar.choice(grammar.allowed(state))
         message = f"The turn ended without a call or an answer; write {want}."
         first_fault = Fault(FaultKind.UNCLOSED, len(text), message)
     return state, None, first_fault

@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
-from coa.engines.base import Engine
+from coa.engines import DIALECTS, Dialect, Engine
 from coa.environment import (
     SERVERS,
     Environment,
@@ -43,6 +43,9 @@ ENV = Option("Environment: a folder, file, module:attribute, or a shipped name."
 SETTINGS = Option("Settings of the environment: env.NAME=value ...")
 PROMPT = Option("full or compact; auto fits the model.")
 TEMPERATURE = Option("Of sampling; 0 takes the likeliest token.")
+DIALECT = Option(
+    "blocks, or tools: a chat model on a server is asked in its native tool-calling format."
+)
 CONSTRAIN = Option("Sample only what the grammar allows.")
 WEIGHTS = Option("Of few rollouts at once: full or int8; auto: int8 where it can be.")
 SEED = Option("Seed of every random choice.")
@@ -78,6 +81,7 @@ class AgentSettings:
         str, Option("Preset name or a .toml file; auto: the environment's, or the model's.")
     ] = "auto"
     prompt: Annotated[str, PROMPT] = "auto"
+    dialect: Annotated[str, DIALECT] = "blocks"
     temperature: Annotated[float, TEMPERATURE] = 0.0
     constrain: Annotated[bool, CONSTRAIN] = False
     weights: Annotated[str, WEIGHTS] = "auto"
@@ -85,12 +89,35 @@ class AgentSettings:
     seed: Annotated[int, SEED] = 0
     threads: Annotated[int | None, THREADS] = None
 
+    @property
+    def spoken(self) -> Dialect:
+        """The dialect, checked."""
+        for known in DIALECTS:
+            if self.dialect == known:
+                return known
+        raise ConfigError(f"dialect {self.dialect!r}: expected {' or '.join(DIALECTS)}.")
+
+    def spoken_by(self, environments: Sequence[Environment]) -> tuple[Environment, ...]:
+        """The environments for this dialect. No model plans or reflects in messages: where nobody
+        asked for a grammar, one that wants more than thoughts and calls makes way for react."""
+        if self.spoken == "blocks" or self.grammar != "auto":
+            return tuple(environments)
+        from coa.engines.tool_calls import fits
+
+        return tuple(
+            env if fits(env.value()) else env.with_grammar("react") for env in environments
+        )
+
     def decoding(self, model: str) -> Decoding:
         """How this model samples and is prompted; what it was trained on decides `auto`."""
+        native = self.spoken == "tools"
+        if native and (self.prompt != "auto" or self.constrain):
+            what = "--constrain" if self.constrain else "--prompt"
+            raise ConfigError(f"{what} is about blocks; leave it out with --dialect tools.")
         return Decoding(
             temperature=self.temperature,
             seed=self.seed,
-            prompt=choose_prompt(self.prompt, model),
+            prompt="compact" if native else choose_prompt(self.prompt, model),
             constrain=self.constrain,
         )
 

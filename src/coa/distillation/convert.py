@@ -25,7 +25,7 @@ from coa.distillation.flow import HANDED_OVER, Deed, SoFar, job_of, read_flow
 from coa.errors import CoaError, did_you_mean
 from coa.grammar import Block, Fault, Grammar, GrammarState, system_prompt
 from coa.grammar.constrain import Schemas
-from coa.grammar.grammar import BODIES, Body, Kind, parse_ratings, parse_score
+from coa.grammar.grammar import BODIES, NO_THOUGHT, Body, Kind, parse_ratings, parse_score
 from coa.grammar.prompt import PromptKind
 from coa.io.runs import Json
 from coa.recording.episode import SYSTEM, USER, Episode, EpisodeEvent, Message, ToolSpec, ToolUse
@@ -514,7 +514,7 @@ class _ChainWriter:
         allowed = self.grammar.allowed(self.state)
         if self.thinker and self.thinker in allowed and (self.thoughts or role not in allowed):
             thoughts, self.thoughts = self.thoughts, []
-            self._add(self.thinker, *(thoughts or [_Piece("Next step.", False, self.where)]))
+            self._add(self.thinker, *(thoughts or [_Piece(NO_THOUGHT, False, self.where)]))
         self._add(role, _Piece(body.strip(), erred, self.where))
 
     def _add(self, role: str, *pieces: _Piece) -> None:

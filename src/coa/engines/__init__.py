@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, get_args
 
 from coa.engines.base import Completion, Engine, Sampling
 from coa.errors import ConfigError, MissingExtra
 
+Dialect = Literal["blocks", "tools"]
+DIALECTS: tuple[Dialect, ...] = get_args(Dialect)
+
 __all__ = [
+    "DIALECTS",
     "Completion",
+    "Dialect",
     "Engine",
     "Sampling",
     "load_engine",
@@ -27,8 +32,11 @@ def rollouts_at_once(engine: Engine, wanted: int) -> int:
     return min(wanted, getattr(engine, "slots", wanted))
 
 
-def load_engine(ref: str, **options: Any) -> Engine:
+def load_engine(ref: str, *, dialect: Dialect = "blocks", **options: Any) -> Engine:
     """The engine for a model reference; what it needs is imported only now.
+
+    `dialect` is how the model is spoken to: in blocks of the grammar, or, of a chat model on a
+    server, in its native tool-calling format ('tools').
 
     Options of a local model: dtype ('auto', 'bfloat16', 'float32'), deterministic, slots (at most
     16 are used when deterministic), context, threads, memory_gb (most for keys and values; a
@@ -40,6 +48,15 @@ def load_engine(ref: str, **options: Any) -> Engine:
 
     source = resolve(ref)
     _check_threads(ref, source.kind, options.get("threads"))
+    if dialect == "tools":
+        from coa.engines.tool_calls import ToolCallEngine
+
+        if source.kind != "openai":
+            raise ConfigError(
+                f"--dialect tools: {ref} is asked in this process and has no messages; expected a "
+                "chat model on a server, openai:NAME@URL."
+            )
+        return ToolCallEngine(ref, **options)
     if source.kind == "scripted":
         from coa.engines.scripted import ScriptedEngine
 

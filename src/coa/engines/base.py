@@ -8,11 +8,15 @@ special token, so that a page cannot close the model's turn.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 from coa.errors import EngineError
+
+if TYPE_CHECKING:
+    from coa.grammar import Grammar
+    from coa.io.runs import Json
 
 Finish = Literal["stop", "eos", "length"]
 OnText = Callable[[str], None]
@@ -60,6 +64,9 @@ class Completion:
     allowed_logmass: list[float] | None = None
     """Under a constraint, one per id: log of the probability that the allowed tokens had together
     before it was applied (after temperature; greedy: untempered)."""
+    usage: tuple[int, int, int] | None = None
+    """Tokens of the prompt, those of them from a cache, and sampled ones, as a server counted them
+    that exchanges messages; None: the ids tell."""
 
 
 def sampling_key(seed: int, task_id: str, sample: int, position: int) -> int:
@@ -99,6 +106,14 @@ class Engine(TextCodec, Protocol):
 
     async def close(self) -> None:
         """Free what the engine holds."""
+
+
+@runtime_checkable
+class NativeEngine(Protocol):
+    """An engine that has to know the tools of a rollout: each is played on what `bound` gives."""
+
+    def bound(self, grammar: Grammar, declared: Mapping[str, Json]) -> Engine:
+        """The engine of one rollout with these tools: a declaration for each tool role."""
 
 
 def most_tokens(prompt: Sequence[int], sampling: Sampling, context: int, remedy: str) -> int:

@@ -62,6 +62,18 @@ class ChatReply(NamedTuple):
     response: Any
     """All of it."""
 
+    @property
+    def message(self) -> Json:
+        """The message itself, with whatever else the server puts into it."""
+        found = _at(self.response, "choices", 0, "message")
+        return found if isinstance(found, dict) else {}
+
+    @property
+    def reasoning(self) -> str:
+        """What the model thought aloud, where the server keeps it apart."""
+        named = (self.message.get(name) for name in ("reasoning_content", "reasoning"))
+        return next((each for each in named if isinstance(each, str)), "")
+
     @classmethod
     def read(cls, response: Any) -> ChatReply:
         # Half a letter in a response must not cost the whole answer: it could not be written.

@@ -15,7 +15,7 @@ import asyncio
 import os
 import secrets
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -217,6 +217,15 @@ _LOCAL_ONLY = {
 """Options of a local model that a server decides by itself, and their defaults."""
 
 
+def say_ignored(ref: str, options: Mapping[str, Any], note: Callable[[str], None]) -> None:
+    """Say which options of a local model a server decides by itself; others are refused."""
+    for name, value in options.items():
+        if name not in _LOCAL_ONLY:
+            raise EngineError(f"Unknown option {name!r} of a server's model.")
+        if value not in (_LOCAL_ONLY[name], "auto"):
+            note(f"{ref}: {name} is the server's to decide and is ignored")
+
+
 class OpenAIEngine(CodecEngine):
     """The Engine protocol over a server.
 
@@ -255,11 +264,7 @@ class OpenAIEngine(CodecEngine):
         self.codec, own = choose_codec(self._transport, entry, tokenizer)
         self.context = self._find_context(entry, context)
         self._api = self._find_api(own)
-        for name, value in ignored.items():
-            if name not in _LOCAL_ONLY:
-                raise EngineError(f"Unknown option {name!r} of a server's model.")
-            if value not in (_LOCAL_ONLY[name], "auto"):
-                self._note(f"{ref}: {name} is the server's to decide and is ignored")
+        say_ignored(ref, ignored, self._note)
 
     @property
     def exact(self) -> bool:

@@ -266,6 +266,7 @@ async def _run(settings: EvalSettings, directory: Path, engine: Engine | None, q
         model=model,
         note=say,
     )
+    environments = settings.spoken_by(environments)
     for line in remarks(environments, tasks, settings.tools):
         say(line)
     decoding = settings.decoding(model)
@@ -328,6 +329,7 @@ async def _roll_out(
         if engine is None:
             engine = load_engine(
                 model,
+                dialect=settings.spoken,
                 deterministic=settings.deterministic,
                 slots=slots_for(settings.concurrency),
                 context=settings.context,
@@ -365,6 +367,8 @@ def _recipe(settings: EvalSettings) -> Json:
         recipe["constrain"] = True
     if settings.weights != "full":
         recipe["weights"] = settings.weights
+    if settings.dialect != "blocks":
+        recipe["dialect"] = settings.dialect
     return recipe
 
 

@@ -123,8 +123,11 @@ class _TurnGrammar:
         first = self._rule(start, max(self._limits.blocks, self._distance[start]))
         forms = [f"{symbol}: {definition}" for symbol, definition in self._used.items()]
         shared = _text_terminals(self._limits)
-        if "J_OBJECT" in " ".join(self._used.values()):
+        used = " ".join(self._used.values())
+        if "J_OBJECT" in used:
             shared += _json_terminals()
+        if "OPEN_CALLS" in used:
+            shared += _tag_terminals("CALLS", self._grammar.call)
         return "\n".join([f"start: {first}", *self._lines, *forms, *shared, ""])
 
     def _moves(self, state: GrammarState) -> Iterator[tuple[_Form, GrammarState]]:
@@ -218,20 +221,50 @@ def _forms(grammar: Grammar, role: Role, limits: TextLimits, schema: str) -> Ite
         yield _Form(f"{symbol}__PASS", block(_scored(low, top)), f"Score: {top}")
         if low > 1:
             yield _Form(f"{symbol}__FAIL", block(_scored(1, low - 1)), "Score: 1")
+    elif grammar.tag(role.name) != role.name:
+        # A program inside a JSON string holds no `<` then: schemas cannot say what may follow it.
+        rule = f"OPEN_CALLS %json {json.dumps(_called(role, schema, limits))} CLOSE_CALLS"
+        yield _Form(symbol.lower(), rule, "{}" if role.body == "json" else "x")
     elif role.body == "code":
         yield _Form(symbol, block(_fenced(grammar, limits)), "```py\n1\n```")
     elif role.body == "json" and schema:  # a rule, in small letters: schemas are no terminals
-        # Its tags are whole terminals, as other blocks are: one that began with a line break of its
-        # own would be lost where another block may stand after the same line break.
-        opens, closes = f"OPEN_{role.name.upper()}", f"CLOSE_{role.name.upper()}"
-        tags = [f'{opens}: GAP "<{role.name}>" GAP', f'{closes}: GAP "</{role.name}>"']
-        rule = f"{opens} %json {json.dumps(_guarded(json.loads(schema)))} {closes}"
+        tags = _tag_terminals(role.name.upper(), role.name)
+        rule = f"OPEN_{role.name.upper()} %json {json.dumps(_guarded(json.loads(schema)))} "
+        rule += f"CLOSE_{role.name.upper()}"
         yield _Form(symbol.lower(), "\n".join([rule, *tags]), "{}")
     elif role.body == "json":
         yield _Form(symbol, block("GAP J_OBJECT GAP"), "{}")
     else:
         short = role.kind in ("tool", "suggestion", "answer")
         yield _Form(symbol, block("CALL" if short else "TEXT"), "x")
+
+
+def _tag_terminals(symbol: str, tag: str) -> list[str]:
+    """Tags around JSON are whole terminals, as other blocks are: one that began with a line break
+    of its own would be lost where another block may stand after the same line break."""
+    return [f'OPEN_{symbol}: GAP "<{tag}>" GAP', f'CLOSE_{symbol}: GAP "</{tag}>"']
+
+
+def _called(role: Role, schema: str, limits: TextLimits) -> Any:
+    """The schema of a call in a grammar where calls are JSON."""
+    if role.body != "json":
+        longest, line = (limits.code, "") if role.body == "code" else (limits.call, r"\x00-\x1F")
+        text = {"type": "string", "pattern": f"^[^<{line}]{{1,{longest}}}$"}
+        arguments = _table({role.only: text})
+    elif schema:
+        arguments = _guarded(json.loads(schema))
+    else:
+        flat = [_guarded({"type": "string"}), {"type": "number"}, {"type": "boolean"}]
+        arguments = {"type": "object", "additionalProperties": {"anyOf": flat}}
+    shared = arguments.pop("$defs", None)  # references begin at the root
+    called = _table({"name": {"const": role.name}, "arguments": arguments})
+    return called | ({"$defs": shared} if shared else {})
+
+
+def _table(properties: dict[str, Any]) -> Any:
+    """The schema of an object that has just these."""
+    named = {"properties": properties, "required": [*properties]}
+    return {"type": "object", **named, "additionalProperties": False}
 
 
 def _rated(names: list[str], poor: bool) -> str:

@@ -11,6 +11,7 @@ which blocks may come next, `grammar.advance(state, block)` moves on or says wha
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -119,9 +120,13 @@ _NEVER_EMPTY: tuple[Kind, ...] = ("delegation", "tool", "suggestion", "answer")
 ANY_TOOL = "tool"
 """In a successor list: every tool role, also one that is added at run time."""
 
-_ADDED = {"agent": "", "sparing": False, "signature": ""}
+_ADDED = {"agent": "", "sparing": False, "call": "", "free": "", "argument": "", "example": ""}
+_ADDED |= {"signature": ""}
 """Fields that older grammars lack. Where they say nothing no record has them, so that a grammar has
 the fingerprint that it always had."""
+
+NO_THOUGHT = "Next step."
+"""Stands where a grammar demands a thought and nobody had one."""
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*\Z")
 
@@ -139,6 +144,7 @@ class FaultKind(StrEnum):
     EMPTY = "empty"
     ILLEGAL = "illegal"
     UNSCORED = "unscored"
+    UNREADABLE = "unreadable"
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +189,15 @@ class Role:
     the one whose work it begins. The converter finds the block of a message by it."""
     signature: str = ""
     """Of a tool that the grammar did not know: what the compact prompt says of it."""
+    argument: str = ""
+    """What a text or a program is called where calls are JSON (`Grammar.call`)."""
+    example: str = ""
+    """A body that the worked example of the full prompt may show."""
+
+    @property
+    def only(self) -> str:
+        """The argument that is its text or its program, where calls are JSON."""
+        return self.argument or "input"
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +235,11 @@ class Grammar:
     brief: str = ""
     sparing: bool = False
     """The interleaved role may be left out where there is nothing to say."""
+    call: str = ""
+    """The tag in which every call stands, as a JSON object with `name` and `arguments`; empty: each
+    tool has a tag of its own."""
+    free: str = ""
+    """The role that text outside of any block is read as; empty: such text is a fault."""
     origin: str = field(default="", compare=False, repr=False)
     """Fingerprint of the grammar that this one binds to tools; empty: it is not bound."""
 
@@ -238,9 +258,26 @@ class Grammar:
         return {role.name: role for role in self.roles}
 
     @cached_property
+    def tagged(self) -> dict[str, Role]:
+        """What the model may open: a role by its tag. All calls share one where `call` names it."""
+        if not self.call:
+            return self.by_name
+        shared = Role(self.call, "tool", body="json")
+        roles = (shared if role.kind == "tool" else role for role in self.roles)
+        return {role.name: role for role in roles}
+
+    def tag(self, name: str) -> str:
+        """The tag in which a role, or the observation, is written."""
+        return self.call if self.call and name in self.tool_roles else name
+
+    def choice(self, names: Iterable[str]) -> str:
+        """The tags of roles as a choice, for prompts and messages."""
+        return " or ".join(dict.fromkeys(f"<{self.tag(name)}>" for name in names))
+
+    @cached_property
     def tags(self) -> tuple[str, ...]:
         """Every tag name, the runtime's observation included."""
-        return (*self.by_name, self.observation)
+        return (*self.tagged, self.observation)
 
     @cached_property
     def _any_tag(self) -> str:
@@ -265,7 +302,7 @@ class Grammar:
     def stop_strings(self) -> tuple[str, ...]:
         """Where the model's turn ends: a call is made, the answer is given, or it starts to
         write an observation itself."""
-        closing = (*self.tool_roles, *self.of_kind("answer"))
+        closing = dict.fromkeys(map(self.tag, (*self.tool_roles, *self.of_kind("answer"))))
         return (*(f"</{name}>" for name in closing), f"<{self.observation}>")
 
     def expand(self, names: Iterable[str]) -> tuple[str, ...]:
@@ -301,9 +338,47 @@ class Grammar:
         """Make text from a tool or a stranger harmless: nothing in it reads as one of our tags."""
         return self._tag_like.sub("&lt;", text)
 
+    def escape_json(self, text: str) -> str:
+        """The same for JSON, where a `<` can be written in another way and nothing is lost."""
+        return self._tag_like.sub(r"\\u003c", text)
+
     def render(self, blocks: Sequence[Block]) -> str:
         """The text of blocks as a model would write them."""
-        return "\n".join(f"<{block.role}>{block.body}</{block.role}>" for block in blocks)
+        return "\n".join(map(self._written, blocks))
+
+    def _written(self, block: Block) -> str:
+        tag = self.tag(block.role)
+        body = block.body if tag == block.role else f"\n{self._call(block)}\n"
+        return f"<{tag}>{body}</{tag}>"
+
+    def _call(self, block: Block) -> str:
+        """A call as JSON; what looks like a tag inside of it is written as JSON can write it."""
+        role = self.by_name[block.role]
+        given = _json_object(block.body) if role.body == "json" else None
+        arguments = {role.only: block.body.strip()} if given is None else given
+        called = {"name": role.name, "arguments": arguments}
+        return self.escape_json(json.dumps(called, ensure_ascii=False))
+
+    def read_call(self, text: str, start: int, end: int) -> Block | Fault:
+        """The block that a call in JSON stands for, or what is wrong with it."""
+        called = _json_object(text) or {}
+        name, given = called.get("name"), called.get("arguments")
+        if not isinstance(name, str) or name not in self.tool_roles or not isinstance(given, dict):
+            known = ", ".join(self.tool_roles) or "there is none"
+            problem = (
+                f"<{self.call}> holds no JSON object with a tool's name ({known}) and arguments."
+            )
+            return Fault(FaultKind.UNREADABLE, start, problem)
+        role = self.by_name[name]
+        if role.body == "json":
+            return Block(name, json.dumps(given, ensure_ascii=False), start, end)
+        body = given.get(role.only)
+        if isinstance(body, list) and all(isinstance(each, str) for each in body):
+            body = " | ".join(body)
+        if isinstance(body, str):
+            return Block(name, body, start, end)
+        problem = f"{name} takes its {role.hint or 'text'} as the argument {role.only!r}."
+        return Fault(FaultKind.UNREADABLE, start, problem)
 
     def render_observation(self, text: str, after: str = "") -> str:
         """The runtime's block, which follows `after`. The text of a tool is escaped here, and only
@@ -354,12 +429,11 @@ class Grammar:
         role = self.by_name[block.role]
         options = self.allowed(state)
         if block.role not in options:
-            want = " or ".join(f"<{name}>" for name in options)
-            problem = f"<{block.role}> may not come here; write {want}."
+            problem = f"<{self.tag(block.role)}> may not come here; write {self.choice(options)}."
             problem = problem if options else "Nothing may follow the answer."
             return Fault(FaultKind.ILLEGAL, block.start, problem)
         if role.kind in _NEVER_EMPTY and not block.body.strip():
-            return Fault(FaultKind.EMPTY, block.start, f"<{block.role}> is empty.")
+            return Fault(FaultKind.EMPTY, block.start, f"<{self.tag(block.role)}> is empty.")
         return None
 
     def _forced_by(self, role: Role, body: str) -> tuple[str, ...] | Fault:
@@ -456,6 +530,12 @@ def _problems(grammar: Grammar) -> Iterator[str]:
     if not _NAME.match(grammar.observation):
         found = f"observation is {grammar.observation!r}"
         yield f"{found}; expected lower-case letters, digits and underscores."
+    if grammar.call in (*names, grammar.observation):
+        yield f"call is {grammar.call!r}, which is a role or the observation already."
+    if grammar.call and not _NAME.match(grammar.call):
+        yield f"call is {grammar.call!r}; expected lower-case letters, digits and underscores."
+    if grammar.free and grammar.free not in grammar.of_kind("think"):
+        yield f"free names {grammar.free!r}, which is no role of kind 'think'."
     if grammar.interleave and grammar.interleave not in names:
         yield f"interleave names {grammar.interleave!r}, which is not a role."
     if not grammar.of_kind("answer"):
@@ -472,6 +552,15 @@ def _problems(grammar: Grammar) -> Iterator[str]:
         ends = role.kind == "answer" or role.name == grammar.interleave
         if not ends and not grammar.expand(role.next):
             yield f"role {role.name!r} has no successor, so a trajectory would be stuck there."
+
+
+def _json_object(text: str) -> dict[str, Any] | None:
+    """The JSON object that a text is; None: it is something else."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def is_block_name(name: str) -> bool:

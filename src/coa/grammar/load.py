@@ -17,7 +17,10 @@ from coa.errors import GrammarError, RecordError, did_you_mean
 from coa.grammar.grammar import Grammar, Role, is_block_name
 from coa.io.runs import Json, write_atomic
 
-PRESETS = ("mhqa", "web", "code", "afm", "react", "search_r1")
+PRESETS = (
+    *("mhqa", "web", "code", "afm", "react", "search_r1"),
+    *("retool", "webdancer", "reveal"),
+)
 _TOP = {each.name for each in fields(Grammar)} - {"origin"}
 _ROLE = {each.name for each in fields(Role)} - {"name"}
 

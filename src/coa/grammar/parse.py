@@ -3,6 +3,9 @@
 `parse(grammar, text)` is `Splitter` fed once, so streaming and whole parsing cannot differ. Nothing
 here raises on any text: what is wrong is a `Fault` beside the blocks that are right.
 
+Where the grammar has one tag for all calls, its body is JSON and the block is that of the tool it
+names. Where it has a role for free text, text outside of any block is a block of that role.
+
 A tag counts only when it is exactly `<name>` or `</name>` of the grammar. Inside `code` every other
 tag is just text, and the closing tag counts when the fences are balanced or when it opens a line,
 so that a string in the program may hold `</code>`. Inside any other block a tag of the grammar is a
@@ -89,7 +92,7 @@ class Splitter:
 
     def _advance(self) -> None:
         text, search = self._text, self.grammar.tag_pattern.search
-        observation, by_name = self.grammar.observation, self.grammar.by_name
+        observation, tagged = self.grammar.observation, self.grammar.tagged
         position = self._scan
         while (match := search(text, position)) is not None:
             position = match.end()
@@ -106,7 +109,7 @@ class Splitter:
                     self._close(match.start(), position)
             elif role.body != "code":
                 self._break(closing == "/", name, match.start(), position)
-                if not closing and (name in by_name or name == observation):
+                if not closing and (name in tagged or name == observation):
                     self._at_top(False, name, match.start(), position)
         self._scan = max(position, len(text) - self._longest)
 
@@ -123,7 +126,7 @@ class Splitter:
             self._observing = True
             self._opened = start
         else:
-            self._role, self._opened = self.grammar.by_name[name], start
+            self._role, self._opened = self.grammar.tagged[name], start
         if self._events is not None:
             self._shown = end
             if not closing:
@@ -131,14 +134,28 @@ class Splitter:
 
     def _close(self, body_end: int, end: int) -> None:
         name = self.grammar.observation if self._observing else self._open_name()
+        self._show(body_end)
         if not self._observing or self._env:
             body = self._text[self._mark : body_end]
-            self.parsed.blocks.append(Block(name, body, self._opened, end))
-        self._show(body_end)
+            if self._observing or name != self.grammar.call:
+                self._add(Block(name, body, self._opened, end))
+            elif isinstance(call := self.grammar.read_call(body, self._opened, end), Block):
+                self._add(call)
+            else:
+                self._fault(call.kind, call.at, call.message)
         if self._events is not None:
             self._events.append(Event("close", name, ""))
         self._role, self._observing = None, False
         self._mark = self._shown = end
+
+    def _add(self, block: Block) -> None:
+        """Add a block. Free text beside a thought is a part of it."""
+        free, blocks = self.grammar.free, self.parsed.blocks
+        if free and blocks and blocks[-1].role == block.role == free:
+            before = blocks.pop()
+            body = f"{before.body.strip()}\n{block.body.strip()}"
+            block = Block(free, body, before.start, block.end)
+        blocks.append(block)
 
     def _break(self, closing: bool, name: str, start: int, end: int) -> None:
         """A tag of the grammar inside an open block: the block is dropped."""
@@ -163,14 +180,17 @@ class Splitter:
         return body.rpartition("\n")[2].strip() == "" and "\n" in body
 
     def _outside(self, end: int) -> None:
-        """Text between blocks must be blank."""
+        """Text between blocks must be blank, where the grammar has no role for it."""
         text = self._text[self._mark : end]
         if not text or text.isspace():
             return
         at = self._mark + len(text) - len(text.lstrip())
+        if self.grammar.free:
+            self._add(Block(self.grammar.free, text.strip(), at, at + len(text.strip())))
+            return
         tag = _TAG_SHAPED.match(text.lstrip())
         if tag:
-            known = ", ".join(self.grammar.by_name)
+            known = ", ".join(self.grammar.tagged)
             message = f"{tag.group(0)[:40]!r} is not a block of this protocol; known: {known}."
             self._fault(FaultKind.UNKNOWN, at, message)
         else:

@@ -6,13 +6,13 @@ prompts and contexts that its agents read again and again. The rule-based expert
 of `agents_of`; a team of language models (`roster_for`) has the same agents, each with a contract
 behind its prompt that says in which form it replies.
 
-A reply is labelled lines (`THOUGHT: ...`, `INPUT: ...`), not JSON: a small model forgets a quote or
-a brace long before it forgets a word at the start of a line, a program needs no escaping, and a
-reply that was cut still shows what is missing. `replies` reads them.
+A reply is a JSON object by a schema (`replies`). A small model copies what it is shown, so an agent
+is shown one worked example and no placeholder.
 """
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +22,15 @@ from typing import Any, Literal
 
 from coa.errors import UsageError
 from coa.recording.episode import AgentSpec
-from coa.recording.recorder import CRITERIA
+from coa.recording.replies import (
+    ReplyForm,
+    answer_form,
+    call_form,
+    check_form,
+    judge_form,
+    plan_form,
+    report_form,
+)
 from coa.tools.base import Tool, Toolbox
 
 TeamName = Literal["wiki", "web", "calculation", "coding", "general"]
@@ -49,37 +57,45 @@ def agents_of(team: TeamName) -> list[AgentSpec]:
 
 
 def plan_contract(workers: Sequence[str]) -> str:
-    who = either([*workers, "verifier"])
-    return _contract("plan", first=workers[0], last=workers[-1], who=who)
+    who = f" and who does it ({either(workers)})," if len(workers) > 1 else ""
+    return _contract("plan", plan_form(workers), who=who)
 
 
 def call_contract(tools: Sequence[Tool]) -> str:
-    shapes = [f" (a JSON object by this schema: {t.schema})" if t.schema else "" for t in tools]
-    lines = [f"- {t.name}: {t.about}{shape}" for t, shape in zip(tools, shapes, strict=True)]
-    which = "TOOL: its name\n" if len(tools) > 1 else ""
-    programs = all(tool.body == "code" for tool in tools)
-    holds = "\n```py\nthe program\n```" if programs else " what the tool is given"
-    return _contract("call", tools="\n".join(lines), which=which, holds=holds)
+    only = "program" if tools[0].body == "code" else "input of the tool"
+    holds = "call: the name of a tool, and its input" if len(tools) > 1 else only
+    return _contract("call", call_form(tools), tools=_listed(tools), holds=holds)
 
 
 def report_contract(tools: Sequence[Tool]) -> str:
-    report = _contract("report")
-    return f"{report}\nOtherwise call a tool first. {call_contract(tools)}" if tools else report
+    report = _contract("report", report_form(tools))
+    return f"{_words('open', tools=_listed(tools))}\n{report}" if tools else report
 
 
 def judge_contract(rated: bool, coding: bool) -> str:
+    form = judge_form(rated, coding)
     if rated:
-        return _contract("rate", ratings="\n".join(f"{c}: good, average or poor" for c in CRITERIA))
-    again = "write again" if coding else "read again, search again, plan again"
-    return _contract("judge", again=again)
+        return _contract("rate", form)
+    verdicts = either(form.schema["properties"]["verdict"]["enum"])
+    return _contract("judge", form, verdicts=verdicts)
 
 
 def verify_contract() -> str:
-    return _contract("verify")
+    return f"{_contract('answer', answer_form())}\n{_contract('check', check_form())}"
 
 
-def _contract(name: str, **values: str) -> str:
+def _contract(name: str, form: ReplyForm[Any], **values: str) -> str:
+    shown = json.dumps(form.example, ensure_ascii=False)
+    return f"{_words(name, **values)}\nAn example: for {form.given} you would write\n{shown}"
+
+
+def _words(name: str, **values: str) -> str:
     return str(_prompts()["contracts"][name]).format(**values)
+
+
+def _listed(tools: Sequence[Tool]) -> str:
+    shapes = [f" Its input: {t.schema}" if t.schema else "" for t in tools]
+    return "\n".join(f"- {t.name}: {t.about}{s}" for t, s in zip(tools, shapes, strict=True))
 
 
 def either(names: Sequence[str]) -> str:
@@ -103,6 +119,10 @@ class Roster:
     critic: str
     rated: bool
     """Its critic gives ratings; otherwise it says in words what is to be done."""
+
+    @property
+    def coding(self) -> bool:
+        return self.critic == "critic"
 
 
 def roster_for(toolbox: Toolbox) -> Roster:

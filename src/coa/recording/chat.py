@@ -26,16 +26,49 @@ from coa.engines.chat import ChatModel, ChatReply, ChatSettings
 from coa.errors import CoaError, ConfigError, UsageError
 from coa.grammar import ChatMessage
 from coa.io.files import lock_output
+from coa.io.progress import say
 from coa.io.runs import Appender, Json, read_records
 from coa.io.settings import check_ranges
 from coa.recording.budget import Amount, Purse, find_price
 from coa.recording.episode import ModelCall
 
 BYTES_PER_TOKEN, TOKENS_PER_MESSAGE = 4, 4
+HOTTER, HOTTEST = 0.4, 1.2
+"""Added to the temperature for each attempt, up to so much."""
 REFUSALS = (400, 413, 422)
 """What servers answer to a conversation that is too long, or that they do not want to continue."""
 _UNPAID = re.compile(r"\b(?:credits?|billing|balance|quota|payment)\b", re.I)
 """Said by a server that wants money: that concerns all conversations, whatever its status."""
+
+
+JSON_SCHEMA, JSON_OBJECT, NO_SCHEMA = "json_schema", "json_object", "off"
+ALONE = "solver"
+"""The only agent of an episode in native tool calls."""
+STRUCTURED = "structured outputs"
+"""Who asks for a server's way with schemas, in the journal."""
+_SAID = {
+    JSON_SCHEMA: "replies follow a JSON schema (response_format)",
+    JSON_OBJECT: "replies follow a JSON schema (json_object)",
+    NO_SCHEMA: "the server follows no JSON schema; replies are asked for in words and checked",
+}
+_WORD = "coa"
+_FORCED = {
+    "type": "object",
+    "properties": {"word": {"enum": [_WORD]}, "why": {"type": "string", "maxLength": 8}},
+    "required": ["word", "why"],
+    "additionalProperties": False,
+}
+"""Holds a word that nobody says by himself, and the keywords that our schemas have."""
+
+
+def as_sent(way: str, name: str, schema: Json | None) -> Json:
+    """The fields of a request that make a server follow a schema."""
+    if schema is None or way not in (JSON_SCHEMA, JSON_OBJECT):
+        return {}
+    if way == JSON_OBJECT:  # llama.cpp before it knew the other; elsewhere the schema is ignored
+        return {"response_format": {"type": way, "schema": schema}}
+    form = {"name": re.sub(r"\W+", "_", name), "strict": True, "schema": schema}
+    return {"response_format": {"type": way, way: form}}
 
 
 class EpisodeOver(Exception):
@@ -62,10 +95,19 @@ class LLMSettings(ChatSettings):
     """Calls that one step may take before it is given up."""
     replans: int = 2
     """How often a failed check may send the team back to the planner."""
+    structured: str = "auto"
+    """How the server is made to follow the schema of a reply: json_schema, json_object (with the
+    schema beside it), off; auto: the first of them that it obeys."""
+    dialect: str = "team"
+    """team, or tools: the model alone, in its native tool-calling format."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_ranges(self, self.table, {"at least 1": "rounds", "0 or more": "replans"})
+        for name, known in (("structured", ("auto", *_SAID)), ("dialect", ("team", "tools"))):
+            if getattr(self, name) not in known:
+                found = getattr(self, name)
+                raise ConfigError(f"{name} is {found!r}, expected {', '.join(known)}.")
         if not isinstance(longest := self.extra.get("max_completion_tokens", 1), int | None):
             raise ConfigError(f"max_completion_tokens is {longest!r}, expected an integer.")
         if (self.budget_money or self.task_money) and not self.prices:
@@ -87,6 +129,12 @@ class Request:
     messages: list[ChatMessage]
     seed: int = 0
     branch: str = ""
+    schema: Json | None = None
+    """Of the JSON object that is asked for, for a server that can follow it."""
+    attempt: int = 0
+    """How many replies were no good before; every further one is sampled hotter."""
+    body: Json | None = None
+    """All of the request, where it is not made of the messages."""
 
     @property
     def prompt_tokens(self) -> int:
@@ -103,6 +151,8 @@ class Paid:
     """The reply ended because it was too long."""
     estimated: bool = False
     """The server did not count the tokens."""
+    response: Any = None
+    """All that the server answered, for who reads more than its text."""
 
     @property
     def amount(self) -> Amount:
@@ -138,6 +188,8 @@ class Journal:
 
     def __init__(self, path: Path | None = None) -> None:
         self.spent = Amount()
+        self.answers = 0
+        """Given to agents."""
         self._paid: dict[str, Paid] = {}
         self._file: Appender | None = None
         self._opened = ExitStack()
@@ -165,10 +217,12 @@ class Journal:
     def _note(self, record: Json) -> None:
         names = ("model", "text", "prompt_tokens", "cached_tokens", "sampled_tokens", "cost")
         call = ModelCall(**{name: record[name] for name in names})
-        paid = Paid(call, record["cut"], record["estimated"])
+        response = record.get("response") if record["agent"] == ALONE else None
+        paid = Paid(call, record["cut"], record["estimated"], response)
         if self._file is not None:  # without a file nothing can be continued
             self._paid[record["key"]] = paid
         self.spent += paid.amount
+        self.answers += record["agent"] != STRUCTURED
 
     def close(self) -> None:
         self._opened.close()
@@ -191,6 +245,9 @@ class ChatClient:
         self._purse = Purse(settings.budget_tokens, settings.budget_money)
         self._flying: set[asyncio.Task[Paid]] = set()
         self._slots = asyncio.Semaphore(settings.slots)
+        self._structured = "" if settings.structured == "auto" else settings.structured
+        """How the server is made to follow a schema; empty: it was not asked yet."""
+        self._asking = asyncio.Lock()
         self._stopped: CoaError | None = None
         """Why no further call is made."""
         self._journal = Journal(journal)
@@ -198,7 +255,17 @@ class ChatClient:
 
     def body(self, request: Request) -> Json:
         """What is sent."""
-        body = self._model.body(in_turns(request.messages), seed=request.seed)
+        if request.body is not None:
+            body = {**request.body, **self.settings.extra}
+        else:
+            form = as_sent(self._structured, request.agent, request.schema)
+            usual = self.settings.temperature
+            heat = max(usual, min(HOTTEST, usual + HOTTER * request.attempt))
+            messages = in_turns(request.messages)
+            body = self._model.body(messages, seed=request.seed, **{"temperature": heat, **form})
+        return self._without(body)
+
+    def _without(self, body: Json) -> Json:
         left_out = list(self.settings.without)
         if "max_completion_tokens" in self.settings.extra:  # servers refuse to be given both
             left_out.append("max_tokens")
@@ -214,6 +281,8 @@ class ChatClient:
             tokens, money = self.settings.task_tokens, self.settings.task_money
             whole = f"{tokens} tokens" if "tokens" in lacking else f"{money:g} in money"
             raise EpisodeOver(f"over the task's budget of {whole}")
+        if request.schema is not None:
+            await self._find_structured()
         body = self.body(request)
         key = _key(body, request)
         paid = self._journal.find(key)
@@ -226,6 +295,51 @@ class ChatClient:
                     raise
         purse.spent += paid.amount
         return paid
+
+    async def _find_structured(self) -> None:
+        """Ask the server once in which way it follows a schema, if in any, and say it in a line;
+        what was found stands in the journal, so that a run that is continued asks nobody."""
+        async with self._asking:
+            if self._structured:
+                return
+            request = Request("", STRUCTURED, [], body={})
+            key = _key({"model": self._model.name}, request)
+            found = self._journal.find(key)
+            if found is None:
+                found = await self._probe()
+                self._journal.keep(key, request, found, None)
+                self._purse.settle(Amount(), found.amount)
+                say(f"coa: {self.settings.model}: {_SAID[found.call.text]}")
+            self._structured = found.call.text
+
+    async def _probe(self) -> Paid:
+        """The first way in which a model says what it would not say by itself."""
+        from coa.engines.transport import ServerRefused
+
+        spent, answered = ModelCall(self._model.name, NO_SCHEMA, 0, 0, 0), False
+        for way in (JSON_SCHEMA, JSON_OBJECT, NO_SCHEMA):
+            if way == NO_SCHEMA and answered:  # otherwise something else may be wrong
+                break
+            told = [("user", "Say hello. Reply with a JSON object.")]
+            body = self._without(self._model.body(told, **as_sent(way, "probe", _FORCED)))
+            try:
+                reply = await self._model.ask(body)
+            except ServerRefused as refusal:
+                given_up = way == NO_SCHEMA or refusal.status in (401, 403, 429)
+                if given_up or _UNPAID.search(str(refusal)):
+                    raise
+                continue
+            answered = True
+            paid = self._read(reply, Request("", STRUCTURED, []))
+            prompt = (spent.prompt_tokens or 0) + (paid.call.prompt_tokens or 0)
+            sampled = (spent.sampled_tokens or 0) + (paid.call.sampled_tokens or 0)
+            cost = None if paid.call.cost is None else (spent.cost or 0.0) + paid.call.cost
+            follows = way != NO_SCHEMA and _WORD in reply.text
+            text = way if follows else NO_SCHEMA
+            spent = ModelCall(self._model.name, text, prompt, 0, sampled, cost)
+            if follows:
+                break
+        return Paid(spent)
 
     async def _ask(self, key: str, body: Json, request: Request, most: Amount) -> Paid:
         await self._purse.reserve(most)
@@ -248,7 +362,7 @@ class ChatClient:
             self._journal.keep(key, request, paid, reply.response)
             return paid
         except ServerRefused as refusal:
-            ours = not self._journal.spent.tokens or _UNPAID.search(str(refusal))
+            ours = not self._journal.answers or _UNPAID.search(str(refusal))
             if refusal.status in REFUSALS and not ours:
                 raise EpisodeOver(str(refusal)) from refusal
             raise  # something is wrong with all requests, not with this one
@@ -268,7 +382,7 @@ class ChatClient:
         cached = min(prompt, reply.cached_tokens)
         cost = None if self._price is None else self._price.of(prompt, cached, sampled)
         call = ModelCall(self._model.name, text, prompt, cached, sampled, cost)
-        return Paid(call, reply.finish == "length", estimated)
+        return Paid(call, reply.finish == "length", estimated, reply.response)
 
     async def close(self) -> None:
         """Let requests in flight arrive, since they are paid for, and close the connections."""

@@ -9,15 +9,19 @@ same time. For each step a worker decides on a call, a reader reports what came 
 judges it; an objection has it read again, makes another call, or sends the step to the planner. The
 verifier suggests an answer and scores it; a score of 2 or less goes back to the planner.
 
-Every agent is given exactly what `Episode.context_of` says that it has seen. A reply that cannot be
-read is kept as a message with the part `malformed` (it was paid for), and its agent is told why and
-asked again. Opened beside an episodes file, the teacher keeps a journal of all answers of its model
-there (`OUT.calls.jsonl`), so that a run that was stopped, however it was stopped, pays for nothing
-twice.
+Every agent is given exactly what `Episode.context_of` says that it has seen, and replies with JSON
+by a schema, which a server that can is made to follow. A reply that cannot be read or breaks a rule
+(a search that was made before, a report that only repeats the query, an answer that stands in no
+passage) is kept as a message with the part `malformed` (it was paid for); its agent is told why and
+asked again, hotter. Opened beside an episodes file, the teacher keeps a journal of all answers of
+its model there (`OUT.calls.jsonl`), so that a run that was stopped, however it was stopped, pays
+for nothing twice.
 """
 
 from __future__ import annotations
 
+import json
+import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -33,6 +37,7 @@ from coa.io.runs import Json
 from coa.io.settings import to_json
 from coa.models.references import resolve
 from coa.recording.agents import CODE, Roster, roster_for
+from coa.recording.alone import record_alone
 from coa.recording.budget import MILLION, Price, Purse, find_price
 from coa.recording.chat import (
     ChatClient,
@@ -43,21 +48,22 @@ from coa.recording.chat import (
     count_tokens,
     journal_of,
 )
-from coa.recording.episode import SYSTEM, USER, Episode, ModelCall
+from coa.recording.episode import SYSTEM, USER, Episode, ModelCall, ToolUse
 from coa.recording.recorder import CRITERIA, EpisodeRecorder
 from coa.recording.replies import (
     Called,
     Malformed,
     Planned,
     PlannedStep,
+    ReplyForm,
     Report,
     Todo,
-    read_answer,
-    read_call,
-    read_check,
-    read_judgement,
-    read_plan,
-    read_report,
+    answer_form,
+    call_form,
+    check_form,
+    judge_form,
+    plan_form,
+    report_form,
 )
 from coa.tasks import Task
 from coa.tools.base import Tool, Toolbox
@@ -68,6 +74,8 @@ T = TypeVar("T")
 ToolsOf = Callable[[Task], Awaitable[Toolbox]]
 Answer = Callable[[Request, Purse], Awaitable[Paid]]
 """Whatever answers for the agents: `ChatClient.answer`."""
+SHOWN, MOST_PARTS = 6, 50
+_LISTED = re.compile(r"[,;|\n]|\band\b")
 PASSED = 3
 """A check with this score or more releases the answer."""
 
@@ -105,20 +113,24 @@ class LLMTeam:
     # -- asking an agent -----------------------------------------------------------------------
 
     async def _ask(
-        self, recorder: EpisodeRecorder, agent: str, read: Callable[[str], T]
+        self,
+        recorder: EpisodeRecorder,
+        agent: str,
+        form: ReplyForm[T],
+        check: Callable[[T], str] = lambda found: "",
     ) -> tuple[T, ModelCall]:
-        """An agent's reply as `read` understands it, and the call that it came from."""
-        for _ in range(self.settings.attempts):
-            paid = await self._call(recorder, agent)
+        """An agent's reply, read by its form, and the call that it came from. `check` says which
+        rule it breaks, if it does."""
+        for attempt in range(self.settings.attempts):
+            paid = await self._call(recorder, agent, form.schema, attempt)
             call = paid.call
             try:
-                found = read(call.text)
-                if paid.cut and not _ends_early(call.text, read, found):
-                    raise Malformed("Write a shorter one.")
+                found = form.read(call.text, paid.cut)
+                if wrong := check(found):
+                    raise Malformed(wrong)
                 return found, call
-            except Malformed as wrong:
-                cut = "Your reply was cut because it is too long. " if paid.cut else ""
-                complaint = f"{cut}{wrong}"
+            except Malformed as problem:
+                complaint = str(problem)
             facts = {"part": "malformed", "complaint": complaint}
             recorder.say(agent, SYSTEM, call.text, erred=True, call=call, **facts)
             recorder.count("malformed_replies")
@@ -126,10 +138,12 @@ class LLMTeam:
         times = self.settings.attempts
         raise EpisodeOver(f"the {agent}'s reply could not be read {times} times: {complaint}")
 
-    async def _call(self, recorder: EpisodeRecorder, agent: str) -> Paid:
+    async def _call(
+        self, recorder: EpisodeRecorder, agent: str, schema: Json, attempt: int
+    ) -> Paid:
         episode, branch = recorder.episode, recorder.branch
         messages = episode.context_of(agent, branch, episode.events)
-        request = Request(episode.task_id, agent, messages, episode.seed, branch)
+        request = Request(episode.task_id, agent, messages, episode.seed, branch, schema, attempt)
         with recorder.timed("model"):
             paid = await self.answer(request, self._purses[branch])
         recorder.count("estimated_calls", paid.estimated)
@@ -137,8 +151,8 @@ class LLMTeam:
 
     async def _act(self, recorder: EpisodeRecorder, agent: str) -> tuple[Called, str]:
         """An agent decides on a tool call and makes it; the call and what came back."""
-        read = partial(read_call, tools=self.roster.tools[agent], made=recorder.calls)
-        called, call = await self._ask(recorder, agent, read)
+        form, check = call_form(self.roster.tools[agent]), partial(_repeats, recorder)
+        called, call = await self._ask(recorder, agent, form, check)
         return called, await recorder.use(agent, *called, call=call)
 
     def _tell(self, recorder: EpisodeRecorder, agent: str, text: str) -> None:
@@ -153,8 +167,8 @@ class LLMTeam:
 
     async def _plan(self, recorder: EpisodeRecorder, first: bool = False, to: str = "") -> Planned:
         """The planner plans, for whoever has the first step unless it is said who."""
-        read = partial(read_plan, workers=self.roster.workers, first=first)
-        planned, call = await self._ask(recorder, "planner", read)
+        form = plan_form(self.roster.workers, not to, first)
+        planned, call = await self._ask(recorder, "planner", form)
         if planned.impossible:
             recorder.say("planner", USER, planned.impossible, call=call, part="failure")
             raise EpisodeOver("the planner could not plan")
@@ -221,9 +235,10 @@ class LLMTeam:
         wanted = f"Step {number}: {step.text}"
         self._tell(recorder, step.agent, wanted)
         for _ in range(self.settings.rounds):
-            _, result = await self._act(recorder, step.agent)
-            for agent in ("reader", self.roster.critic):
-                self._tell(recorder, agent, f"{wanted}\n{result}")
+            called, result = await self._act(recorder, step.agent)
+            self._tell(recorder, "reader", f"{wanted}\n{result}")
+            searched = f"{wanted}\nSearched for: {called.argument}\n{result}"
+            self._tell(recorder, self.roster.critic, searched)
             report, todo = await self._reported(recorder)
             if not todo:
                 return f"- {report.text}"
@@ -246,8 +261,8 @@ class LLMTeam:
         """What the reader reports, after it has opened what it wants to."""
         tools = self.roster.tools.get("reader", [])
         for _ in range(self.settings.rounds + 1):
-            read = partial(read_report, tools=tools, made=recorder.calls)
-            said, call = await self._ask(recorder, "reader", read)
+            check = partial(_says_nothing, recorder)
+            said, call = await self._ask(recorder, "reader", report_form(tools), check)
             if isinstance(said, Report):
                 return said, call
             recorder.tell(self.roster.critic, await recorder.use("reader", *said, call=call))
@@ -277,8 +292,8 @@ class LLMTeam:
         The second time around, what should be read again is called for again. One call is rated
         once: a second consent to it goes without ratings.
         """
-        read = partial(read_judgement, rated=self.roster.rated)
-        judged, call = await self._ask(recorder, self.roster.critic, read)
+        form = judge_form(self.roster.rated, self.roster.coding)
+        judged, call = await self._ask(recorder, self.roster.critic, form)
         todo: Todo = "call" if again and judged.todo == "read" else judged.todo
         recorder.count("alarms", bool(todo))
         facts: dict[str, Any] = {"part": "alarm" if todo else "approval"}
@@ -294,14 +309,18 @@ class LLMTeam:
         reports = "\n".join(self.reports)
         told = f"Plan:\n{self.plan}\nReports:\n{reports}\nGive the answer."
         self._tell(recorder, "verifier", told)
-        (thought, answer), call = await self._ask(recorder, "verifier", read_answer)
+        check = partial(_stands_nowhere, recorder, counted=len(self.reports) > 1)
+        (thought, answer), call = await self._ask(recorder, "verifier", answer_form(), check)
         recorder.say("verifier", "verifier", answer, thought, call=call, part="suggestion")
-        recorder.tell("verifier", "Check this answer as if somebody else had given it.")
-        (thought, reason, score), call = await self._ask(recorder, "verifier", read_check)
+        asked = "Check this answer as if somebody else had given it."
+        if _terms(answer) in map(_terms, recorder.calls):
+            asked += " It is word for word what was searched for: does a report state it?"
+        recorder.tell("verifier", asked)
+        (reason, score), call = await self._ask(recorder, "verifier", check_form())
         stands = score >= PASSED
         to = "verifier" if stands else "planner"
         facts: dict[str, Any] = {"part": "check", "score": score}
-        recorder.say("verifier", to, reason, thought, call=call, **facts)
+        recorder.say("verifier", to, reason, call=call, **facts)
         if stands:
             recorder.say(SYSTEM, USER, answer, "The check passed.", **{**facts, "part": "verdict"})
             recorder.episode.answer = answer
@@ -317,12 +336,58 @@ def _asked(episode: Episode) -> str:
     return f"{episode.question}\nEarlier messages:\n{conversation(episode.history)}"
 
 
-def _ends_early(text: str, read: Callable[[str], T], found: T) -> bool:
-    """Whether what was read does not reach into the last line, so that a cut there is no loss."""
-    try:
-        return read(text.rstrip().rpartition("\n")[0]) == found
-    except Malformed:
-        return False
+# -- rules that a reply may break: a sentence for its agent, or nothing ------------------------
+
+
+def _terms(text: str) -> tuple[str, ...]:
+    """The words of a text, whatever their case and the signs between them."""
+    return tuple(re.findall(r"\w+", re.sub(r"(?<=\d),(?=\d{3})", "", text).casefold()))
+
+
+def _repeats(recorder: EpisodeRecorder, called: Called) -> str:
+    """A call that was made before; searches that differ in the order of their words bring the
+    same."""
+    made, argument = recorder.calls, called.argument
+    program = "```" in argument or argument.startswith("{")
+    alike = set() if program else {tuple(sorted(_terms(each))) for each in made}
+    if argument not in made and tuple(sorted(_terms(argument))) not in alike:
+        return ""
+    before = "" if program or len(made) > SHOWN else f" Made so far: {'; '.join(sorted(made))}."
+    return f"This call was made before and brings the same again. Make another one.{before}"
+
+
+def _says_nothing(recorder: EpisodeRecorder, said: Report | Called) -> str:
+    if isinstance(said, Called):
+        return _repeats(recorder, said)
+    if said.found and _terms(said.text) in map(_terms, recorder.calls):
+        return "Your report only repeats what was searched for. Report what a passage states."
+    return ""
+
+
+def _stands_nowhere(recorder: EpisodeRecorder, found: tuple[str, str], *, counted: bool) -> str:
+    """An answer stands in what tools returned, all parts of a list somewhere; yes and no need not,
+    and neither does a number that is counted or comes of several reports."""
+    answer, question = found[1], " ".join(_terms(recorder.episode.question))
+    counted = counted or "how many" in question or "number of" in question
+    used = (e for e in recorder.episode.events if isinstance(e, ToolUse) and not e.failure)
+    results = [use.result for use in used]
+    seen = [f" {' '.join(_terms(result))} " for result in results]
+
+    def stands(part: str) -> bool:
+        words = _terms(part)
+        if words in (("yes",), ("no",)) or (counted and words and all(map(str.isdecimal, words))):
+            return True
+        if not words:
+            return any(part.strip() in result for result in results)
+        return any(f" {' '.join(words)} " in text for text in seen)
+
+    parts = [part for part in _LISTED.split(answer)[:MOST_PARTS] if part.strip()]
+    if stands(answer) or all(map(stands, parts)):
+        return ""
+    return (
+        f"{answer[:100]!r} stands in nothing that a tool returned. Copy the answer from there, "
+        "word for word."
+    )
 
 
 # ------------------------------------------------------------------------------------------------
@@ -382,24 +447,51 @@ def _stand_in(roster: Roster) -> Answer:
 
 
 def _reply(roster: Roster, request: Request, number: int) -> str:
+    return json.dumps({"thought": "so", **_said(roster, request, number)})
+
+
+def _said(roster: Roster, request: Request, number: int) -> Json:
     agent = request.agent
     if agent == "planner":
         lookers = [name for name in roster.workers if name != "coder"][:1] * STEPS
-        agents = [*lookers, *(["coder"] if "coder" in roster.tools else []), "verifier"]
-        each = _WORDS[: len(_WORDS) // len(agents)].strip()
-        return "\n".join(f"{number}. {name}: {each}" for number, name in enumerate(agents, 1))
-    if agent == "coder":
-        return f"THOUGHT: so\nINPUT:\n```py\n{_WORDS}{number}\n```"
+        agents = [*lookers, *(["coder"] if "coder" in roster.tools else [])]
+        each = _WORDS[: len(_WORDS) // (len(agents) + 1)].strip()
+        one = len(roster.workers) == 1
+        steps = [
+            {**({} if one else {"agent": name}), "task": each, "after": [*range(1, at)]}
+            for at, name in enumerate(agents, 1)
+        ]
+        return {"steps": steps, "combine": each}
     if agent in roster.workers:
-        return f"THOUGHT: so\nTOOL: {roster.tools[agent][0].name}\nINPUT: {_WORDS}{number}"
+        tools, words = roster.tools[agent], f"{_WORDS}{number}"
+        given = {"program" if tools[0].body == "code" else "input": words}
+        return given if len(tools) == 1 else {"call": {"tool": tools[0].name, **given}}
     if agent == "reader":
-        return f"REPORT: {_WORDS}"
+        opens = {"open": ""} if roster.tools.get("reader") else {}
+        return {**opens, "found": True, "report": _WORDS}
     if agent == roster.critic:
-        rated = "\n".join(f"{name}: good" for name in CRITERIA)
-        return f"{rated if roster.rated else 'VERDICT: approve'}\nREASON: {_WORDS}"
+        rated = dict.fromkeys(CRITERIA, "good")
+        return {**(rated if roster.rated else {"verdict": "approve"}), "reason": _WORDS}
     if request.messages[-1].text.endswith("Give the answer."):
-        return f"THOUGHT: {_WORDS}\nANSWER: so"
-    return f"THOUGHT: so\nREASON: {_WORDS}\nSCORE: 4"
+        return {"thought": _WORDS, "answer": "words"}
+    return {"reason": _WORDS, "score": 4}
+
+
+async def _stand_in_alone(request: Request, purse: Purse) -> Paid:
+    """In the place of a model that works alone: it makes its calls and answers."""
+    assert request.body is not None
+    made = sum(each["role"] == "tool" for each in request.body["messages"])
+    message: Json = {"role": "assistant", "content": _WORDS}
+    if made < STEPS:
+        declared = request.body["tools"][0]["function"]
+        names = declared["parameters"].get("properties", {})
+        given = json.dumps(dict.fromkeys(names, f"{_WORDS}{made}"))
+        function = {"name": declared["name"], "arguments": given}
+        message["tool_calls"] = [{"id": str(made), "type": "function", "function": function}]
+    text = json.dumps(message)
+    prompt = request.prompt_tokens + count_tokens(json.dumps(request.body["tools"]))
+    call = ModelCall("", text, prompt, 0, REPLY_TOKENS)
+    return Paid(call, response={"choices": [{"message": message, "finish_reason": "stop"}]})
 
 
 def _stand_in_tool(tool: Tool) -> Tool:
@@ -449,8 +541,11 @@ class LLMTeacher:
         for task in rehearsed:
             tools = await tools_of(task.public())
             toolbox = Toolbox(map(_stand_in_tool, tools.values()))
-            answer = _stand_in(roster_for(toolbox))
-            episode = await _record(task.public(), toolbox, answer, LLMSettings(), 0)
+            alone = self.settings.dialect == "tools"
+            answer = _stand_in_alone if alone else _stand_in(roster_for(toolbox))
+            # The model is never asked, but has to be one on a server.
+            settings = LLMSettings(self.settings.model, dialect=self.settings.dialect)
+            episode = await _record(task.public(), toolbox, answer, settings, 0)
             assert episode.answer is not None, episode.error
             tokens = episode.count_tokens(len)
             calls += len(episode.calls)
@@ -488,6 +583,8 @@ class LLMTeacher:
 async def _record(
     task: Task, toolbox: Toolbox, answer: Answer, settings: LLMSettings, seed: int
 ) -> Episode:
+    if settings.dialect == "tools":
+        return await record_alone(task, toolbox, answer, settings, seed, LLMTeacher.name)
     started = time.monotonic()
     async with toolbox.opened() as tools:
         roster = roster_for(tools)

@@ -1,63 +1,34 @@
-"""Reads the replies of agents that are language models: labelled lines, as `agents` asks for them.
+"""The forms of the replies that agents of language models give: JSON objects, each by a schema.
 
-Labels may be in any case and marked up, have a wide colon, stand among other words, or be the keys
-of a JSON object, as models write that were trained to call tools. A reply that has one reading is
-read. Any other raises `Malformed` with a sentence for the agent that wrote it. What is read has the
-form that conversion needs: a reflection holds its ratings, a check its score.
+A server that can is made to follow the schema; any other model is told it by one worked example,
+and its reply is held against the schema here. A reply that does not fit raises `Malformed` with a
+sentence for the agent that wrote it. What is read has the form that conversion needs: a reflection
+holds its ratings, a check its score.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
+from coa.errors import ToolMistake
 from coa.grammar.grammar import parse_ratings, parse_score
-from coa.recording.agents import either
+from coa.io.runs import Json
 from coa.recording.recorder import CRITERIA, ratings
+from coa.tools.arguments import plausible, read_arguments, shape_of, without_words
 from coa.tools.base import Tool
 
 MAX_STEPS = 8
-MAX_LINE = 300
-"""Characters of a reply without labels that still can be nothing but a query or an answer."""
+T = TypeVar("T")
 Todo = Literal["", "read", "call", "plan"]
 """What a critic wants: nothing, read again, make another call, plan again."""
 
 _ALOUD = re.compile(r"<think(?:ing)?>.*?</think(?:ing)?>", re.S | re.I)
 _UNOPENED = re.compile(r"^.*</think(?:ing)?>", re.S | re.I)
 """Templates of reasoning models often end with the opening tag, so that replies do not have it."""
-_PLACEHOLDER = re.compile(r"<[^<>\n]{1,60}>|\.{3}")
-_ECHOES = {
-    *("what to do", "what to do next", "how the results give the answer", "the reason"),
-    *("one short sentence", "one sentence", "its name", "what the tool is given", "the program"),
-    *("what you found, in one or two sentences", "what you could not find", "the answer alone"),
-}
-"""Words of the contracts that only say what belongs there: a small model likes to repeat them."""
-_MARKS = r"[ \t>*_#-]*(?:step[ \t]+)?"
-_STEP = re.compile(
-    rf"^{_MARKS}(\d{{1,2}})[ \t*_]*[.):][ \t*_]*(\S.*(?:\n(?=[ \t])(?!{_MARKS}\d).*\S.*)*)$",
-    re.M | re.I,
-)
-"""With the indented lines that go on with it."""
-_AFTER = re.compile(
-    r"[ \t]*[(\[\uff08][ \t]*(?:after|needs|depends on)[ \t:\uff1a]*(?:steps?[ \t]*)?"
-    r"([^)\]\uff09]*)[)\]\uff09][ \t.]*$",
-    re.I,
-)
-_AGENTS = "planner|searcher|worker|reader|coder|reflector|critic|verifier|user"
-_FENCE = re.compile(r"^[ \t]*```([^\n`]*)\n.*?^[ \t]*```[ \t]*$", re.S | re.M)
-_NONE = re.compile(r"\W*(?:none|nothing|no|no steps?|n/?a)?\W*", re.I)
-_UNDECIDED = re.compile(
-    r"\b(?:good|average|fair|poor)\b(?:,| or| and|/|\|)+ *(?:good|average|fair|poor)\b", re.I
-)
-_DENIED = re.compile(r"\b(?:not|cannot|can't|don't|never)\b|\bdisapprov")
-_WANTS: Mapping[Todo, str] = {
-    "": r"\bapproved?\b",
-    "read": r"\bread\b",
-    "call": r"\b(?:search|call|write|run|try)\b",
-    "plan": r"\bplan\b|\bre-?plan\b",
-}
 
 
 class Malformed(Exception):
@@ -109,277 +80,280 @@ class Judgement(NamedTuple):
     thought: str = ""
 
 
-# -- labels ----------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class ReplyForm(Generic[T]):
+    """What an agent replies: a schema, what it means, and one worked example of it: what the agent
+    was given, and its reply."""
 
+    schema: Json
+    given: str
+    example: Json
+    mean: Callable[[Json], T]
 
-class _Reply:
-    """A reply without what a model thinks aloud before it, and what stands after its labels."""
-
-    def __init__(self, reply: str, *labels: str, last: str = "") -> None:
-        """The text after a label ends at the next one; after `last` everything is its own."""
-        self.text = _UNOPENED.sub("", _ALOUD.sub("", reply)).strip()
-        if not self.text:
-            raise Malformed("Your reply is empty. Write it in the form that you were given.")
-        if self.text.lower().startswith("<think"):
-            raise Malformed("Your reply ends while you think. Think less, and reply.")
-        labels_by_name = {label.upper(): label for label in labels}
-        self.parts: dict[str, str] = {}
-        if given := _json_object(self.text):
-            also = {"name": "TOOL", "arguments": "INPUT"}
-            for key, value in given.items():
-                label = labels_by_name.get(_upper(also.get(key, key)))
-                if label and value is not None:
-                    text = value.strip() if isinstance(value, str) else json.dumps(value)
-                    self.parts[label] = text
-            return
-        names = "|".join(re.escape(label).replace(r"\ ", r"[ _]+") for label in labels)
-        marked = rf"^([ \t>*#_`-]*)(?:final[ ])?({names})([ \t*_`]*[:\uff1a][ \t]*(?:\*\*|__)?)"
-        found = list(re.finditer(marked, self.text, re.M | re.I))
-        ends = [*(match.start() for match in found[1:]), len(self.text)]
-        for match, end in zip(found, ends, strict=False):
-            label = labels_by_name[_upper(match[2])]
-            text = self.text[match.end() : None if label == last else end].strip()
-            if match[1].endswith("**") and "**" not in match[3]:  # bold from the label to the end
-                text = text.removesuffix("**").rstrip()
-            if self.parts.get(label, text) != text and label != "THOUGHT":
-                raise Malformed(f"{label}: stands there twice. Write it once.")
-            self.parts.setdefault(label, text)
-            if label == last:
-                break
-
-    def line(self, label: str) -> str:
-        """What stands after a label, in one line; empty where there is no such label."""
-        return _line(self.parts.get(label, ""))
-
-    def filled(self, label: str, otherwise: str = "") -> str:
-        return _filled(_line(self.parts.get(label, otherwise)), label)
+    def read(self, reply: str, cut: bool = False) -> T:
+        """What a reply means; `cut`: it ended because it was too long, so nothing is repaired."""
+        text = _UNOPENED.sub("", _ALOUD.sub("", reply)).strip()
+        if cut and not _is_whole(text):
+            raise Malformed("Your reply was cut because it is too long. Write a shorter one.")
+        if "{" not in text:  # a bare value would be taken for the only field that has to be there
+            found = "is no JSON object" if text else "is empty"
+            raise Malformed(f"Your reply {found}. Expected {shape_of(self.schema)}")
+        try:
+            said = read_arguments(text, self._loose)
+        except ToolMistake as mistake:
+            wrong = str(mistake).replace("The arguments", "Your reply", 1)
+            raise Malformed(wrong.replace("The argument is", "Your reply is", 1)) from None
+        if said == self.example:
+            raise Malformed("That is the example. Write what fits your own work.")
+        empty = dict.fromkeys(self.schema["properties"].keys() - said.keys(), "")
+        return self.mean({**empty, **{name: _trimmed(value) for name, value in said.items()}})
 
     @property
-    def is_one_line(self) -> bool:
-        """Without a label, and so short that it can only be what was asked for."""
-        return not self.parts and "\n" not in self.text and len(self.text) <= MAX_LINE
+    def _loose(self) -> Json:
+        """What is asked of a model that follows no schema: a field more, one less that may be
+        empty, or a longer text is no reason to ask again."""
+        fields = self.schema["properties"]
+        wanted = [name for name in fields if fields[name].get("minLength") != 0]
+        loose = without_words(self.schema, ("maxLength", "additionalProperties"))
+        return {**loose, "required": wanted}
 
 
-def _upper(name: str) -> str:
-    return " ".join(re.split(r"[ _]+", name)).upper()
-
-
-def _json_object(text: str) -> dict[str, Any]:
-    """The JSON object that a text is; empty: it is something else."""
-    text = _unfenced(re.sub(r"</?tool_call>", "", text).strip())
-    if not (text.startswith("{") and text.endswith("}")):
-        return {}
+def _is_whole(text: str) -> bool:
     try:
-        found = json.loads(text, strict=False)
+        return isinstance(json.loads(text), dict)
     except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
+        return False
 
 
-def _unfenced(text: str) -> str:
-    fence = re.fullmatch(r"```\w*\n(.*?)\n?```", text, re.S)
-    return fence[1].strip() if fence else text
+def _trimmed(value: Any) -> Any:
+    return value.strip() if isinstance(value, str) else value
 
 
 def _line(text: str) -> str:
     return " ".join(text.split())
 
 
-def _filled(text: str, where: str) -> str:
-    """The text, unless it is empty or only repeats what the contract says of its place."""
-    if not text.strip():
-        raise Malformed(f"{where} is empty. Fill it in.")
-    first = text.removeprefix("```py").strip().split("\n")[0].casefold()
-    if first in _ECHOES or _PLACEHOLDER.fullmatch(text.strip()):
-        raise Malformed(f"{where} holds only a placeholder. Fill it in.")
+def _text(longest: int = 300, least: int = 1) -> Json:
+    return {"type": "string", "minLength": least, "maxLength": longest}
+
+
+def _object(properties: Mapping[str, Any]) -> Json:
+    named = {"properties": dict(properties), "required": [*properties]}
+    return {"type": "object", **named, "additionalProperties": False}
+
+
+def _filled(text: str, name: str) -> str:
+    if not text:
+        raise Malformed(f"{name} is empty. Fill it in.")
     return text
+
+
+THOUGHT = {"thought": _text(least=0)}
+ARLEN = "the town of Arlen"
+"""What all worked examples are about; no task is."""
 
 
 # -- plans -----------------------------------------------------------------------------------
 
 
-def read_plan(reply: str, workers: Sequence[str], first: bool = False) -> Planned:
-    """`first`: a plan that begins the work, so that somebody has to do something."""
-    said = _Reply(reply, "THOUGHT", "IMPOSSIBLE", "PLAN")
-    told = said.parts.get("PLAN") or said.text  # a thought may be a list as well
-    lines = [(int(number), text) for number, text in _STEP.findall(told)]
-    if not _NONE.fullmatch(reason := said.line("IMPOSSIBLE")):
-        if lines:
-            raise Malformed("Write either steps or IMPOSSIBLE:, not both.")
-        return Planned(impossible=reason)
-    if not lines:
-        raise Malformed("There is no plan. Write numbered steps, one a line: 1. ... (after none)")
-    if [number for number, _ in lines] != list(range(1, len(lines) + 1)):
-        raise Malformed("Number the steps 1, 2, 3 and so on, once each.")
-    if len(lines) > MAX_STEPS:
-        raise Malformed(f"{len(lines)} steps are too many. Use at most {MAX_STEPS}.")
-    steps = tuple(_step(number, text, workers) for number, text in lines)
-    if first and all(step.agent == "verifier" for step in steps):
-        raise Malformed(f"Nobody does anything. At least one step is for: {either(workers)}.")
-    return Planned(_line(_STEP.split(said.parts.get("THOUGHT", ""))[0]), steps)
+def plan_form(
+    workers: Sequence[str], whole: bool = True, first: bool = False
+) -> ReplyForm[Planned]:
+    """Steps, and how their results give the answer; `whole` is False for a change of one step.
+    `first`: it begins the work, so that somebody has to do something."""
+    agents = {"agent": {"enum": [*workers]}} if len(workers) > 1 else {}
+    number = {"type": "integer", "minimum": 1, "maximum": MAX_STEPS}
+    after = {"type": "array", "items": number, "maxItems": MAX_STEPS}
+    step = _object({**agents, "task": _text(), "after": after})
+    most = MAX_STEPS if whole else 1
+    combine = {"combine": _text(least=0)} if whole else {}
+    steps = {"type": "array", "items": step, "maxItems": most}
 
+    def mean(said: Json) -> Planned:
+        last = _line(said.get("combine", ""))
+        if not said["steps"] and not last:
+            return Planned(impossible=_filled(_line(said["thought"]), "thought"))
+        if not said["steps"] and first:
+            raise Malformed("There are no steps, so nobody does anything. Write at least one.")
+        told = [
+            PlannedStep(
+                each.get("agent", workers[0]),
+                _filled(_line(each["task"]), f"the task of step {at}"),
+                frozenset(map(int, each["after"])),
+            )
+            for at, each in enumerate(said["steps"], 1)
+        ]
+        for at, each in enumerate(told, 1):
+            if whole and not each.after <= frozenset(range(1, at)):
+                raise Malformed(f"Step {at} can only need steps before it, 1 to {at - 1}.")
+        if whole:
+            all_before = frozenset(range(1, len(told) + 1))
+            told.append(PlannedStep("verifier", _filled(last, "combine"), all_before))
+        return Planned(_line(said["thought"]), tuple(told))
 
-def _step(number: int, text: str, workers: Sequence[str]) -> PlannedStep:
-    text = _line(text).rstrip("*_ ")
-    after = frozenset(range(1, number))
-    if found := _AFTER.search(text):
-        text = text[: found.start()]
-        if named := re.findall(r"\d+", found[1]):
-            after = frozenset(map(int, named))
-        elif _NONE.fullmatch(found[1]):
-            after = frozenset()
-    if not after <= frozenset(range(1, number)):
-        raise Malformed(f"Step {number} can only need steps before it, 1 to {number - 1}.")
-    agents = [*workers, "verifier"]
-    agent = workers[0]
-    if found := re.match(rf"\W*({_AGENTS})(?: agent)?\W*[:\uff1a\])-]\W*(\S.*)", text, re.I):
-        agent, text = found[1].lower(), found[2]
-        if agent not in agents:
-            raise Malformed(f"Step {number} is for the {agent}. Steps are for: {either(agents)}.")
-    return PlannedStep(agent, _filled(text, f"step {number}"), after)
+    who = [{"agent": name} if agents else {} for name in (workers[0], workers[-1])]
+    asked = f"the question 'In which year was the founder of {ARLEN} born?'"
+    tasks = [f"founder of {ARLEN}", "year in which this founder was born"]
+    if workers[-1] == "coder":
+        asked = f"the question 'How old was {ARLEN} in 1900?'"
+        tasks = [f"year in which {ARLEN} was founded", "print 1900 minus that year"]
+    if workers[0] == "coder":
+        asked = "the problem 'Print the sum of the squares of 1 to 9.'"
+        tasks = ["compute the sum of the squares of 1 to 9", "print it as a number"]
+    shown: Json = {
+        "thought": "The second step needs the first.",
+        "steps": [
+            {**who[0], "task": tasks[0], "after": []},
+            {**who[1], "task": tasks[1], "after": [1]},
+        ][: len(tasks) if whole else 1],
+        **({"combine": "The result of step 2 is the answer."} if whole else {}),
+    }
+    return ReplyForm(_object({**THOUGHT, "steps": steps, **combine}), asked, shown, mean)
 
 
 # -- calls and reports -----------------------------------------------------------------------
 
 
-def read_call(reply: str, tools: Sequence[Tool], made: Collection[str] = ()) -> Called:
-    """`made`: arguments of calls that were made before, and would bring the same again."""
-    said = _Reply(reply, "THOUGHT", "TOOL", "INPUT", last="INPUT")
-    tool = _tool_of(said, tools)
-    thought = said.line("THOUGHT")
-    if tool.body == "code":
-        argument = _program(said)
-        thought = thought.partition("```")[0].strip()
-    elif "INPUT" in said.parts or said.is_one_line:
-        argument = _argument(said.parts.get("INPUT", said.text), tool)
+def call_form(tools: Sequence[Tool]) -> ReplyForm[Called]:
+    """A thought and a call: the input of the only tool, or a tool by its name with its input."""
+    shared: Json = {}
+    shapes = []
+    for each in tools:
+        schema = _input(each)
+        shared |= schema.pop("$defs", {})  # references begin at the root
+        shapes.append(schema)
+    if len(tools) == 1:
+        properties = {_field(tools[0]): shapes[0]}
     else:
-        raise Malformed("There is no call. Write a line that begins with INPUT:")
-    if _filled(argument, "INPUT") in made:
-        raise Malformed("This call was made before and brings the same again. Write another one.")
-    return Called(tool.name, argument, thought)
+        options = [
+            _object({"tool": {"const": each.name}, _field(each): shape})
+            for each, shape in zip(tools, shapes, strict=True)
+        ]
+        properties = {"call": {"anyOf": options}}
+    by_name = {each.name: each for each in tools}
+
+    def mean(said: Json) -> Called:
+        call = said if len(tools) == 1 else said["call"]
+        tool = tools[0] if len(tools) == 1 else by_name[call["tool"]]
+        return Called(tool.name, _argument(call[_field(tool)], tool), _line(said["thought"]))
+
+    first = {_field(tools[0]): _shown(tools[0])}
+    shown = first if len(tools) == 1 else {"call": {"tool": tools[0].name, **first}}
+    schema = _object({**THOUGHT, **properties})
+    asked = {"text": f"founder of {ARLEN}", "code": "print 12 times 34"}.get(tools[0].body, "")
+    given = f"the step '{asked or f'use {tools[0].name}'}'"
+    example = {"thought": f"I call {tools[0].name} for it.", **shown}
+    return ReplyForm(schema | ({"$defs": shared} if shared else {}), given, example, mean)
 
 
-def _tool_of(said: _Reply, tools: Sequence[Tool]) -> Tool:
-    if "TOOL" not in said.parts and len(tools) == 1:
-        return tools[0]
-    named = said.parts.get("TOOL", "").strip(" \t\n`*_\"'.()").lower()
-    for tool in tools:
-        if tool.name.lower() == named:
-            return tool
-    names = either([tool.name for tool in tools])
-    raise Malformed(f"Write a line that begins with TOOL: and names {names}.")
+def _field(tool: Tool) -> str:
+    return "program" if tool.body == "code" else "input"
 
 
-def _program(said: _Reply) -> str:
-    """The first fence of a reply, with its input; or what stands after INPUT, put into a fence.
-
-    What comes after is often the output that a model imagines.
-    """
-    given = said.parts.get("INPUT", said.text)
-    if fences := list(_FENCE.finditer(given)):
-        fed = len(fences) > 1 and fences[1][1].strip() == "sh"
-        return given[fences[0].start() : fences[1 if fed else 0].end()].strip()
-    bare = said.parts.get("INPUT", "")
-    if not bare or "```" in bare:
-        raise Malformed("There is no whole program. Write it after INPUT: in a closed ```py fence.")
-    return f"```py\n{bare}\n```"
-
-
-def _argument(text: str, tool: Tool) -> str:
-    """What a tool is given, without the call or the quotes that models put around it."""
-    text = _unfenced(text.strip())
-    if call := re.fullmatch(rf"{re.escape(tool.name)}\s*\((.*)\)", text, re.S):
-        text = call[1].strip()
+def _input(tool: Tool) -> Json:
     if tool.body == "json":
-        return text
-    if len(given := list(_json_object(text).values())) == 1 and isinstance(given[0], str):
-        text = given[0]
-    text = _line(text.split("\n")[0])  # what follows is often a result that a model imagines
-    for left, right in ('""', "''", "``", "\u201c\u201d", ("**", "**")):
-        inner = text.removeprefix(left).removesuffix(right)
-        if len(inner) == len(text) - len(left + right) and left not in inner:
-            text = inner.strip()
-    return text
+        return dict(json.loads(tool.schema)) if tool.schema else {"type": "object"}
+    return _text(4000) if tool.body == "code" else _text()
 
 
-def read_report(reply: str, tools: Sequence[Tool], made: Collection[str] = ()) -> Report | Called:
-    """What a reader writes, who may call a tool before it reports."""
-    said = _Reply(reply, "THOUGHT", "TOOL", "INPUT", "REPORT", "MISSING")
-    calls, reports = (
-        said.parts.keys() & {"TOOL", "INPUT"},
-        said.parts.keys() & {"REPORT", "MISSING"},
-    )
-    if calls and reports:
-        raise Malformed("Write either a report or a call with INPUT:, not both.")
-    if calls and not tools:
-        raise Malformed("You have no tool. Write a line that begins with REPORT: or MISSING:")
-    if calls:
-        return read_call(reply, tools, made)
-    if "MISSING" not in reports or ("REPORT" in reports and _NONE.fullmatch(said.line("MISSING"))):
-        return Report(said.filled("REPORT", "" if said.parts else said.text))
-    if "REPORT" in reports:
-        raise Malformed("Write either REPORT: or MISSING:, not both.")
-    return Report(f"Not found: {said.filled('MISSING')}", False)
+def _shown(tool: Tool) -> Any:
+    """The input of the worked example."""
+    if tool.body == "json":
+        return plausible(json.loads(tool.schema)) if tool.schema else {}
+    return "print(12 * 34)" if tool.body == "code" else "founder of Arlen"
+
+
+def _argument(given: Any, tool: Tool) -> str:
+    if tool.body == "json":
+        return json.dumps(given, ensure_ascii=False)
+    text = _filled(given.strip(), _field(tool))
+    if tool.body == "code":
+        return text if "```" in text else f"```py\n{text}\n```"
+    return _line(text)
+
+
+def report_form(tools: Sequence[Tool]) -> ReplyForm[Report | Called]:
+    """What a reader found; one with a tool may open something before it reports."""
+    opens = {"open": _text(least=0)} if tools else {}
+
+    def mean(said: Json) -> Report | Called:
+        if wanted := _line(said.get("open", "")):
+            return Called(tools[0].name, wanted, _line(said["thought"]))
+        text = _filled(_line(said["report"]), "report")
+        return Report(text if said["found"] else f"Not found: {text}", said["found"])
+
+    fields = {**THOUGHT, **opens, "found": {"type": "boolean"}, "report": _text(1000, least=0)}
+    given = f"the step 'founder of {ARLEN}' and the passage 'Arlen was founded by Mira Holt.'"
+    shown: Json = {"thought": "The passage is about Arlen."} | ({"open": ""} if tools else {})
+    shown |= {"found": True, "report": "The founder of Arlen is Mira Holt."}
+    return ReplyForm(_object(fields), given, shown, mean)
 
 
 # -- judgements, answers and checks ----------------------------------------------------------
 
+_VERDICTS: dict[str, Todo] = {
+    "approve": "",
+    "read again": "read",
+    "search again": "call",
+    "write again": "call",
+    "plan again": "plan",
+}
 
-def read_judgement(reply: str, rated: bool) -> Judgement:
-    said = _Reply(reply, "THOUGHT", "VERDICT", "REASON", *CRITERIA)
-    thought, reason = said.line("THOUGHT"), said.line("REASON")
-    said.parts.pop("THOUGHT", None)
-    todo, found = _rated(said) if rated else (_verdict(said), {})
-    if todo and not reason:
-        raise Malformed("Write a line that begins with REASON: and says what is wrong.")
-    reason = _filled(reason or "The work is sound.", "REASON")
-    if not rated:
-        return Judgement(todo, reason, reason)
-    text = f"{ratings(*(found[name] for name in CRITERIA))} {reason}"
+
+def judge_form(rated: bool, coding: bool) -> ReplyForm[Judgement]:
+    """A reason and a verdict; or, in a team that rates, a rating of each criterion."""
+    given = "the passage 'Arlen was founded by Mira Holt.' and a report that says so"
+    if coding:
+        given = "the problem 'Print 12 times 34.', a program that prints 12 * 34, and its output"
+    if rated:
+        rating = {"enum": ["good", "average", "poor"]}
+        fields = {**THOUGHT, **dict.fromkeys(CRITERIA, rating), "reason": _text()}
+        shown: Json = {"thought": "The report is about Arlen.", **dict.fromkeys(CRITERIA, "good")}
+        return ReplyForm(_object(fields), given, shown | {"reason": "A passage states it."}, _rated)
+    known = ("write again",) if coding else ("read again", "search again", "plan again")
+    fields = {"reason": _text(), "verdict": {"enum": ["approve", *known]}}
+
+    def mean(said: Json) -> Judgement:
+        reason = _filled(_line(said["reason"]), "reason")
+        return Judgement(_VERDICTS[said["verdict"]], reason, reason)
+
+    shown = {"reason": "The passage states that Mira Holt founded Arlen."}
+    if coding:
+        shown = {"reason": "The program ran and prints the product of 12 and 34."}
+    return ReplyForm(_object(fields), given, shown | {"verdict": "approve"}, mean)
+
+
+def _rated(said: Json) -> Judgement:
+    """The worst rating says what is to be done."""
+    found = {name: said[name] for name in CRITERIA}
+    reason = _filled(_line(said["reason"]), "reason")
+    text = f"{ratings(*found.values())} {reason}"
     if parse_ratings(text, CRITERIA) != found:
         raise Malformed("The reason states other ratings. Give each rating once.")
-    return Judgement(todo, reason, text, thought)
-
-
-def _verdict(said: _Reply) -> Todo:
-    verdict = said.parts.get("VERDICT", "" if said.parts else said.text).split("\n")[0].lower()
-    wants: list[Todo] = [todo for todo, words in _WANTS.items() if re.search(words, verdict)]
-    if len(wants) != 1 or _DENIED.search(verdict):
-        raise Malformed("Write VERDICT: and one of the words that you were given, nothing else.")
-    return wants[0]
-
-
-def _rated(said: _Reply) -> tuple[Todo, Mapping[str, str]]:
-    """The worst rating says what is to be done."""
-    lines = [f"{name}: {said.parts[name]}" for name in CRITERIA if name in said.parts]
-    text = "\n".join(lines) if len(lines) == len(CRITERIA) else said.text
-    found = parse_ratings(text, CRITERIA)
-    if found is None or _UNDECIDED.search(text):
-        names = ", ".join(CRITERIA)
-        raise Malformed(f"Rate each of {names} with one word: good, average or poor.")
     worst = found.values()
-    return "plan" if "poor" in worst else "read" if "average" in worst else "", found
+    todo: Todo = "plan" if "poor" in worst else "read" if "average" in worst else ""
+    return Judgement(todo, reason, text, _line(said["thought"]))
 
 
-def read_answer(reply: str) -> tuple[str, str]:
+def answer_form() -> ReplyForm[tuple[str, str]]:
     """(thought, answer) of a verifier that suggests an answer."""
-    said = _Reply(reply, "THOUGHT", "ANSWER", "REASON", "SCORE")
-    if "ANSWER" not in said.parts and not said.is_one_line:
-        raise Malformed("Write a line that begins with ANSWER: and holds the answer alone.")
-    answer = said.parts.get("ANSWER", said.text)
-    inside = _unfenced(answer)
-    if inside == answer and re.search(r"\n[ \t]*\n", answer):  # often a kind word to the user
-        raise Malformed("Something follows the answer. Write the answer alone after ANSWER:")
-    return said.line("THOUGHT"), _filled(inside.strip("*` \t\n"), "ANSWER")
+    return ReplyForm(
+        _object({**THOUGHT, "answer": _text(2000)}),
+        "the report 'The founder of Arlen is Mira Holt.'",
+        {"thought": "The report names the founder.", "answer": "Mira Holt"},
+        lambda said: (_line(said["thought"]), _filled(said["answer"], "answer")),
+    )
 
 
-def read_check(reply: str) -> tuple[str, str, int]:
-    """(thought, reason, score) of a verifier that checks an answer."""
-    said = _Reply(reply, "REASON", "SCORE", "THOUGHT", "ANSWER")
-    stated = f"Score: {said.line('SCORE')}" if "SCORE" in said.parts else said.text
-    if (score := parse_score(stated)) is None:
-        raise Malformed("Write a line that begins with SCORE: and holds a number from 1 to 4.")
-    reason = said.line("REASON")
-    if parse_score(reason) not in (None, score):
-        raise Malformed("The reason states another score. Give the score once.")
-    return said.line("THOUGHT"), reason or f"Score: {score}", score
+def check_form() -> ReplyForm[tuple[str, int]]:
+    """(reason, score) of a verifier that checks an answer."""
+
+    def mean(said: Json) -> tuple[str, int]:
+        reason, score = _filled(_line(said["reason"]), "reason"), int(said["score"])
+        if parse_score(reason) not in (None, score):
+            raise Malformed("The reason states another score. Give the score once.")
+        return reason, score
+
+    schema = _object({"reason": _text(), "score": {"enum": [1, 2, 3, 4]}})
+    shown = {"reason": "The report states the founder of Arlen.", "score": 4}
+    return ReplyForm(schema, "the answer 'Mira Holt'", shown, mean)

@@ -122,14 +122,14 @@ class Narrator:
             elif event.kind == "text" and event.role in self._answers:
                 self._answer += event.text
             elif event.kind == "text" and event.role != self._grammar.observation:
-                self._say(event.role or STRAY, event.text)
+                self._say(event.role or self._grammar.free or STRAY, event.text)
 
     def _say(self, role: str, text: str) -> None:
         text = text if self._opened else text.lstrip()
         if text:
             kind = "observation" if role == self._grammar.observation else STRAY
-            if role in self._grammar.by_name:
-                kind = self._grammar.by_name[role].kind
+            if role in self._grammar.tagged:
+                kind = self._grammar.tagged[role].kind
             self._tell(Piece(self._blocks, role, kind, text, not self._opened))
             self._opened = True
 

@@ -19,6 +19,8 @@ from coa.errors import ToolMistake
 Value = Any
 MAX_LETTERS = 100_000
 _MAX_DEPTH = 60
+_MAX_EXAMPLE = 4
+"""How deep an example goes: schemas may refer to themselves."""
 _FENCE = re.compile(r"\A```[a-z]*\n(.*?)\n?```\Z", re.DOTALL)
 _TRAILING_COMMA = re.compile(r'("(?:[^"\\]|\\.)*")|,(?=\s*[}\]])', re.DOTALL)
 _CONSTANT = re.compile(
@@ -308,6 +310,61 @@ def _shape(schema: Mapping[str, Any], root: Mapping[str, Any], inside: tuple[str
 
 
 _CONTENT = "the content is a JSON object "
+_PLAUSIBLE: Mapping[str, Value] = {
+    "string": "Lima",
+    "integer": 3,
+    "number": 2.5,
+    "boolean": True,
+    "array": [],
+    "object": {},
+    "null": None,
+}
+_BY_NAME = {
+    "date": "2025-03-01",
+    "time": "09:30",
+    "mail": "ada@example.org",
+    "url": "https://example.org/arlen",
+    "path": "notes/arlen.txt",
+    "file": "notes/arlen.txt",
+    "currency": "EUR",
+    "country": "Peru",
+    "id": "A-17",
+    "number": "A-17",
+    "query": "founder of Arlen",
+}
+"""What a text may be, by a word in the name of its argument."""
+
+
+def plausible(schema: Mapping[str, Any]) -> dict[str, Value]:
+    """Arguments that a worked example may show: what the schema names, or a value by its type."""
+    found: dict[str, Value] = _plausible({**schema, "type": "object"}, schema, "", 0)
+    return found
+
+
+def _plausible(schema: Mapping[str, Any], root: Mapping[str, Any], name: str, depth: int) -> Value:
+    schema = _resolved(schema, root)
+    if options := schema.get("anyOf") or schema.get("oneOf"):
+        schema = _resolved(options[0], root)
+    for value in (*schema.get("examples", ()), schema.get("default"), schema.get("const")):
+        if value is not None and not _problem(value, schema, root, ""):
+            return value
+    if schema.get("enum"):
+        return schema["enum"][0]
+    kinds = schema.get("type", "string")
+    kind = kinds if isinstance(kinds, str) else next(iter(kinds), "string")
+    if kind == "object" and depth < _MAX_EXAMPLE:
+        known = schema.get("properties", {})
+        wanted = schema.get("required") or list(known)[:1]
+        return {key: _plausible(known.get(key, {}), root, key, depth + 1) for key in wanted}
+    if kind == "array" and isinstance(schema.get("items"), dict) and depth < _MAX_EXAMPLE:
+        return [_plausible(schema["items"], root, name, depth + 1)]
+    if kind == "string":
+        words = re.findall(r"[a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower())
+        return next((_BY_NAME[word] for word in reversed(words) if word in _BY_NAME), "Lima")
+    value = _PLAUSIBLE.get(kind, "Lima")
+    if _problem(value, schema, root, ""):
+        return schema.get("minimum", schema.get("maximum", value))
+    return value
 
 
 def described(about: str, schema: Mapping[str, Any]) -> str:

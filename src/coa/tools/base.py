@@ -30,7 +30,7 @@ from weakref import WeakValueDictionary
 
 from coa.errors import CoaError, ConfigError, ToolError, ToolMistake, ToolTimeout, boundary
 from coa.grammar.grammar import Body, Grammar, Role
-from coa.tools.arguments import read_arguments, signature_of, unwrap
+from coa.tools.arguments import plausible, read_arguments, signature_of, unwrap
 
 __all__ = ["Observation", "Tool", "ToolCall", "ToolMistake", "ToolUsage", "Toolbox"]
 
@@ -130,11 +130,14 @@ class Tool:
     def role(self) -> Role:
         """The role that this tool becomes in a grammar that does not know it."""
         name, tool = (self.block, self.name) if self.block else (self.name, "")
-        signature = self.signature
-        if self.body == "json" and self.schema:
-            signature = signature or signature_of(self.about, json.loads(self.schema))
         made = Role(name=name, kind="tool", about=self.about, body=self.body, tool=tool)
-        return replace(made, signature=signature)
+        made = replace(made, signature=self.signature)
+        if self.body != "json":
+            return replace(made, argument=self.parameter or ("code" if self.body == "code" else ""))
+        schema = json.loads(self.schema or "{}")
+        if self.schema and not self.signature:
+            made = replace(made, signature=signature_of(self.about, schema))
+        return replace(made, example=json.dumps(plausible(schema), ensure_ascii=False))
 
     def argument(self, text: str) -> str:
         """The argument as the tool gets it: JSON repaired and checked, other text as it is."""
@@ -201,6 +204,24 @@ class Toolbox(Mapping[str, Tool]):
         roles = [grammar.by_name[name] for name in grammar.tool_roles]
         tools = [(role.name, self._tools.get(role.tool or role.name)) for role in roles]
         return tuple((name, each.schema) for name, each in tools if each and each.schema)
+
+    def declarations(self, grammar: Grammar) -> dict[str, dict[str, Any]]:
+        """The tools as chat models are told of them, by the names they have in a bound grammar. A
+        text or a program is the only argument of its tool."""
+        found: dict[str, dict[str, Any]] = {}
+        for name in grammar.tool_roles:
+            role = grammar.by_name[name]
+            each = self._tools[role.tool or name]
+            if role.body == "json":
+                schema = json.loads(each.schema) if each.schema else {"type": "object"}
+            else:
+                what = role.hint or ("program" if role.body == "code" else "text")
+                holds = {"type": "string", "description": f"the {what}"}
+                only = each.parameter or ("code" if role.body == "code" else "input")
+                schema = {"type": "object", "properties": {only: holds}, "required": [only]}
+            found[name] = {"name": name, "description": role.about or each.about}
+            found[name]["parameters"] = schema
+        return found
 
     def with_state(self, state: Any) -> Toolbox:
         """The toolbox whose tools work on this state of a rollout, where they work on any."""

@@ -100,7 +100,8 @@ class ChainPrinter:
                 text = harmless(event.text.lstrip() if self._fresh else event.text)
                 if event.role is None and not text.strip():
                     continue
-                style = colour_of(event.role) if event.role else "red"
+                role = event.role or self.grammar.free
+                style = colour_of(role) if role else "red"
                 self.out.print(text.replace("\n", _NEXT_LINE), style=style, end="")
                 self._line_open, self._fresh = True, self._fresh and not text
             elif event.kind == "close":
