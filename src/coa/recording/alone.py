@@ -14,7 +14,7 @@ from dataclasses import replace
 from coa.engines.chat import ChatReply
 from coa.engines.tool_calls import ToolCallEngine
 from coa.errors import CoaError
-from coa.grammar import load_grammar, parse
+from coa.grammar import ChatMessage, load_grammar, parse
 from coa.grammar.grammar import NO_THOUGHT
 from coa.io.runs import Json
 from coa.loop import Budget, Decoding, Rollout
@@ -24,7 +24,6 @@ from coa.recording.episode import (
     SYSTEM,
     USER,
     AgentSpec,
-    ChatMessage,
     Episode,
     EpisodeEvent,
     Message,
