@@ -51,8 +51,9 @@ def test_a_compact_prompt_has_a_line_for_each_tool_that_the_grammar_did_not_know
 @pytest.mark.parametrize("name", PRESETS)
 def test_prompts_of_presets_and_their_own_tools_are_as_they_were(name: str) -> None:
     grammar = load_grammar(name)
-    listed = " ".join(f"<{role.name}>" for role in grammar.roles)
-    assert system_prompt(grammar) == f"{grammar.brief} Blocks: {listed}"
+    listed = " ".join(f"<{name}>" for name in grammar.tagged)
+    named = f" Tools: {' '.join(grammar.tool_roles)}" if grammar.call else ""
+    assert system_prompt(grammar) == f"{grammar.brief} Blocks: {listed}{named}"
     tools = [Tool(grammar.by_name[r].tool or r, _none, body="text") for r in grammar.tool_roles]
     assert system_prompt(Toolbox(tools).bind(grammar)) == system_prompt(grammar)
     (again,) = GrammarBook.from_json(json.loads(json.dumps(GrammarBook([grammar]).to_json())))
