@@ -86,7 +86,8 @@ def capture(python: Path, team: str, out: Path) -> str:
                 environ.update(
                     receiver.variables(environ, "run"), OPENAI_BASE_URL=f"{provider.url}/v1"
                 )
-                done = subprocess.run(
+                done = await asyncio.to_thread(  # the receiver listens on this loop
+                    subprocess.run,
                     [str(python), str(HERE / script), *arguments],
                     env=environ,
                     capture_output=True,
